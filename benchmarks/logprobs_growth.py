@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from urllib.parse import unquote
 
-import plotly.graph_objects as go
 import torch
-from playwright.sync_api import sync_playwright
-from plotly.offline import get_plotlyjs
-from plotly.subplots import make_subplots
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.growth_plot import Curve, Panel, draw_panels
 from benchmarks.logprobs_measure import Figures, Work, measure_work, products
 from lockstep_logprobs.hidden import hidden_logprobs
 from lockstep_logprobs.vocab import vocab_logprobs
@@ -29,7 +23,7 @@ LEAST_TOKENS, LEAST_VOCAB = 1024, 8192
 FIXED_TOKENS, FIXED_VOCAB = 512, 4096
 
 COLOURS = {"Lockstep": "#1f6feb", "naive": "#b35900"}
-DASHES = {"hidden states": "solid", "logits": "dot"}
+DOTTED = {"hidden states": False, "logits": True}
 LEAST_MIB = 1.0
 """Least memory in the plot: below it, pages come and go by the hundred."""
 
@@ -118,48 +112,26 @@ def growth(device: torch.device, repeats: int) -> Iterator[Point]:
 
 def plot(points: list[Point], out: Path) -> None:
     """Draws time and memory over T and over V into an SVG file."""
-    titles = [f"V = {FIXED_VOCAB:,}, H = {HIDDEN}", f"T = {FIXED_TOKENS:,}, H = {HIDDEN}"]
-    figure = make_subplots(3, 2, column_titles=titles, vertical_spacing=0.07, horizontal_spacing=0.1)
-    for column, over in enumerate(("T", "V"), 1):
-        grown = [p for p in points if p.over == over]
-        for path, way in product(DASHES, COLOURS):
-            _add_curves(figure, column, [p for p in grown if (p.path, p.way) == (path, way)])
-        sizes = sorted({p.size for p in grown})
-        figure.update_xaxes(type="log", tickvals=sizes, ticktext=[f"{n // 1024} K" for n in sizes], col=column)
-        figure.update_xaxes(title_text=over, row=3, col=column)
-    for row, title in enumerate(("CPU seconds", "MiB above inputs", "MiB above inputs<br>and gradients"), 1):
-        figure.update_yaxes(title_text=title, row=row, col=1)
-    figure.update_yaxes(type="log", dtick=1)
-    legend = {"orientation": "h", "y": -0.08}
-    figure.update_layout(template="plotly_white", width=900, height=900, margin={"t": 40}, legend=legend)
-    out.write_text(_drawn(figure))
+    titles = {"T": f"V = {FIXED_VOCAB:,}, H = {HIDDEN}", "V": f"T = {FIXED_TOKENS:,}, H = {HIDDEN}"}
+    rows: list[tuple[str, Callable[[Point], float]]] = [
+        ("CPU seconds", lambda point: point.seconds),
+        ("MiB above inputs", lambda point: point.mib),
+        ("MiB above inputs and gradients", lambda point: max(point.own_mib, LEAST_MIB)),
+    ]
+    panels = [
+        [_panel(points, over, titles[over] if i == 0 else "", title, figure) for over in titles]
+        for i, (title, figure) in enumerate(rows)
+    ]
+    out.write_text(draw_panels(panels))
 
 
-def _add_curves(figure: go.Figure, column: int, points: list[Point]) -> None:
-    """One path and way: time above, memory below."""
-    path, way = points[0].path, points[0].way
-    curves = [p.seconds for p in points], [p.mib for p in points], [max(p.own_mib, LEAST_MIB) for p in points]
-    for row, values in enumerate(curves, 1):
-        figure.add_scatter(
-            x=[p.size for p in points],
-            y=values,
-            name=f"{way}, from {path}",
-            line={"color": COLOURS[way], "dash": DASHES[path]},
-            showlegend=row == column == 1,
-            row=row,
-            col=column,
-        )
-
-
-def _drawn(figure: go.Figure) -> str:
-    """The figure as SVG, drawn by a browser."""
-    page_text = f"<!doctype html><meta charset=utf-8><script>{get_plotlyjs()}</script><div id=plot></div>"
-    draw = """spec => Plotly.newPlot("plot", spec.data, spec.layout)
-        .then(() => Plotly.toImage("plot", {format: "svg", width: spec.layout.width, height: spec.layout.height}))"""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_content(page_text)
-        address = page.evaluate(draw, json.loads(str(figure.to_json())))
-        browser.close()
-    return unquote(address.split(",", 1)[1]) + "\n"
+def _panel(points: list[Point], over: str, title: str, y_title: str, figure: Callable[[Point], float]) -> Panel:
+    """A figure of the points over T or over V."""
+    grown = [point for point in points if point.over == over]
+    curves = []
+    for path, way in product(DOTTED, COLOURS):
+        own = [point for point in grown if (point.path, point.way) == (path, way)]
+        sizes, values = [point.size for point in own], [figure(point) for point in own]
+        curves.append(Curve(f"{way}, from {path}", COLOURS[way], DOTTED[path], sizes, values))
+    texts = [(float(size), f"{size // 1024} K") for size in sorted({point.size for point in grown})]
+    return Panel(title, over, y_title, texts, curves)

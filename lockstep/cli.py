@@ -26,7 +26,21 @@ from lockstep.commands import eval as evaluate
 from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
 
-COMMANDS = (train, plan, config, evaluate, generate, judge_eval, check, export, report, watch, doctor, schema, completion)
+COMMANDS = (
+    train,
+    plan,
+    config,
+    evaluate,
+    generate,
+    judge_eval,
+    check,
+    export,
+    report,
+    watch,
+    doctor,
+    schema,
+    completion,
+)
 """The commands in the order of --help; each has `add`, which declares its arguments, and `run`."""
 
 

@@ -28,7 +28,9 @@ _HOST = "127.0.0.1"
 _NEWEST = 5
 """Runs that are shown where none is named."""
 
-_NAME = re.compile(r"/data/(?:(?P<report>report)|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))")
+_NAME = re.compile(
+    r"/data/(?:(?P<report>report)|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))", re.ASCII
+)
 
 Stamp = tuple[int, int]
 """Size of a file and when it was changed."""
@@ -68,7 +70,7 @@ class LiveRuns:
         if self._named:
             return list(self._named)
         found = [path.parent for path in self._home.glob("*/recipe.yaml")]
-        newest = sorted(found, key=_changed, reverse=True)[:_NEWEST]
+        newest = sorted(found, key=_last_work_ns, reverse=True)[:_NEWEST]
         self._known = [folder for folder in self._known if folder in found]
         self._known += [folder for folder in newest if folder not in self._known]
         return list(self._known)
@@ -80,7 +82,7 @@ class LiveRuns:
             tag = _tag(folders)
             if tag != self._report[0]:
                 about = describe_runs(folders)
-                newest = folders if self._named else sorted(folders, key=_changed)[-1:]
+                newest = folders if self._named else sorted(folders, key=_last_work_ns)[-1:]
                 for run, folder in zip(about["runs"], folders, strict=True):
                     run["aside"] = folder not in newest
                 self._report = tag, json.dumps(plain(about), allow_nan=False).encode()
@@ -148,7 +150,6 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     live: LiveRuns
-    protocol_version = "HTTP/1.1"
     timeout = 30
 
     def do_GET(self) -> None:
@@ -221,6 +222,6 @@ def _stamp(path: Path) -> Stamp:
     return (found.st_size, found.st_mtime_ns)
 
 
-def _changed(folder: Path) -> int:
+def _last_work_ns(folder: Path) -> int:
     """The time at which a run was worked on last."""
     return max(_stamp(folder / METRICS)[1], _stamp(folder / "recipe.yaml")[1])

@@ -1,4 +1,4 @@
-"""A sentence on each metric, for whoever looks at its curve."""
+"""A sentence on each metric, which stands above its curve."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FULL = {
     "validation/accuracy": "Share of held-out questions answered right; dotted lines end its 95 % interval.",
     "validation/reward": "Mean score on held-out prompts; dotted lines end its 95 % interval.",
     "validation/loss": "Loss on held-out rows.",
-    "validation/perplexity": "e to the mean loss per held-out token.",
+    "validation/perplexity": "Perplexity of held-out rows: e to the mean loss of a token.",
     "validation/judge_exact": "Share of known scores that the judge gives exactly.",
     "validation/judge_bias": "How much higher the judge scores than the known scores, on average.",
     "validation/meta_judge_accuracy": "Share of known winners that the meta-judge names.",
@@ -78,6 +78,10 @@ _FULL = {
     "watch/mismatch": "Mean of e^|Δ| as the drift test reads it.",
     "watch/bound": "The most that a healthy mismatch reaches, learned from the first steps.",
     "watch/e_value": "Evidence of the drift test: an alarm is raised once it exceeds one over the false-alarm rate.",
+    "watch/rescored": "At the alarm: the mismatch of this step's tokens when the sampler reads them.",
+    "watch/resent": "At the alarm: the same after the same weights were sent again.",
+    "watch/kept_then": "At the alarm: the mismatch of the kept sequences when they were kept.",
+    "watch/kept_now": "At the alarm: the mismatch of the kept sequences now.",
     "watch/alarm": "1 from the step on in which the drift test raised its alarm.",
     "prompts/attempts": "Attempts at making new prompts.",
     "prompts/made": "New prompts that were kept.",
@@ -131,8 +135,8 @@ _LAST = {
 
 _PATTERNS = (
     (re.compile(r".*/no_verdict_(?P<why>\w+)"), "Judgements without a verdict, for this cause: {why}."),
-    (re.compile(r".*/pass@(?P<k>\d+)"), "Chance that at least one of {k} responses to a held-out prompt is right."),
-    (re.compile(r".*/maj@(?P<k>\d+)"), "Share of held-out prompts whose most frequent answer of {k} is right."),
+    (re.compile(r".*/pass@(?P<k>\w+)"), "Chance that at least one of {k} responses to a held-out prompt is right."),
+    (re.compile(r".*/maj@(?P<k>\w+)"), "Share of held-out prompts whose most frequent answer of {k} is right."),
     (re.compile(r"(?P<of>.*)_low"), "Lower end of the 95 % interval of {of}."),
     (re.compile(r"(?P<of>.*)_high"), "Upper end of the 95 % interval of {of}."),
 )

@@ -162,7 +162,8 @@ class RolloutCollector:
         if isinstance(self.reward, RewardModelScorer):
             return self.reward(batch)
         verdicts = self.reward(prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
-        return torch.tensor([float("nan") if verdict is None else verdict for verdict in verdicts])
+        known = [float("nan") if verdict is None else verdict for verdict in verdicts]
+        return torch.tensor(known, dtype=torch.float32)
 
 
 def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:

@@ -10,71 +10,13 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page
+from report_pages import METRICS, REWARDS, page_of, rows, sample, token_columns, traces, until
 
 from lockstep.cli import main
-from lockstep.report.html import write_report
 
 pytestmark = pytest.mark.needs("browser")
 Written = Callable[..., Path]
 Opened = Callable[..., Page]
-
-
-def token_columns(texts: list[str], **columns: list[Any]) -> dict[str, Any]:
-    """What `token` holds in a sample."""
-    return {"text": texts, "mask": [1] * len(texts), **columns}
-
-
-REWARDS = [0.1, 0.5, 0.2, math.nan, 0.4]
-METRICS = [
-    {"train/reward": reward, "policy/loss": -step, "agreement/sampler_kl_k1": 1e-9}
-    for step, reward in enumerate(REWARDS)
-]
-TOKENS = token_columns(
-    ["4", "+5", "\n", "=9", ""],
-    logprob=[-0.1, -2.0, -0.5, -0.01, -0.02], gap=[1e-6, -2e-6, 0.0, 0.0, 0.0], value=[0.1, 0.2, 0.3, 0.4, 0.5],
-    advantage=[-1.5, 1.5, 0.25, 0.5, 0.75], reward=[0.0, 0.0, 0.0, 0.0, 1.0],
-)  # fmt: skip
-
-
-def sample(response: str = "4+5\n=9", score: float = 1.0, **more: Any) -> dict[str, Any]:
-    about = {"id": "train.jsonl:1", "prompt": "What is 4 and 5?", "answer": "#### 9", "response": response}
-    return {
-        **about,
-        "score": score,
-        "shaped_score": score - 1,
-        "tokens": 5,
-        "truncated": False,
-        "token": TOKENS,
-        **more,
-    }
-
-
-def page_of(*folders: Path) -> Path:
-    out = folders[0].parent / "page.html"
-    write_report(folders, out)
-    return out
-
-
-def until(page: Page, expression: str, arg: Any = None) -> None:
-    """Waits for an expression or function to be true; the page's policy forbids the usual way, which is `eval`."""
-    for _ in range(600):
-        if page.evaluate(expression, arg):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"never became true: {expression}")
-
-
-def traces(page: Page, metric: str) -> list[dict[str, Any]]:
-    """What a card's chart draws."""
-    until(page, "metric => document.querySelector(`[data-metric='${metric}'] .chart`).data", arg=metric)
-    data = "document.querySelector(`[data-metric='${metric}'] .chart`).data.map(({x, y, name}) => ({x, y, name}))"
-    return page.evaluate(f"metric => {data}", metric)
-
-
-def rows(page: Page, column: int) -> list[str]:
-    """The texts of a column, as far as the table shows rows, from the top."""
-    lines = page.locator(".line:visible")
-    return [line.locator("span").nth(column).inner_text() for line in lines.all()]
 
 
 def choose(page: Page, row: int = 0) -> None:

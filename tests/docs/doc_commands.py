@@ -39,6 +39,10 @@ OTHERS = {
     "python -I -S": "says how the sandbox starts, which tests/rewards/test_code_reward.py does",
     "python -m vllm.entrypoints.openai.api_server --model MODEL": "is a server of vLLM's build for GPUs",
     "pip install mlflow": "asks the package index",
+    **dict.fromkeys(
+        ("lockstep watch", "lockstep watch my_run"),
+        "serves until it is interrupted; tests/report/test_live.py and tests/browser/test_live_page.py start it",
+    ),
     "lockstep train ppo_gsm8k model.path=MODEL data.train=train.jsonl run.require_doctor=true": (
         "is refused unless the doctor has passed the model; tests/run/test_require_doctor.py shows both"
     ),

@@ -62,7 +62,7 @@ class Chart {
     const legend = layout.legend ? [chartLegend(traces)] : [];
     const canvas = element("div");
     this.place.replaceChildren(...legend, canvas);
-    Object.assign(this.place, { data: traces, layout }); // what is drawn, for whoever asks the element
+    Object.assign(this.place, { data: traces, layout }); // what is drawn; tests ask the element
     const drawn = layout.yaxis.type === "log" ? traces.map((trace) => ({ ...trace, y: trace.y.map(positiveOnly) })) : traces;
     const ordered = stacked(drawn);
     const [places, columns] = aligned(ordered, layout.xaxis.type === "log");

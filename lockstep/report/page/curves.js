@@ -108,24 +108,24 @@ function metricCard(metric, note = "") {
 /** Each run's verdict in its color, above the chart of agreement. */
 function verdicts(metric) {
   if (metric !== AGREEMENT_METRIC) return [];
-  const judged = state.runs.filter((run) => run.agreed);
+  const judged = seenRuns().filter((run) => run.agreed);
   return judged.map((run) => element("p.sentence", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ` : ""}${run.bound ? `bound ${run.bound}` : ""}`));
 }
 
 const agreementBadge = (word) => element(`span.badge.${{ AGREE: "pass", DISAGREE: "fail" }[word] ?? "open"}`, {}, word);
 
 const shownGaps = (metric) =>
-  state.runs.reduce((gaps, run) => gaps + (run.metrics[metric]?.value.filter((value) => value === null).length ?? 0), 0);
+  seenRuns().reduce((gaps, run) => gaps + (run.metrics[metric]?.value.filter((value) => value === null).length ?? 0), 0);
 
 /** All metrics but the ends of intervals, which are drawn in the chart of theirs. */
 function metricNames() {
-  const names = new Set(state.runs.flatMap((run) => Object.keys(run.metrics)));
+  const names = new Set(seenRuns().flatMap((run) => Object.keys(run.metrics)));
   return [...names].filter((name) => !names.has(name.replace(/_(low|high)$/, "")) || !/_(low|high)$/.test(name));
 }
 
 /** The one value that a metric has in all steps of all runs; undefined where it changes, or has only just begun. */
 function constantValue(metric) {
-  const values = state.runs.flatMap((run) => run.metrics[metric]?.value ?? []);
+  const values = seenRuns().flatMap((run) => run.metrics[metric]?.value ?? []);
   return values.length > 1 && values[0] !== null && values.every((value) => value === values[0]) ? values[0] : undefined;
 }
 
@@ -152,7 +152,7 @@ function curvesView() {
   return [
     curveControls(),
     ...groups.map(([group, members], i) => {
-      const constant = i ? members.filter((name) => constantValue(name) !== undefined) : [];
+      const constant = group !== "headlines" ? members.filter((name) => constantValue(name) !== undefined) : [];
       const cards = members.filter((name) => !constant.includes(name)).map((name) => metricCard(name));
       return element(
         "details.group",

@@ -19,7 +19,7 @@ const STATE_BADGES = { running: "clean", finished: "pass", died: "fail", stopped
 /** One line per run, which also switches it off and on. */
 function runLine(run, number) {
   const toggle = (event) => {
-    if (event.target.checked) state.shown.add(number);
+    if (event.target.checked) show(number);
     else state.shown.delete(number);
     changed();
   };
@@ -45,6 +45,15 @@ function clock(seconds) {
   const [hours, minutes, rest] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.round(seconds) % 60];
   const two = (number) => String(number).padStart(2, "0");
   return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+/** Shows a run; if it is the first time, the cards of its metrics are made. */
+function show(number) {
+  state.shown.add(number);
+  if (state.seen.has(number)) return;
+  state.seen.add(number);
+  delete byId("curves").dataset.made;
+  if (wanted() === "curves" && state.isReady) openView("curves");
 }
 
 async function openView(name) {
@@ -85,7 +94,7 @@ const cardsSignature = () => metricNames().map((name) => `${name} ${constantValu
 async function renew(report) {
   const before = cardsSignature();
   const known = state.runs.length;
-  report.runs.forEach((_, number) => number >= known && state.shown.add(number));
+  report.runs.forEach((run, number) => number >= known && !run.aside && show(number));
   showHead(report);
   const isSame = cardsSignature() === before && known === state.runs.length;
   for (const name of Object.keys(VIEWS)) if (!(name === "curves" && isSame)) delete byId(name).dataset.made;
@@ -112,7 +121,7 @@ function offerSamples() {
 async function start() {
   history.scrollRestoration = "manual";
   const report = JSON.parse(new TextDecoder().decode(await inflated("report")));
-  report.runs.forEach((run, number) => !run.aside && state.shown.add(number));
+  report.runs.forEach((run, number) => !run.aside && show(number));
   showHead(report);
   onChange(() => byId("alarms").replaceChildren(...alarmList(shownRuns())));
   onChange(oncePerFrame(Chart.refreshAll));
@@ -120,6 +129,7 @@ async function start() {
   window.addEventListener("hashchange", () => openView(wanted()));
   document.querySelector("nav").addEventListener("click", tabClicked);
   await openView(wanted());
+  state.isReady = true;
   window.scrollTo(0, 0);
   if (typeof followRuns === "function") followRuns(renew, () => (byId("made").textContent = `${byId("made").textContent.replace(/; .*/, "")}; lockstep watch does not answer`));
 }

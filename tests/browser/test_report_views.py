@@ -1,0 +1,145 @@
+"""The views of the page of `lockstep report`: tabs, time, agreement, cards, groups of samples, what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+from report_pages import METRICS, page_of, rows, sample, traces, until
+
+from lockstep.config.loading import describe, load
+
+pytestmark = pytest.mark.needs("browser")
+Written = Callable[..., Path]
+Opened = Callable[..., Page]
+
+
+def test_tabs_stay_in_sight(written: Written, opened: Opened) -> None:
+    metrics = [{f"train/metric{number}": float(step) for number in range(40)} for step in range(3)]
+    page = opened(page_of(written(metrics=metrics, samples=[[sample()]])))
+    for tab in ("Recipe", "Curves"):
+        page.click(f"nav >> text={tab}")
+        page.wait_for_selector(f"#{tab.lower()}[data-made] > *")
+        assert page.locator("h1").evaluate("heading => heading.getBoundingClientRect().top") >= 0
+    page.mouse.wheel(0, 3000)
+    until(page, "window.scrollY > 500")
+    assert page.locator("nav").evaluate("tabs => tabs.getBoundingClientRect().top") == 0
+    page.click("nav >> text=Agreement")
+    until(page, "!document.querySelector('#agreement').hidden")
+    assert page.locator("nav").evaluate("tabs => tabs.getBoundingClientRect().top") >= 0
+    page.go_back()
+    until(page, "!document.querySelector('#curves').hidden")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_phase_has_a_color_of_its_own(written: Written, opened: Opened, scheme: str) -> None:
+    timings = [{f"phase {number}": 1.0 for number in range(20)}]
+    page = opened(page_of(written(metrics=METRICS, timings=timings)), "time", color_scheme=scheme)
+    until(page, "Boolean(document.querySelector('[data-plot=phases] .chart').data)")
+    colors = page.evaluate("document.querySelector('[data-plot=phases] .chart').data.map((trace) => trace.line.color)")
+    assert len(set(colors)) == len(colors) == 20
+
+
+def test_who_works_and_who_waits(written: Written, opened: Opened) -> None:
+    timings = [{"generate": 1.0, "policy": 3.0, "critic": 4.0, "beside/generate": 2.0}]
+    page = opened(page_of(written(metrics=METRICS, timings=timings)), "time")
+    lanes = dict(zip(*(page.locator(kind).all_inner_texts() for kind in (".worker", ".busy")), strict=True))
+    assert lanes == {"sampler": "works 38 %", "policy learner": "works 38 %", "critic learner": "works 50 %"}
+    bars = page.locator("[data-worker=sampler] .stretch")
+    assert [bar.get_attribute("title") for bar in bars.all()] == [
+        "step 1: generate, 1 s", "step 1: generate, beside the learner, 2 s",
+    ]  # fmt: skip
+
+
+def agreeing(*values: float, bound: float = 1.05) -> list[dict[str, float]]:
+    """Lines of metrics whose two sides are so far apart."""
+    return [
+        {
+            "agreement/token_mult_prob_error": value, "agreement/bound": bound, "agreement/tokens": 10.0,
+            "agreement/breach": float(value > bound), "agreement/max_abs_logprob_diff": 0.1,
+        }
+        for value in values
+    ]  # fmt: skip
+
+
+def test_agreement_is_drawn_around_its_bound(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(metrics=agreeing(1.0, 1.02), agreement={"on_breach": "warn"})))
+    metric = "agreement/token_mult_prob_error"
+    assert [trace["y"] for trace in traces(page, metric)] == [[1.0, 1.02], [1.05, 1.05]]
+    low, high = page.evaluate(
+        f"(() => {{ const {{min, max}} = Chart.of(document.querySelector(`[data-metric='{metric}'] .chart`))"
+        ".drawing.scales.y; return [min, max]; })()"
+    )
+    assert 0.99 < low <= 1.0
+    assert 1.05 <= high < 1.06
+    assert page.locator(f"[data-metric='{metric}'] .badge").first.inner_text() == "AGREE"
+    assert page.locator("#alarms").inner_text() == ""
+
+
+def test_a_broken_bound_is_marked_and_told_at_the_head(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(metrics=agreeing(1.0, 1.2, 1.1, 1.0), agreement={"on_breach": "warn"})))
+    metric = "agreement/token_mult_prob_error"
+    mark = traces(page, metric)[-1]
+    assert (mark["x"], mark["y"]) == ([2, 3], [1.2, 1.1])
+    assert page.locator(f"[data-metric='{metric}'] .badge").first.inner_text() == "DISAGREE"
+    assert "steps 2 to 3: sampler and learner disagree: mean e^|Δ| 1.2" in page.locator("#alarms").inner_text()
+
+
+def test_constant_metrics_share_a_line_and_each_metric_has_a_sentence(written: Written, opened: Opened) -> None:
+    metrics = [{"train/epoch": 0.0, "train/advantage": float(step), "train/turns": 3.0} for step in range(4)]
+    page = opened(page_of(written(metrics=metrics)))
+    assert page.locator("[data-metric='train/epoch']").count() == 0
+    line = page.locator(".constants summary").inner_text()
+    assert line.split("\n")[0].startswith("2 never change")
+    assert "train/epoch 0 · train/turns 3" in line
+    sentence = page.locator("[data-metric='train/advantage'] .sentence").inner_text()
+    assert sentence == "Mean advantage of the trained tokens, before whitening."
+
+
+def test_validations_are_dots(written: Written, opened: Opened) -> None:
+    metrics = [{"validation/accuracy": step / 100, "train/reward": step / 100} for step in range(60)]
+    page = opened(page_of(written(metrics=metrics)))
+    modes = {}
+    for metric in ("validation/accuracy", "train/reward"):
+        traces(page, metric)
+        modes[metric] = page.evaluate(f"document.querySelector(`[data-metric='{metric}'] .chart`).data[0].mode")
+    assert modes == {"validation/accuracy": "lines+markers", "train/reward": "lines"}
+
+
+def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Written, opened: Opened) -> None:
+    logged = [sample(text, id=prompt) for text, prompt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"))]
+    page = opened(page_of(written(samples=[logged])), "samples")
+    page.wait_for_selector(".rollout dd")
+    assert rows(page, 5) == ["a1", "a2", "b1", "b2"]
+    assert page.locator(".line.begins").all_inner_texts()[0].split("\n").count("b1") == 1
+    assert page.locator(".line.begins").count() == 1
+    assert "1 of 2" in page.locator(".rollout .facts").inner_text()
+    page.click(".head:has-text('response')")
+    page.click(".head:has-text('response')")
+    assert rows(page, 5) == ["b2", "b1", "a2", "a1"]
+    assert page.locator(".line.begins").count() == 0
+
+
+def test_a_recipe_is_searched_and_compared_with_the_shipped_one(written: Written, opened: Opened) -> None:
+    folder = written(metrics=METRICS)
+    loaded = load("ppo_arithmetic", ["ppo.clip=0.3"])
+    (folder / "recipe.yaml").write_text(describe(loaded))
+    (folder / "environment.json").write_text('{"recipe": "ppo_arithmetic"}')
+    page = opened(page_of(folder), "recipe")
+    differing = page.locator("#recipe section").first
+    assert "What differs from the shipped recipe ppo_arithmetic" in differing.inner_text()
+    assert differing.locator("td").all_inner_texts() == ["ppo.clip", "0.3", "0.2"]
+    page.fill("#option", "critic.LR".lower())
+    shown = [row.locator("td").first.inner_text() for row in page.locator("#recipe tbody tr:visible").all()]
+    assert shown == ["critic.lr"]
+
+
+def test_a_kl_that_is_asked_for_is_at_the_head(written: Written, opened: Opened) -> None:
+    metrics = [{"train/kl": 0.0}, {"train/kl": 0.25}]
+    page = opened(
+        page_of(written("asked", metrics, ppo={"kl": {"coef": 0.1}}), written("not", metrics, ppo={"kl": None}))
+    )
+    told = page.locator(".run").all_inner_texts()
+    assert ["KL from the reference per token 0.000 → 0.250" in text for text in told] == [True, False]

@@ -1,0 +1,60 @@
+"""The alarms that a run's metrics tell."""
+
+from __future__ import annotations
+
+import math
+
+from lockstep.report.alarms import find_alarms
+
+
+def rows(**columns: list[float]) -> list[dict[str, float]]:
+    """Lines of metrics from columns, whose names have `__` for the slash."""
+    count = len(next(iter(columns.values())))
+    return [
+        {"step": step + 1, **{name.replace("__", "/"): values[step] for name, values in columns.items()}}
+        for step in range(count)
+    ]
+
+
+def test_a_broken_bound_is_an_alarm_for_each_stretch_of_steps() -> None:
+    found = find_alarms(
+        rows(
+            agreement__token_mult_prob_error=[1.0, 1.2, 1.3, 1.0, 1.4],
+            agreement__bound=[1.001] * 5,
+            agreement__breach=[0, 1, 1, 0, 1],
+        )
+    )
+    assert [(alarm.first, alarm.last) for alarm in found] == [(2, 3), (5, 5)]
+    assert found[0].text == "sampler and learner disagree: mean e^|Δ| 1.2, bound 1.001"
+    assert {alarm.metric for alarm in found} == {"agreement/token_mult_prob_error"}
+
+
+def test_drift_and_numbers_that_are_none() -> None:
+    found = find_alarms(rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0]))
+    assert [(alarm.metric, alarm.first) for alarm in found] == [
+        ("critic/grad_norm", 1),
+        ("watch/alarm", 2),
+        ("policy/loss", 2),
+    ]
+    assert "policy/loss is nan" in found[2].text
+
+
+def test_equal_rewards_are_one_only_in_five_steps_in_a_row() -> None:
+    def of(steps: int) -> list[int]:
+        low = [0.5] * steps + [0.0]
+        high = [0.5] * steps + [1.0]
+        found = find_alarms(rows(train__reward_min=low, train__reward_max=high, train__reward=low))
+        return [alarm.last for alarm in found]
+
+    assert of(4) == []
+    assert of(5) == [5]
+
+
+def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() -> None:
+    healthy = rows(
+        train__reward_min=[0.0] * 9, train__reward_max=[1.0] * 9, train__reward=[0.5] * 9, policy__loss=[0.1] * 9
+    )
+    assert find_alarms(healthy) == []
+    held_out = {"step": 2, "validation/accuracy": 0.5}
+    truncated = rows(train__truncated=[1.0, 1.0])
+    assert len(find_alarms([truncated[0], held_out, truncated[1]])) == 1

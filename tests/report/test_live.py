@@ -1,0 +1,213 @@
+"""The server of `lockstep watch`, asked as a browser and as a stranger would ask."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import yaml
+
+from lockstep.cli import main
+from lockstep.report.live import LiveRuns, open_server
+from lockstep.report.run_state import is_locked, read_left_s, read_state
+from lockstep.run.folder import lock_folder
+from lockstep.run.track import Logs
+
+SAMPLE = {"id": "t:1", "prompt": "Q", "response": "A", "score": 1.0, "token": {"text": ["A"], "mask": [1]}}
+
+
+def begin(folder: Path, steps: int = 1) -> Logs:
+    """A run's folder after some steps."""
+    logs = Logs(folder)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"algorithm": "ppo", "run": {"max_steps": 9}}))
+    for step in range(1, steps + 1):
+        advance(logs, step)
+    return logs
+
+
+def advance(logs: Logs, step: int) -> None:
+    logs.metrics(step, {"train/reward": 0.1 * step})
+    logs.timings(step, {"generate": 2.0, "policy": 1.0, "beside/generate": 50.0})
+    logs.samples(step, [SAMPLE])
+
+
+@contextmanager
+def watched(*named: Path, home: Path = Path("runs")) -> Iterator[int]:
+    """The port of a server that answers."""
+    with open_server(LiveRuns(named, home), 0) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(port: int, path: str, **headers: str) -> tuple[HTTPResponse, bytes]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.putrequest("GET", path, skip_host=True)
+    for name, value in {"Host": f"127.0.0.1:{port}", **headers}.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    reply = connection.getresponse()
+    content = reply.read()
+    connection.close()
+    return reply, content
+
+
+def report(port: int) -> list[dict[str, object]]:
+    return json.loads(ask(port, "/data/report")[1])["runs"]
+
+
+def test_the_page_has_no_data_of_its_own_and_asks_this_server_alone(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    with watched(tmp_path / "run") as port:
+        reply, page = ask(port, "/")
+    assert reply.status == 200
+    assert b"connect-src 'self'" in page
+    assert b'id="report"' not in page
+
+
+def test_the_report_follows_the_run_through_its_states(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    logs = begin(folder)
+    with watched(folder) as port:
+        assert report(port)[0]["state"] == "not finished"
+        with lock_folder(folder):
+            [run] = report(port)
+            assert (run["state"], run["step"], run["planned"], run["left_s"]) == ("running", 1, 9, 24.0)
+            advance(logs, 2)
+            assert report(port)[0]["step"] == 2
+        assert report(port)[0]["state"] == "stopped"
+        crash = "time  now\n\nTraceback (most recent call last):\n  File x\nOSError: no disk\nphase: save\n"
+        (folder / "crash.txt").write_text(crash)
+        assert (report(port)[0]["state"], report(port)[0]["about_state"]) == ("died", "OSError: no disk")
+        (folder / "final").mkdir()
+        assert (report(port)[0]["state"], report(port)[0]["left_s"]) == ("finished", None)
+
+
+def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
+    logs = begin(tmp_path / "run")
+    with watched(tmp_path / "run") as port:
+        tag = ask(port, "/data/report")[0].headers["ETag"]
+        assert ask(port, "/data/report", If_None_Match=tag)[0].status == 304
+        advance(logs, 2)
+        assert ask(port, "/data/report", If_None_Match=tag)[0].status == 200
+
+
+def test_samples_are_served_as_they_come(tmp_path: Path) -> None:
+    logs = begin(tmp_path / "run")
+    with watched(tmp_path / "run") as port:
+        first = ask(port, "/data/samples-0")[1]
+        advance(logs, 2)
+        assert len(ask(port, "/data/samples-0")[1]) > len(first)
+        assert b'"response": "A"' in ask(port, "/data/tokens-0-0")[1]
+        assert ask(port, "/data/samples-1")[0].status == 404
+        assert ask(port, "/data/tokens-0-7")[0].status == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/recipe.yaml", "/../recipe.yaml", "/data/../recipe.yaml", "/data/%2e%2e/recipe.yaml", "//etc/passwd",
+        "/data/report/", "/data/samples-0/../../recipe.yaml", "/data/samples--1", "/data/tokens-0-0%00", "/data/", "/x",
+        "/data/report?x", "http://127.0.0.1/etc/passwd",
+    ],
+)  # fmt: skip
+def test_nothing_else_is_served(tmp_path: Path, path: str) -> None:
+    begin(tmp_path / "run")
+    with watched(tmp_path / "run") as port:
+        reply, content = ask(port, path)
+    assert reply.status == 404
+    assert content == b"there is nothing here\n"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example"])
+def test_a_request_by_another_name_is_refused(tmp_path: Path, host: str) -> None:
+    begin(tmp_path / "run")
+    with watched(tmp_path / "run") as port:
+        for path in ("/", "/data/report"):
+            assert ask(port, path, Host=host)[0].status == 403
+        assert ask(port, "/", Host=f"localhost:{port}")[0].status == 200
+
+
+def test_other_machines_find_no_server(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    with open_server(LiveRuns([tmp_path / "run"], tmp_path), 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+
+
+def test_without_a_name_the_newest_runs_are_shown_and_later_ones_come_last(tmp_path: Path) -> None:
+    for number in range(7):
+        begin(tmp_path / f"run{number}")
+    with watched(home=tmp_path) as port:
+        names = [run["name"] for run in report(port)]
+        assert len(names) == 5
+        begin(tmp_path / "later")
+        runs = report(port)
+        assert runs[-1]["name"] == "later"
+        assert [run["name"] for run in runs if not run["aside"]] == ["later"]
+    with watched(home=tmp_path / "nothing") as port:
+        assert report(port) == []
+
+
+def test_a_log_that_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    (tmp_path / "run/metrics.jsonl").write_text("nonsense\n")
+    with watched(tmp_path / "run") as port:
+        reply, content = ask(port, "/data/report")
+    assert reply.status == 503
+    assert b"metrics.jsonl:1 is no line of a log" in content
+
+
+def test_the_command_prints_the_address_and_ends_by_an_interrupt(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    command = [sys.executable, "-m", "lockstep", "watch", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.fullmatch(r"watching at http://127\.0\.0\.1:(\d+)/ .*\n", process.stdout.readline())
+        assert found is not None
+        assert ask(int(found[1]), "/data/report")[0].status == 200
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_what_is_no_run_and_a_port_that_is_taken_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", str(tmp_path)]) == 2
+    assert "is no folder of a run" in capsys.readouterr().err
+    begin(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["watch", str(tmp_path / "run"), "--port", port]) == 2
+    assert f"port {port} of 127.0.0.1 cannot be had" in capsys.readouterr().err
+    assert main(["watch", str(tmp_path / "run"), "--port", "70000"]) == 2
+
+
+def test_the_lock_is_looked_at_and_never_taken(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    assert is_locked(tmp_path / "run") is None
+    with lock_folder(tmp_path / "run"):
+        assert is_locked(tmp_path / "run") is True
+    assert is_locked(tmp_path / "run") is False
+    assert read_state(tmp_path / "run").word == "stopped"
+
+
+def test_the_time_left_leaves_out_what_runs_beside() -> None:
+    timings = [{"step": step, "policy": float(step), "beside/generate": 99.0} for step in (1, 2, 3)]
+    assert read_left_s(timings, 3, 10) == 14.0
+    assert read_left_s(timings, 3, None) is None
+    assert read_left_s([], 0, 10) is None

@@ -1,0 +1,57 @@
+"""A sentence on each metric that our algorithms log."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.report.metric_sentences import describe_metric
+
+ROOT = Path(__file__).parents[2]
+OF_THE_GUIDES = (
+    r"`((?:train|validation|val|policy|critic|agreement|refit|judge|meta_judge|watch|staleness|prompts)/[\w@/]+)`"
+)
+
+
+def documented() -> list[str]:
+    """The metrics that a page of the documentation names."""
+    pages = sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/coming_from.md"})  # whose names are those of others
+    return sorted({name for page in pages for name in re.findall(OF_THE_GUIDES, page.read_text())})
+
+
+def logged() -> list[str]:
+    """The metrics of the golden runs, and those whose names the code spells out."""
+    code = [path.read_text() for path in (ROOT / "lockstep").rglob("*.py") if path.name != "metric_sentences.py"]
+    names = {name for text in code for name in re.findall(OF_THE_GUIDES.replace("`", '"'), text)}
+    for path in (ROOT / "tests/golden").rglob("metrics.jsonl"):
+        names |= {name for line in path.read_text().splitlines() for name in json.loads(line)}
+    return sorted(names - {"step"})
+
+
+def test_there_is_something_to_describe() -> None:
+    assert len(documented()) > 50
+    assert len(logged()) > 30
+
+
+@pytest.mark.parametrize("name", sorted({*documented(), *logged()}))
+def test_each_has_a_sentence(name: str) -> None:
+    sentence = describe_metric(name)
+    assert sentence is not None
+    assert re.fullmatch(r"[A-Z0-9][^\n]{8,150}\.", sentence), sentence
+
+
+def test_names_that_are_made_while_a_run_goes_on() -> None:
+    assert describe_metric("validation/pass@8") == (
+        "Chance that at least one of 8 responses to a held-out prompt is right."
+    )
+    assert describe_metric("epoch_2/policy/entropy") == (
+        "In pass 2 over the step's batch: mean entropy of the policy's next-token distribution, in nats: near 0 it no "
+        "longer explores."
+    )
+    assert describe_metric("val/judge/no_verdict_out_of_range") == (
+        "Judgements without a verdict, for this cause: out of range."
+    )
+    assert describe_metric("my/own") is None

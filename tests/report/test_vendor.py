@@ -1,0 +1,32 @@
+"""Files of others lie in the package as their authors published them, and go into the wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+
+from lockstep.report.html import report_document
+
+ROOT = Path(__file__).parents[2]
+VENDOR = ROOT / "lockstep/report/page/vendor"
+
+
+def test_each_file_is_the_one_whose_hash_the_readme_names() -> None:
+    listed = dict(re.findall(r"^\| `(\S+)` \| `([0-9a-f]{64})` \|$", (VENDOR / "README.md").read_text(), re.MULTILINE))
+    there = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.iterdir()}
+    there.pop("README.md")
+    assert listed == there
+    assert "1.6.32" in (VENDOR / "README.md").read_text()
+    assert (VENDOR / "uPlot.iife.min.js").read_text().startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
+
+
+def test_a_page_has_the_license_of_what_it_contains() -> None:
+    assert (VENDOR / "LICENSE").read_text().strip() in report_document().styles
+
+
+def test_the_wheel_takes_them_and_no_plotly_is_needed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "report/page/vendor/*" in project["tool"]["setuptools"]["package-data"]["lockstep"]
+    assert not [name for name in project["project"]["dependencies"] if name.startswith("plotly")]
