@@ -91,7 +91,7 @@ def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened)
     timings = [{"generate": 1.0, "policy": 3.0, "beside/generate": 9.0}, {"generate": 2.0, "policy": 2.0}]
     folders = [written(name, METRICS, None, timings, seed=seed) for name, seed in (("one", 0), ("two", 1))]
     page = opened(page_of(*folders), "agreement")
-    assert "1.000e−9" in page.locator("#agreement table").inner_text()
+    assert "1.000e−9" in page.locator("#agreement table").first.inner_text()
     page.click("text=Time")
     page.wait_for_selector("#time[data-made] > *")
     share = page.locator("#time table").first.inner_text()

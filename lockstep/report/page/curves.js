@@ -216,7 +216,6 @@ function agreementView() {
   return [
     element("p.lead", {}, "Δ is the learner's log-probability of a sampled token less the sampler's. Both should be the same policy."),
     ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ` : ""}${run.agreement.replace(`${run.agreed}: `, "")}`)),
-    ...alarmList(state.runs),
     plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
     element("div.cards", {}, ...present.filter(isAlive).map((name) => metricCard(`agreement/${name}`, `ideal ${AGREEMENT[name]}`))),
     ...(present.every(isAlive) ? [] : [constantLine(present.filter((name) => !isAlive(name)).map((name) => `agreement/${name}`))]),

@@ -18,11 +18,15 @@ function timeView() {
 /** One bar per phase on top of the others; a phase that a step did not have took no time in it. */
 function phaseTraces(run) {
   const steps = timedSteps(run);
-  return phases(run).map(([name, phase], i) => {
+  const colours = phaseColours(run);
+  return phases(run).map(([name, phase]) => {
     const seconds = new Map(phase.step.map((step, at) => [step, phase.value[at] ?? 0]));
-    return { x: steps, y: steps.map((step) => seconds.get(step) ?? 0), name, stacked: true, line: { width: 0, color: phaseColour(i) } };
+    return { x: steps, y: steps.map((step) => seconds.get(step) ?? 0), name, stacked: true, line: { width: 0, color: colours.get(name) } };
   });
 }
+
+/** Each phase's color, by the order in which they were logged first, so that it stays while a run goes on. */
+const phaseColours = (run) => new Map([...new Set(Object.keys(run.timings).map((name) => name.replace(BESIDE, "")))].map((name, i) => [name, phaseColour(i)]));
 
 const timedSteps = (run) => [...new Set(Object.values(run.timings).flatMap((phase) => phase.step))].sort((a, b) => a - b);
 const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
@@ -76,13 +80,13 @@ function inOrder(timed) {
 function timeline(run) {
   const all = stretches(run);
   const end = Math.max(...all.map((one) => one.to), 1e-9);
-  const colours = new Map(phases(run).map(([name], i) => [name, phaseColour(i)]));
+  const colours = phaseColours(run);
   const lanes = [...Object.keys(WORKERS), DRIVER].map((worker) => [worker, all.filter(({ name }) => workersOf(name).includes(worker))]).filter(([, own]) => own.length);
   const rows = lanes.flatMap(([worker, own]) => {
     const busy = own.reduce((sum, { from, to }) => sum + to - from, 0) / end;
     const bars = own.map(({ name, step, from, to, beside }) => {
       const bar = element("span.stretch", { title: `step ${step}: ${visible(name)}${beside ? ", beside the learner" : ""}, ${shown(to - from)} s` });
-      Object.assign(bar.style, { left: `${(100 * from) / end}%`, width: `${(100 * (to - from)) / end}%`, background: colours.get(name) ?? phaseColour(0) });
+      Object.assign(bar.style, { left: `${(100 * from) / end}%`, width: `${(100 * (to - from)) / end}%`, background: colours.get(name) });
       return bar;
     });
     return [element("span.worker", {}, worker), element("div.lane", { "data-worker": worker }, ...bars), element("span.busy", {}, `works ${(100 * Math.min(busy, 1)).toFixed(0)} %`)];
@@ -98,11 +102,12 @@ function timeline(run) {
 
 function shareTable(run) {
   const all = total(phases(run).flatMap(([, phase]) => phase.value));
-  const rows = phases(run).map(([name, phase], i) => {
+  const colours = phaseColours(run);
+  const rows = phases(run).map(([name, phase]) => {
     const seconds = total(phase.value);
     const share = (100 * seconds) / all;
     const bar = element("span.bar");
-    Object.assign(bar.style, { width: `${share}%`, background: phaseColour(i) });
+    Object.assign(bar.style, { width: `${share}%`, background: colours.get(name) });
     return [visible(name), shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar)];
   });
   const beside = sorted(run).filter(isBeside).map(([name, { value }]) => [visible(name), shown(total(value)), shown(total(value) / value.length), "", ""]);
