@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations logprobs-alone check proofs bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face logprobs-alone check proofs bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_arithmetic
@@ -39,6 +39,10 @@ test-rest: $(VENV)/.vllm
 	$(PYTEST) -m "full and not proof" --junitxml=build/tests_rest.xml
 
 test-all: test test-rest
+
+# The typed keyword arguments of `lockstep.GRPO` and its like, from the sections of recipes.
+face: $(VENV)/.test
+	$(BIN)/python .ci/face.py
 
 # What the tests take: tests/durations.txt.
 durations: test-all

@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from lockstep.algorithms.base import Algorithm
 from lockstep.config import Section, registry
 
-OUT = Path(__file__).parent.parent / "lockstep/api/options.py"
+ROOT = Path(__file__).parent.parent
+OUT = ROOT / "lockstep/api/options.py"
 SHORT = {
     "model": "str | Path | {}",
     "reward": "Reward | {}",
@@ -44,8 +45,11 @@ def main() -> None:
     written: dict[type, str] = {}
     recipes = [(name, kind) for name, kind in registry.every() if issubclass(kind, Algorithm)]
     blocks = [recipe_block(kind, written) for name, kind in recipes if registry.find_code(name) is None]
-    OUT.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
-    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(OUT)], check=True)
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
+    out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
+    subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "-q", "--config", str(ROOT / "pyproject.toml"), str(out)], check=True
+    )
 
 
 def recipe_block(kind: type[Section], written: dict[type, str]) -> str:

@@ -18,6 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.report.notebook import NotebookDisplay, runs_in_notebook
+
 HEADLINES = (
     "train/reward", "train/shaped_reward", "train/kl", "train/loss", "train/acc",
     "policy/loss", "critic/loss", "agreement/token_mult_prob_error",
@@ -195,7 +197,10 @@ def show_progress(
     """
     out = sys.stderr if stream is None else stream
     console = Console(file=out)
-    display = _Bar(console) if out.isatty() and not console.is_dumb_terminal else _Lines(out, clock)
+    if stream is None and runs_in_notebook():
+        display: _Display = NotebookDisplay()
+    else:
+        display = _Bar(console) if out.isatty() and not console.is_dumb_terminal else _Lines(out, clock)
     progress = Progress(title, total_steps, display, clock)
     with display.open(progress.view):
         yield progress

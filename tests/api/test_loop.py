@@ -1,0 +1,146 @@
+"""A loop of your own: the README's code runs as it stands, and its parts are those that recipes run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+import lockstep
+from lockstep.api.loop import TextSampler
+from lockstep.batch import Batch
+from lockstep.config.loading import RecipeError
+from lockstep.losses.base import Outputs
+
+ROOT = Path(__file__).parents[2]
+CODE = (ROOT / "examples/rl_loop.py").read_text().split('"""\n\n', 1)[1]
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    denominator: Literal["tokens"] = "tokens"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, lockstep.Metrics]:
+        assert outputs.logprob is not None
+        return -(outputs.logprob * batch["advantage"]).sum(), lockstep.Metrics()
+
+
+def score(prompt: str, response: str, answer: str, row: object) -> float:
+    return float(len(response))
+
+
+@pytest.fixture
+def model(assets: Path) -> str:
+    return str(assets / "models/stories260K/hf")
+
+
+def test_the_readme_shows_the_example() -> None:
+    assert CODE.rstrip() in (ROOT / "README.md").read_text()
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 40
+
+
+def test_the_example_learns(model: str, in_tmp: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples/rl_loop.py"), model]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    rewards = [float(re.findall(r"reward ([\d.]+)", line)[0]) for line in lines]
+    assert len(rewards) == 10
+    assert rewards[-1] > 2 * rewards[0]
+    assert all("49 tensors proven" in line for line in lines)
+
+
+def test_other_weights_are_seen(model: str) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-2})
+    sampler = lockstep.open_sampler(model)  # with weights of its own
+    rollouts = lockstep.rollout(sampler, ["Once"], score, max_tokens=8, num_generations=4)
+    batch = rollouts.batch.with_columns({"advantage": rollouts.batch.mask.float()})
+    learner.forward_backward(batch, Reinforce())
+    learner.optim_step()
+    assert (learner.logprobs(batch) - batch["sampler_logprob"]).abs().max() > 1e-3
+    assert lockstep.sync(learner, sampler).version == 1
+    fresh = lockstep.rollout(sampler, ["Once"], score, max_tokens=8, num_generations=4, seed=1).batch
+    assert (learner.logprobs(fresh) - fresh["sampler_logprob"]).abs().max() < 1e-4
+    assert fresh["version"].tolist() == [1] * 4
+
+
+def test_seeds_and_rows(model: str) -> None:
+    sampler = lockstep.open_sampler(model)
+    rows = [{"question": "Once", "answer": "upon"}]
+    seen: list[tuple[str, str]] = []
+
+    def judge(prompt: str, response: str, answer: str, row: object) -> float | None:
+        seen.append((prompt, answer))
+        return None
+
+    first, again, other = (
+        lockstep.rollout(sampler, rows, judge, max_tokens=48, num_generations=2, temperature=1.5, seed=seed).responses
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert seen[0] == ("Once", "upon")
+    assert lockstep.rollout(sampler, rows, judge, max_tokens=2).batch["score"].isnan().all()
+
+
+def test_heads_and_frozen_models(model: str) -> None:
+    critic = lockstep.open_learner(model, head="value", optimizer={"lr": 1e-3}, seed=3)
+    sampler = lockstep.open_sampler(model)
+    batch = lockstep.rollout(sampler, ["Once"], score, max_tokens=4).batch
+    value_N, final_B = critic.values(batch)
+    assert value_N.shape == batch.tokens.shape
+    assert final_B.shape == (1,)
+    assert isinstance(sampler, TextSampler)
+    reference = lockstep.open_learner(model)
+    with pytest.raises(AssertionError, match="built without an optimizer"):
+        reference.optim_step()
+
+
+def test_wrong_options_are_told() -> None:
+    with pytest.raises(RecipeError, match=r"lockstep.open_learner: .*dtyp"):
+        lockstep.open_learner("nowhere", dtyp="bf16")  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(RecipeError, match="optimizer: lr"):
+        lockstep.open_learner("nowhere", optimizer={"lr": -1.0})
+    with pytest.raises(RecipeError, match=r"lockstep\.open_sampler: backend"):
+        lockstep.open_sampler("nowhere", backend="vlm")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+def test_two_ranks_and_two_samplers_compute_the_same(model: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, lockstep\n"
+        "from lockstep.losses.cross_entropy import CrossEntropyLoss\n"
+        "def main(model, ranks, replicas):\n"
+        "    learner = lockstep.open_learner(model, optimizer={'lr': 1e-3}, parallel={'dp': ranks})\n"
+        "    sampler = lockstep.open_sampler(model, learner, replicas=replicas)\n"
+        "    tensors = lockstep.sync(learner, sampler).tensors\n"
+        "    score = lambda *asked: 1.0\n"
+        "    batch = lockstep.rollout(sampler, ['Once', 'A dog'], score, max_tokens=8, num_generations=2).batch\n"
+        "    learner.forward_backward(batch, CrossEntropyLoss())\n"
+        "    learner.optim_step()\n"
+        "    print(batch.tokens.tolist(), tensors, round(float(learner.logprobs(batch).sum()), 3))\n"
+        "if __name__ == '__main__':\n"
+        "    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    results = [
+        subprocess.run(
+            [sys.executable, str(program), model, *sizes], capture_output=True, text=True, env=env, check=True
+        )
+        for sizes in (("1", "1"), ("2", "2"))
+    ]
+    assert results[0].stdout == results[1].stdout
+
+
+def test_scores_may_be_whole_numbers(model: str) -> None:
+    sampler = lockstep.open_sampler(model)
+    rollouts = lockstep.rollout(sampler, ["Once"], lambda prompt, response, answer, row: 3, max_tokens=2)
+    assert rollouts.batch["score"].dtype == torch.float32

@@ -1,0 +1,227 @@
+"""An algorithm as an object: the recipe that the command line would load, the run that it would train."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_recipe import RECIPE
+
+import lockstep
+from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.api.values import build_tree
+from lockstep.config import user_code
+from lockstep.config.loading import RecipeError, load
+from lockstep.errors import InputError
+from lockstep.report.log import read_metrics
+from lockstep.run.train import train
+
+ROWS = [{"question": f"Once upon a time there was a {name}"} for name in ("dog", "cat", "boy", "girl")]
+SMALL: dict[str, Any] = {
+    "data": {"max_prompt_tokens": 32, "answer": ""},
+    "sampling": {"max_tokens": 8},
+    "validation_sampling": {"max_tokens": 8, "temperature": 0.0},
+    "policy": {"lr": 1e-3},
+    "grpo": {"num_prompts_per_step": 4, "num_generations": 4, "global_batch_size": 16},
+}
+
+
+def letters(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
+    return response.count("e") / 10
+
+
+def shifted(by: float) -> Any:
+    return lambda prompt, response, answer, row: response.count("e") / 10 + by
+
+
+def grpo(assets: Path, **options: Any) -> lockstep.GRPO:
+    options = {"train": ROWS, "reward": shifted(0.0), "run": {"max_steps": 2}, **SMALL, **options}
+    return lockstep.GRPO(model=assets / "models/stories260K/hf", **options)
+
+
+def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> None:
+    Path("rewards.py").write_text("def letters(prompt, response, answer, row):\n    return response.count('e') / 10\n")
+    Path("own.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "base": "grpo",
+                **SMALL,
+                "model": {"path": str(assets / "models/stories260K/hf")},
+                "data": {
+                    **SMALL["data"],
+                    "train": build_tree({"train": ROWS})["data"]["train"],
+                },  # part of prompts' keys
+                "reward": {"type": "python", "function": "rewards.py:letters"},
+                "run": {"max_steps": 2},
+            }
+        )
+    )
+    seen: list[int] = []
+    run = grpo(assets).train(on_step=lambda step, values: seen.append(step))
+    assert run.metrics == read_metrics(train(load("own.yaml")))
+    assert seen == [1, 2]
+    assert run.finished
+    assert (run.model / "model.safetensors").is_file()
+    assert run.agreement is not None
+    assert run.agreement.word == "AGREE"
+    assert [step for step, _ in run.curve("train/reward")] == [1, 2]
+    assert {row["step"] for row in run.samples} == {1, 2}
+    assert run.report().read_bytes().startswith(b"<!")
+    assert "sampled reward" in run.summary
+    assert "sampled reward" in run._repr_html_()
+
+
+def test_validation_calls_back_before_the_first_step_too(assets: Path, in_tmp: Path) -> None:
+    seen: list[tuple[int, float]] = []
+    grpo(assets, validation=ROWS[:2]).train(
+        on_validation=lambda step, values: seen.append((step, values["validation/reward"]))
+    )
+    assert [step for step, _ in seen] == [0, 2]
+
+
+def test_what_a_callback_raises_ends_the_run_and_the_same_call_resumes(assets: Path, in_tmp: Path) -> None:
+    def stop(step: int, values: Mapping[str, float]) -> None:
+        raise RuntimeError(f"enough at {step}")
+
+    trainer = grpo(assets, run={"max_steps": 2, "save_every": 1})
+    with pytest.raises(RuntimeError, match="enough at 1"):
+        trainer.train(on_step=stop)
+    resumed = trainer.train().metrics
+    whole = grpo(assets, run={"max_steps": 2, "save_every": 1, "folder": "whole"}).train().metrics
+    assert resumed == whole
+
+
+def test_an_interrupt_saves_and_the_same_call_resumes(assets: Path, in_tmp: Path) -> None:
+    def interrupt(step: int, values: Mapping[str, float]) -> None:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)  # the handler runs in this thread before the step's end
+
+    stopped = grpo(assets, run={"max_steps": 3}).train(on_step=interrupt)
+    assert not stopped.finished
+    assert len(stopped.metrics) == 2  # the step that was under way is finished
+    whole = grpo(assets, run={"max_steps": 3, "folder": "whole"}).train()
+    assert grpo(assets, run={"max_steps": 3}).train().metrics == whole.metrics
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"grpo": {"num_generation": 4}},
+            r"lockstep.GRPO: there is no option grpo.num_generation; did you mean grpo.num_generations",
+        ),
+        ({"grpo": {"clip": "much"}}, r"lockstep.GRPO: grpo.clip"),
+        ({"samplin": {"max_tokens": 8}}, r"lockstep.GRPO: .*samplin.*sampling"),
+        ({"reward": 3}, r"lockstep.GRPO: reward"),
+        ({"policy": {"lr": object()}}, r"policy.lr is <object"),
+        ({"train": []}, "train has no rows"),
+        ({"train": ["text"]}, r"train: row 0 is 'text'; give mappings"),
+        ({"train": [{"question": object()}]}, r"train: row 0 cannot be written as JSON"),
+    ],
+)
+def test_wrong_arguments_are_told_as_wrong_options(
+    assets: Path, in_tmp: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        grpo(assets, **options)
+
+
+def test_another_function_is_another_run(assets: Path, in_tmp: Path) -> None:
+    assert grpo(assets).folder == grpo(assets).folder
+    assert grpo(assets).folder != grpo(assets, reward=shifted(1.0)).folder
+
+
+def test_a_function_of_a_module_is_isolated_by_its_name() -> None:
+    assert user_code.refer(letters) == f"{__name__}:letters"
+    assert not user_code.is_in_program(user_code.refer(letters))
+    assert user_code.is_in_program(user_code.refer(shifted(0.0)))
+
+
+def test_a_run_of_another_program_asks_for_it(assets: Path, in_tmp: Path) -> None:
+    folder = grpo(assets).train().folder
+    code = f"from lockstep.cli import main; raise SystemExit(main(['train', '{folder}/recipe.yaml', 'seed=3']))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "is a Python object of the program that trained; run that program again" in result.stderr
+
+
+class Echo:
+    """An environment that ends after one answer."""
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        self.turns = 0
+
+    def step(self, response: str) -> tuple[str, float | None, bool]:
+        self.turns += 1
+        return "again", response.count("e") / 10, self.turns == 2
+
+
+def test_an_environment_may_be_a_class(assets: Path, in_tmp: Path) -> None:
+    own = type("Own", (Echo,), {})
+    own.__module__ = "__main__"
+    for made in (Echo, own):
+        run = grpo(
+            assets, reward=None, environment={"class_name": made, "max_tokens": 64}, run={"max_steps": 1}
+        ).train()
+        assert run.metrics[0]["train/turns"] == 1  # a response that is cut off ends the episode
+        assert run.metrics[0]["train/reward"] > 0
+
+
+def test_rewards_of_the_program_keep_their_contract(assets: Path, in_tmp: Path) -> None:
+    with pytest.raises(InputError, match=r"returned 'much'; return a finite number, or None"):
+        grpo(assets, reward=lambda prompt, response, answer, row: "much").train()
+    with pytest.raises(InputError, match=r"is called with \(prompt, response, answer, row\)"):
+        grpo(assets, reward=lambda response: 1.0).train()
+
+
+def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:
+    trainer = grpo(assets)
+    assert "4 prompts" in trainer.dry_run()
+    assert "num_prompts_per_step: 4" in trainer.describe()
+    assert not Path("runs").joinpath(trainer.folder.name).exists()
+    assert repr(trainer) == f"<lockstep.GRPO → {trainer.folder}>"
+
+
+def test_an_algorithm_out_of_the_tree(in_tmp: Path) -> None:
+    options = {key: value for key, value in RECIPE.items() if key not in ("algorithm", "ppo", "critic", "reward", "run")}
+    own = type("Own", (GRPORecipe,), {})
+    own.__module__ = "__main__"
+    trainer = lockstep.Trainer(
+        own,
+        **options,
+        reward=shifted(0.0),
+        run={"max_steps": 2},
+        grpo={"num_prompts_per_step": 4, "num_generations": 2, "global_batch_size": 8},
+    )
+    assert trainer.folder.name.startswith("own-")
+    assert trainer.train().finished
+
+
+def test_a_trainer_needs_an_algorithm() -> None:
+    with pytest.raises(TypeError, match="Trainer needs an algorithm"):
+        lockstep.Trainer(model="x")
+    with pytest.raises(RecipeError, match="no recipe 'nowhere' ships"):
+        lockstep.train("nowhere")
+
+
+def test_datasets_are_rows(assets: Path, in_tmp: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    assert grpo(assets, train=datasets.Dataset.from_list(ROWS)).folder == grpo(assets).folder
+
+
+def test_it_trains_in_a_thread(assets: Path, in_tmp: Path) -> None:
+    runs: list[lockstep.Run] = []
+    worker = threading.Thread(target=lambda: runs.append(grpo(assets).train()))
+    worker.start()
+    worker.join()
+    assert runs[0].finished
