@@ -193,7 +193,9 @@ def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:
 
 
 def test_an_algorithm_out_of_the_tree(in_tmp: Path) -> None:
-    options = {key: value for key, value in RECIPE.items() if key not in ("algorithm", "ppo", "critic", "reward", "run")}
+    options = {
+        key: value for key, value in RECIPE.items() if key not in ("algorithm", "ppo", "critic", "reward", "run")
+    }
     own = type("Own", (GRPORecipe,), {})
     own.__module__ = "__main__"
     trainer = lockstep.Trainer(

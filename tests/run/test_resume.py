@@ -125,7 +125,7 @@ def test_two_interrupts_end_at_once(shell: tuple[str, ...], run: Run, in_tmp: Pa
         next(line for line in shown if "finishing this step" in line)
         process.send_signal(signal.SIGINT)
         assert process.wait(300) == 130
-        assert "the same command goes on" in "".join(shown)
+        assert "the same command resumes" in "".join(shown)
 
 
 @pytest.mark.full
