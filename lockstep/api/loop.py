@@ -17,7 +17,8 @@ from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
 from lockstep.cluster.workers import Workers
 from lockstep.config import Cluster, LearnerSection, Optimizer, SamplerSection
-from lockstep.config.loading import Layer, load_section
+from lockstep.config.loading import load_section
+from lockstep.config.recipe_files import Layer
 from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.progress import show_notes

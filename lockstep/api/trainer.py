@@ -10,7 +10,8 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.api.run import Run
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
-from lockstep.config.loading import Layer, Loaded, describe, load_options
+from lockstep.config.loading import Loaded, describe, load_options
+from lockstep.config.recipe_files import Layer
 from lockstep.run.callbacks import Callbacks, OnStep, OnValidation
 
 

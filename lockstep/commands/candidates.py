@@ -99,7 +99,7 @@ def _list_words(typed: Typed, last: str) -> Iterable[str]:
 
 def _list_recipes(last: str) -> list[str]:
     """Returns recipes that ship, and files and folders that begin so."""
-    from lockstep.config.loading import find_shipped
+    from lockstep.config.recipe_files import find_shipped
 
     near = sorted(Path().glob(f"{last}*")) if last and not Path(last).is_absolute() else sorted(Path().glob("*.yaml"))
     files = [f"{path}/" if path.is_dir() else str(path) for path in near if path.is_dir() or path.suffix == ".yaml"]

@@ -22,7 +22,8 @@ def add(parsers: Parsers) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.config.help import explain_options, headline
-    from lockstep.config.loading import describe, find_shipped, load
+    from lockstep.config.loading import describe, load
+    from lockstep.config.recipe_files import find_shipped
 
     if options.recipe is None:
         print("\n".join(f"{name:<44} {headline(path.read_text())}" for name, path in find_shipped().items()))

@@ -23,8 +23,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,13 +37,12 @@ from lockstep.config.errors import (
     RecipeError,
     Shape,
     algorithm_sentence,
-    format_value,
     kinds_at,
     section_of,
     sentence,
 )
+from lockstep.config.recipe_files import Layer, find_recipe, read_layers
 from lockstep.config.user_code import refuse_code
-from lockstep.paths import expand
 
 _EXCLUSIVE = (
     ("model", ("path", "from_recipe", "scratch")),
@@ -152,14 +149,6 @@ class Loaded:
         return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Options from one source: a recipe file, an override or a command."""
-
-    source: str
-    tree: dict[str, Any]
-
-
 def load(
     recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = (), distrusted: Path | None = None
 ) -> Loaded:
@@ -174,8 +163,8 @@ def load(
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
-    path = _find(recipe, Path(), "")
-    return _resolve(path, [*_layers(path, ()), *also], overrides, (recipe, *overrides), distrusted)
+    path = find_recipe(recipe, Path(), "")
+    return _resolve(path, [*read_layers(path, ()), *also], overrides, (recipe, *overrides), distrusted)
 
 
 def load_options(name: str, base: str | None, said: Layer) -> Loaded:
@@ -189,7 +178,7 @@ def load_options(name: str, base: str | None, said: Layer) -> Loaded:
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
-    below = [] if base is None else _layers(_find(base, Path(), ""), ())
+    below = [] if base is None else read_layers(find_recipe(base, Path(), ""), ())
     return _resolve(Path(name), [*below, said], (), (name,), None)
 
 
@@ -211,8 +200,8 @@ def load_run(folder: Path) -> Loaded:
         RecipeError: One sentence for each thing that is wrong.
     """
     recipe = str(folder / "recipe.yaml")
-    path = _find(recipe, Path(), "")
-    layers = [Layer(layer.source, old_names.translate(layer.tree)) for layer in _layers(path, ())]
+    path = find_recipe(recipe, Path(), "")
+    layers = [Layer(layer.source, old_names.translate(layer.tree)) for layer in read_layers(path, ())]
     return _resolve(path, layers, (), (recipe,), folder)
 
 
@@ -249,7 +238,7 @@ def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
 
 def read_tree(recipe: str) -> dict[str, Any]:
     """Returns what a recipe says, its bases included, before anything is validated."""
-    return _join(_layers(_find(recipe, Path(), ""), ()))
+    return _join(read_layers(find_recipe(recipe, Path(), ""), ()))
 
 
 def algorithm_of(recipe: str) -> Any:
@@ -276,71 +265,6 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
     Loaded as a recipe, it resolves to the same.
     """
     return yaml12.annotate(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
-
-
-def find_shipped() -> dict[str, Path]:
-    """The recipes that come with the package, by name; each lies in the folder of what it runs."""
-    paths = Path(str(files("lockstep"))).rglob("recipes/*.yaml")
-    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
-
-
-def _find(recipe: str, beside: Path, asker: str) -> Path:
-    """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
-    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
-        path = beside / expand(recipe)
-        if path.is_dir():
-            raise RecipeError(f"{asker}{path} is a folder; a recipe is a YAML file{_run_hint(path)}")
-        if not path.is_file():
-            raise RecipeError(f"{asker}there is no recipe file {path}")
-        return path
-    names = find_shipped()
-    if recipe not in names:
-        meant = (beside / recipe).with_suffix(".yaml")
-        if (beside / recipe).exists() or meant.is_file():
-            hint = f"; did you mean {meant}?" if meant.is_file() else _run_hint(beside / recipe)
-            raise RecipeError(
-                f"{asker}{recipe} is no recipe: that is a name from `lockstep config`, or a YAML file{hint}"
-            )
-        close = get_close_matches(recipe, names, 1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise RecipeError(
-            f"{asker}no recipe {recipe!r} ships with Lockstep; {hint}there are: {', '.join(names) or 'none'}; "
-            "a file of yours ends in .yaml"
-        )
-    return names[recipe]
-
-
-def _run_hint(path: Path) -> str:
-    """Returns a hint where a path is a run's folder and a recipe is asked for."""
-    return f"; {path} is a run, whose recipe is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
-
-
-def _layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
-    """Returns the layers of a file: those of its base, then its own."""
-    source = path.stem if path in find_shipped().values() else str(path)
-    try:
-        tree = yaml12.parse(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{source}: byte {error.start + 1} is not UTF-8; save the recipe as UTF-8") from None
-    except (ValueError, OSError) as error:
-        raise RecipeError(f"{source}: {error}") from None
-    if tree is None:
-        raise RecipeError(
-            f"{source}: this file is empty; begin with base: and the name of a recipe, and say what differs"
-        )
-    if not isinstance(tree, dict):
-        raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}")
-    base = tree.pop("base", None)
-    layer = Layer(source, tree)
-    if base is None:
-        return [layer]
-    if not isinstance(base, str):
-        raise RecipeError(f"{source}: base must name one recipe, but is {format_value(base)}")
-    above = (*above, path.resolve())
-    base_path = _find(base, path.parent, f"{source}: base: ")
-    if base_path.resolve() in above:
-        raise RecipeError(f"{source}: base: {base} leads back to itself")
-    return [*_layers(base_path, above), layer]
 
 
 def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:

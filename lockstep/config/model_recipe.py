@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Common, PromptSection, Recipe
-from lockstep.config.loading import Layer, Loaded, RecipeError, load, load_run, require_command
+from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command
+from lockstep.config.recipe_files import Layer
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from lockstep.config import Recipe, registry, task
-from lockstep.config.loading import RecipeError, algorithm_of, find_shipped, find_short_forms
+from lockstep.config.loading import RecipeError, algorithm_of, find_short_forms
+from lockstep.config.recipe_files import find_shipped
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _BASE: JsonSchemaValue = {"type": "string", "description": "a recipe that ships or a file; this one says what differs"}

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.loading import Layer, Loaded, load, load_run, require_command
+from lockstep.config.loading import Loaded, load, load_run, require_command
 from lockstep.config.model_recipe import computation_of, weights_of
+from lockstep.config.recipe_files import Layer
 from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 
 _RECIPE = "judge_eval"

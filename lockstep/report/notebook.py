@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 
-class Line(Protocol):
+class ProgressLine(Protocol):
     """The state of a run in one line; `lockstep.report.progress.ProgressView` is one."""
 
     @property
@@ -42,7 +42,7 @@ class NotebookDisplay:
         self._handle: Any = None
 
     @contextmanager
-    def open(self, view: Callable[[], Line]) -> Iterator[None]:
+    def open(self, view: Callable[[], ProgressLine]) -> Iterator[None]:
         self._handle = self._show(_draw(view()), raw=True, display_id=True)
         yield
         self._handle.update(_draw(view()), raw=True)
@@ -50,11 +50,11 @@ class NotebookDisplay:
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def step(self, view: Line) -> None:
+    def step(self, view: ProgressLine) -> None:
         self._handle.update(_draw(view), raw=True)
 
 
-def _draw(view: Line) -> dict[str, str]:
+def _draw(view: ProgressLine) -> dict[str, str]:
     """The line as text and as HTML with a bar."""
     total = "" if view.total is None else f' max="{max(view.total, 1)}"'
     bar = f'<progress value="{view.step}"{total}></progress>'

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.loading import find_shipped, load
+from lockstep.config.loading import load
+from lockstep.config.recipe_files import find_shipped
 from lockstep.errors import LockstepError
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms

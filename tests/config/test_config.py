@@ -13,7 +13,8 @@ from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.cli import main
 from lockstep.config.help import explain_options
-from lockstep.config.loading import Loaded, RecipeError, describe, find_shipped, load
+from lockstep.config.loading import Loaded, RecipeError, describe, load
+from lockstep.config.recipe_files import find_shipped
 from lockstep.tasks.arithmetic import Arithmetic
 
 PPO = """

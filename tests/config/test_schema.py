@@ -16,7 +16,8 @@ from lockstep import yaml12
 from lockstep.cli import main
 from lockstep.config import registry
 from lockstep.config.errors import Shape
-from lockstep.config.loading import RecipeError, algorithm_of, find_shipped, load, read_tree
+from lockstep.config.loading import RecipeError, algorithm_of, load, read_tree
+from lockstep.config.recipe_files import find_shipped
 from lockstep.config.schema import make_common_schema, make_schema
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,86 @@
+"""The files of recipes: those that ship, those of users, and the bases that they build on. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lockstep import yaml12
+from lockstep.config.errors import RecipeError, format_value
+from lockstep.paths import expand
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Options from one source: a recipe file, an override or a command."""
+
+    source: str
+    tree: dict[str, Any]
+
+
+def find_shipped() -> dict[str, Path]:
+    """The recipes that come with the package, by name; each lies in the folder of what it runs."""
+    paths = Path(str(files("lockstep"))).rglob("recipes/*.yaml")
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+
+
+def find_recipe(recipe: str, beside: Path, asker: str) -> Path:
+    """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
+    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
+        path = beside / expand(recipe)
+        if path.is_dir():
+            raise RecipeError(f"{asker}{path} is a folder; a recipe is a YAML file{_run_hint(path)}")
+        if not path.is_file():
+            raise RecipeError(f"{asker}there is no recipe file {path}")
+        return path
+    names = find_shipped()
+    if recipe not in names:
+        meant = (beside / recipe).with_suffix(".yaml")
+        if (beside / recipe).exists() or meant.is_file():
+            hint = f"; did you mean {meant}?" if meant.is_file() else _run_hint(beside / recipe)
+            raise RecipeError(
+                f"{asker}{recipe} is no recipe: that is a name from `lockstep config`, or a YAML file{hint}"
+            )
+        close = get_close_matches(recipe, names, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise RecipeError(
+            f"{asker}no recipe {recipe!r} ships with Lockstep; {hint}there are: {', '.join(names) or 'none'}; "
+            "a file of yours ends in .yaml"
+        )
+    return names[recipe]
+
+
+def _run_hint(path: Path) -> str:
+    """Returns a hint where a path is a run's folder and a recipe is asked for."""
+    return f"; {path} is a run, whose recipe is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
+
+
+def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
+    """Returns the layers of a file: those of its base, then its own."""
+    source = path.stem if path in find_shipped().values() else str(path)
+    try:
+        tree = yaml12.parse(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{source}: byte {error.start + 1} is not UTF-8; save the recipe as UTF-8") from None
+    except (ValueError, OSError) as error:
+        raise RecipeError(f"{source}: {error}") from None
+    if tree is None:
+        raise RecipeError(
+            f"{source}: this file is empty; begin with base: and the name of a recipe, and say what differs"
+        )
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}")
+    base = tree.pop("base", None)
+    layer = Layer(source, tree)
+    if base is None:
+        return [layer]
+    if not isinstance(base, str):
+        raise RecipeError(f"{source}: base must name one recipe, but is {format_value(base)}")
+    above = (*above, path.resolve())
+    base_path = find_recipe(base, path.parent, f"{source}: base: ")
+    if base_path.resolve() in above:
+        raise RecipeError(f"{source}: base: {base} leads back to itself")
+    return [*read_layers(base_path, above), layer]
