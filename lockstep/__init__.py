@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lockstep import process_defaults
+from lockstep.lazy_names import export_lazily
 
 if TYPE_CHECKING:
     from lockstep import losses, objectives
@@ -67,17 +68,13 @@ _PLACES = {
     "lockstep.samplers.base": ("Sampler",),
     "lockstep.types": ("SamplingParams",),
 }
-_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+_find = export_lazily(__name__, _PLACES)
 
 process_defaults.limit_threads()
 
 
 def __getattr__(name: str) -> object:
-    if name in ("losses", "objectives"):
-        return import_module(f"lockstep.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module 'lockstep' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return vars(import_module(_MODULES[name]))[name]
+    return import_module(f"lockstep.{name}") if name in ("losses", "objectives") else _find(name)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ docs/guides/own_algorithm.md.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from lockstep.lazy_names import export_lazily
 
 if TYPE_CHECKING:
     from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
@@ -124,9 +125,4 @@ _PLACES = {
 }
 """Modules, and the names of theirs that are exported here."""
 
-
-def __getattr__(name: str) -> object:
-    place = next((place for place, names in _PLACES.items() if name in names), None)
-    if place is None:
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    return vars(import_module(place))[name]
+__getattr__ = export_lazily(__name__, _PLACES)

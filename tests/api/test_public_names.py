@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -28,8 +29,17 @@ def test_each_is_there_and_documented(name: str) -> None:
     assert found.__doc__
 
 
+@pytest.mark.parametrize("package", ["losses", "objectives", "algorithms"])
+def test_packages_export_what_they_name(package: str) -> None:
+    module = importlib.import_module(f"lockstep.{package}")
+    for name in module.__all__:
+        assert vars(module).get(name) or module.__getattr__(name)
+    with pytest.raises(AttributeError, match=f"module 'lockstep.{package}' has no attribute 'nothing'; it has "):
+        module.__getattr__("nothing")
+
+
 def test_a_wrong_name_is_told() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'PPO2'; it has DPO, GRPO"):
+    with pytest.raises(AttributeError, match="has no attribute 'PPO2'; it has Batch, DPO"):
         lockstep.__getattr__("PPO2")
 
 
