@@ -50,7 +50,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
         found |= model_files(weights_of(str(options[f"{name}.path"])), name)
-    named = ("reward.function", "verifier.function", "environment.class_name")
+    named = ("reward.function", "validation_reward.function", "verifier.function", "environment.class_name")
     code = {name: find_file(str(options.get(name) or "")) for name in named}
     code["algorithm"] = registry.find_code(loaded.recipe.algorithm)
     for name, file in code.items():
