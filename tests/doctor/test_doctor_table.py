@@ -50,7 +50,7 @@ def verdicts(what: Found) -> dict[str, str]:
 
 
 def test_there_is_a_page(passed: tuple[Path, int]) -> None:
-    assert (passed[0] / "report.html").stat().st_size > 1e6
+    assert b"uPlot" in (passed[0] / "report.html").read_bytes()
 
 
 def test_two_backends_that_agree_pass_everywhere(passed: tuple[Path, int]) -> None:
