@@ -11,6 +11,8 @@ import pytest
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parent.parent
+SCRIPTS = {"examples.rl_loop": "shown in the README as it stands; tests/api/test_loop.py runs it"}
+"""Programs that begin when they are read → where they are tested."""
 IMPORT = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -25,7 +27,8 @@ for name in sys.argv[1:]:
 def modules() -> list[str]:
     """Those of benchmarks and examples."""
     paths = [path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    return [name for name in names if name not in SCRIPTS]
 
 
 def test_every_benchmark_and_example_can_be_imported() -> None:
