@@ -166,6 +166,7 @@ class Echo:
         return "again", response.count("e") / 10, self.turns == 2
 
 
+@pytest.mark.full
 def test_an_environment_may_be_a_class(assets: Path, in_tmp: Path) -> None:
     own = type("Own", (Echo,), {})
     own.__module__ = "__main__"

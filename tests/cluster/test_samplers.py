@@ -34,6 +34,7 @@ def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str, dp: 
     assert all(row["refit/read_whole"] == row["refit/attested"] for row in trained)
 
 
+@pytest.mark.full
 def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run(*LONG, "run.folder=calm")
     with killing("stormy", [5, 12], sampler_process) as victims:

@@ -43,5 +43,5 @@ def test_what_stands_under_one_name_is_there(name: str) -> None:
 
 
 def test_the_rest_is_not_there() -> None:
-    with pytest.raises(AttributeError, match="no attribute nothing"):
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = lockstep.algorithms.nothing  # pyright: ignore[reportAttributeAccessIssue]

@@ -94,6 +94,7 @@ def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run) -> None
     assert all("Score:" in line["chosen"] and "Score:" in line["rejected"] for line in found)
 
 
+@pytest.mark.full
 def test_iterations_without_judge_pairs(learn: Run) -> None:
     rows = steps(learn("self_rewarding.meta_judge_pcnt=[0.5,0]"))
     having = [row["train/iteration"] for row in rows if "meta_judge/consistent" in row]
