@@ -7,10 +7,12 @@ dataclass (`lockstep.losses`). These are the parts that recipes run.
 from __future__ import annotations
 
 import atexit
+import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import nearest
@@ -19,6 +21,7 @@ from lockstep.cluster.workers import Workers
 from lockstep.config import Cluster, LearnerSection, Optimizer, SamplerSection
 from lockstep.config.loading import load_section
 from lockstep.config.recipe_files import Layer
+from lockstep.errors import InputError
 from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.progress import show_notes
@@ -60,12 +63,41 @@ def open_learner(
         RecipeError: An option is wrong.
         ModelError: The model is not computed right here.
     """
+    if head not in get_args(Head):
+        raise InputError(f"open_learner: head is {head!r}; there are: {', '.join(get_args(Head))}")
     section = load_section(LearnerSection, Layer("lockstep.open_learner", {**options}))
     chosen = None if optimizer is None else load_section(Optimizer, Layer("optimizer", {**optimizer}))
     spec = LearnerSpec(str(model), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
     timeout_s = float(Cluster.model_fields["timeout_s"].default)
     return open_models.open_learner(spec, None, timeout_s, show_notes(), _WORKERS)
+
+
+def save(learner: Learner, folder: str | Path) -> None:
+    """Writes a learner's weights, optimizer moments and counters, and returns when all is written.
+
+    Raises:
+        InputError: The folder is not empty.
+        NotSavedError: It cannot be written.
+    """
+    path = Path(folder)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} is there and is not an empty folder; choose another name")
+    path.mkdir(parents=True, exist_ok=True)
+    learner.save(path)
+    learner.poll_save(wait=True)
+
+
+def load(learner: Learner, folder: str | Path) -> None:
+    """Restores what `save` wrote, bit for bit.
+
+    Raises:
+        InputError: There is nothing in the folder.
+    """
+    path = Path(folder)
+    if not path.is_dir() or not any(path.iterdir()):
+        raise InputError(f"{path} holds no learner; name a folder that lockstep.save has written")
+    learner.load(path)
 
 
 @dataclass
@@ -162,6 +194,8 @@ def rollout(
     Returns:
         Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no verdict).
     """
+    if isinstance(prompts, str):
+        raise InputError("rollout: prompts is one text; give a list of texts or rows")
     sampling = SamplingParams(max_tokens, temperature, top_k, top_p, sampler.source.stop_token_ids)
     rows = _Texts(sampler.source, [{"question": one} if isinstance(one, str) else one for one in prompts])
     session = SamplerSession(sampler.sampler)
@@ -198,4 +232,14 @@ class _Scorer:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         judged = zip(prompts, responses, answers, strict=True)
-        return [self.score(prompt.text, response, answer, prompt.row) for prompt, response, answer in judged]
+        return [
+            self._check(self.score(prompt.text, response, answer, prompt.row)) for prompt, response, answer in judged
+        ]
+
+    @staticmethod
+    def _check(score: object) -> float | None:
+        if score is None:
+            return None
+        if not isinstance(score, numbers.Real) or not math.isfinite(score):
+            raise InputError(f"rollout: the reward returned {score!r}; return a finite number, or None for no verdict")
+        return float(score)

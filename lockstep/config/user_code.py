@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lockstep.config.code_digest import digest_code
 from lockstep.errors import InputError
 
 
@@ -58,13 +59,21 @@ _OBJECTS: dict[str, Callable[..., Any]] = {}
 def refer(found: Callable[..., Any]) -> str:
     """Returns a reference that `load` resolves: by module where any process can import it, else within this program.
 
-    The latter holds a digest of the object's source and of the values that it closes over, so that another function is
+    The latter holds a digest of what the object computes by (`lockstep.config.code_digest`), so that another function is
     another recipe. It is called in this process, since no other has it.
+
+    Raises:
+        InputError: It is neither a function nor a class.
     """
+    if not inspect.isfunction(found) and not inspect.isclass(found):
+        raise InputError(
+            f"{found!r} is a {type(found).__name__}, whose behavior cannot be told from its code; write a function "
+            "that calls it"
+        )
     module, name = found.__module__, found.__qualname__
     if module != "__main__" and vars(sys.modules[module]).get(name) is found:
         return f"{module}:{name}"
-    reference = f"{PROGRAM}:{name.replace('<', '').replace('>', '')}-{_digest(found)}"
+    reference = f"{PROGRAM}:{name.replace('<', '').replace('>', '')}-{digest_code(found)}"
     _OBJECTS[reference] = found
     return reference
 
@@ -72,19 +81,6 @@ def refer(found: Callable[..., Any]) -> str:
 def is_in_program(reference: str) -> bool:
     """True for an object that only this program has."""
     return reference.startswith(f"{PROGRAM}:")
-
-
-def _digest(found: Callable[..., Any]) -> str:
-    """Eight hexadecimal digits of an object's source, and of the numbers and texts that it closes over."""
-    try:
-        parts = [inspect.getsource(found)]
-    except (OSError, TypeError):
-        parts = [found.__qualname__]
-    if inspect.isfunction(found):
-        closed = inspect.getclosurevars(found).nonlocals
-        values = {**closed, **dict(enumerate(found.__defaults__ or ()))}
-        parts += [f"{key}={value!r}" for key, value in values.items() if isinstance(value, str | int | float | tuple)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
 def find_file(reference: str) -> Path | None:

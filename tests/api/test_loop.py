@@ -18,6 +18,7 @@ import lockstep
 from lockstep.api.loop import TextSampler
 from lockstep.batch import Batch
 from lockstep.config.loading import RecipeError
+from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 
 ROOT = Path(__file__).parents[2]
@@ -144,3 +145,30 @@ def test_scores_may_be_whole_numbers(model: str) -> None:
     sampler = lockstep.open_sampler(model)
     rollouts = lockstep.rollout(sampler, ["Once"], lambda prompt, response, answer, row: 3, max_tokens=2)
     assert rollouts.batch["score"].dtype == torch.float32
+
+
+def test_wrong_prompts_rewards_and_heads_are_told(model: str) -> None:
+    sampler = lockstep.open_sampler(model)
+    with pytest.raises(InputError, match="prompts is one text; give a list"):
+        lockstep.rollout(sampler, "Once", score, max_tokens=2)
+    with pytest.raises(InputError, match="the reward returned 'good'; return a finite number"):
+        lockstep.rollout(sampler, ["Once"], lambda *_: "good", max_tokens=2)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="head is 'critic'; there are: logits, value, reward"):
+        lockstep.open_learner(model, head="critic")  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_saved_is_there_and_comes_back(model: str, tmp_path: Path) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-2})
+    batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
+    batch = batch.with_columns({"advantage": batch.mask.float()})
+    learner.forward_backward(batch, Reinforce())
+    learner.optim_step()
+    lockstep.save(learner, str(tmp_path / "kept"))
+    assert (tmp_path / "kept" / "model.safetensors").is_file()
+    other = lockstep.open_learner(model, optimizer={"lr": 1e-2})
+    lockstep.load(other, tmp_path / "kept")
+    assert torch.equal(other.logprobs(batch), learner.logprobs(batch))
+    with pytest.raises(InputError, match="is there and is not an empty folder"):
+        lockstep.save(learner, tmp_path / "kept")
+    with pytest.raises(InputError, match="holds no learner; name a folder that"):
+        lockstep.load(learner, tmp_path / "absent")
