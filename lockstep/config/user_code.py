@@ -66,9 +66,9 @@ def refer(found: Callable[..., Any]) -> str:
         InputError: It is neither a function nor a class.
     """
     if not inspect.isfunction(found) and not inspect.isclass(found):
+        kind = type(found).__name__
         raise InputError(
-            f"{found!r} is a {type(found).__name__}, whose behavior cannot be told from its code; write a function "
-            "that calls it"
+            f"{found!r} is a {kind}, whose behavior cannot be told from its code; write a function that calls it"
         )
     module, name = found.__module__, found.__qualname__
     if module != "__main__" and vars(sys.modules[module]).get(name) is found:
