@@ -59,8 +59,8 @@ _OBJECTS: dict[str, Callable[..., Any]] = {}
 def refer(found: Callable[..., Any]) -> str:
     """Returns a reference that `load` resolves: by module where any process can import it, else within this program.
 
-    The latter holds a digest of what the object computes by (`lockstep.config.code_digest`), so that another function is
-    another recipe. It is called in this process, since no other has it.
+    The latter holds a digest of the object's code, so that another function is another recipe
+    (`lockstep.config.code_digest`). It is called in this process, since no other has it.
 
     Raises:
         InputError: It is neither a function nor a class.

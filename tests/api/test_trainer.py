@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -139,6 +140,42 @@ def test_wrong_arguments_are_told_as_wrong_options(
 def test_another_function_is_another_run(assets: Path, in_tmp: Path) -> None:
     assert grpo(assets).folder == grpo(assets).folder
     assert grpo(assets).folder != grpo(assets, reward=shifted(1.0)).folder
+
+
+def run_program(text: str) -> str:
+    """The reference of `reward` in a program without a file, as `python -` and some notebooks have it."""
+    code = f"{text}\nfrom lockstep.config.user_code import refer\nprint(refer(reward))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+REWARD = """
+K = 3
+def helper(x):
+    return [x * K for _ in 'ab']
+def reward(prompt, response, answer, row):
+    return helper(response.count('e'))[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [("count('e')", "count('a')"), ("K = 3", "K = 30"), ("K = 3", "K = [3]"), ("x * K for", "x + K for")],
+)
+def test_what_a_function_names_is_part_of_it(then: str, now: str) -> None:
+    assert run_program(REWARD) == run_program(f"{REWARD}  # and a remark") == run_program(f"{REWARD}\nM = 4")
+    assert run_program(REWARD) != run_program(REWARD.replace(then, now))
+
+
+def test_a_class_of_the_program_is_told_apart_by_its_methods() -> None:
+    text = "class reward:\n    turns = 2\n    def step(self, r):\n        return 'x' in {'a', 'b'}"
+    assert run_program(text) == run_program(text)  # sets have another order in each process
+    assert run_program(text) != run_program(text.replace("turns = 2", "turns = 3"))
+    assert run_program(text) != run_program(text.replace("'a'", "'c'"))
+
+
+def test_what_cannot_be_told_apart_is_refused() -> None:
+    with pytest.raises(InputError, match="is a partial, whose behavior cannot be told from its code; write a function"):
+        user_code.refer(functools.partial(letters, "x"))
 
 
 def test_a_function_of_a_module_is_isolated_by_its_name() -> None:
