@@ -46,7 +46,7 @@ class SamplerSession:
 
         Raises:
             RuntimeError: If the session is open.
-            RefitError: If the weights did not arrive.
+            WeightSyncError: If the weights did not arrive.
         """
         if self._open:
             raise RuntimeError("the bracket around the sampler is open already; brackets do not nest")
@@ -94,7 +94,7 @@ class SamplerSession:
 
         Raises:
             RuntimeError: Outside the session, or without a weight sync before.
-            RefitError: If the weights did not arrive.
+            WeightSyncError: If the weights did not arrive.
         """
         self._require_open()
         if self._attested is None:

@@ -10,7 +10,7 @@ from lockstep.report.summary import PAGE
 
 
 def write_page(folder: Path, note: Callable[[str], None]) -> None:
-    """Writes the report; whatever goes wrong is only noted, since the run is finished and its model is there.
+    """Writes the report; an error is only noted, since the run is finished and its model is there.
 
     Args:
         folder: Folder of the run.

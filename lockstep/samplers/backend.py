@@ -59,7 +59,7 @@ class InferenceBackend(InferenceOptions):
             folder: Of the model.
             section: Sizes, and options of the backend's.
             computation: Where and in which type the learner computes.
-            raw_logprobs: Log-probabilities are of temperature 1 and of all tokens, whatever is sampled from.
+            raw_logprobs: Log-probabilities are of temperature 1 and of all tokens, for any sampling parameters.
         """
 
     def wrap(

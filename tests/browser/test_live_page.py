@@ -1,4 +1,4 @@
-"""The page of `lockstep watch`, in a real browser, while a run goes on."""
+"""The page of `lockstep watch`, in a real browser, during a run."""
 
 from __future__ import annotations
 

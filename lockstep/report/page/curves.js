@@ -73,7 +73,7 @@ function boundLine(run, metric) {
 
 const AGREEMENT_METRIC = "agreement/token_mult_prob_error";
 
-/** Agreement is drawn between perfect and its bound, so that whatever comes near the bound is seen to. */
+/** Agreement is drawn between perfect and its bound, so that a value near the bound is seen to be near it. */
 function metricLayout(metric) {
   const isAgreement = metric === AGREEMENT_METRIC;
   const bounds = isAgreement ? shownRuns().map((run) => run.bound).filter(Boolean) : [];

@@ -1,5 +1,5 @@
 "use strict";
-/* The page of a run that goes on: data comes from the server that the page came from, again and again. */
+/* The page of a run that is under way: data comes from the server that the page came from, again and again. */
 
 const POLL_MS = 2000;
 const embedded = inflated;

@@ -25,7 +25,7 @@ function phaseTraces(run) {
   });
 }
 
-/** Each phase's color, by the order in which they were logged first, so that it stays while a run goes on. */
+/** Each phase's color, by the order in which they were logged first, so that it stays during a run. */
 const phaseColours = (run) => new Map([...new Set(Object.keys(run.timings).map((name) => name.replace(BESIDE, "")))].map((name, i) => [name, phaseColour(i)]));
 
 const timedSteps = (run) => [...new Set(Object.values(run.timings).flatMap((phase) => phase.step))].sort((a, b) => a - b);
