@@ -6,6 +6,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
+import numbers
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -112,6 +114,19 @@ def refuse_code(tree: Mapping[str, Any], recipe: Path, folder: Path, above: str 
 def find_own_file(kind: type) -> Path | None:
     """The file that a class came from by `file.py:name`; None where any process can import its module by name."""
     return next((path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None)
+
+
+def read_reward(reward: object) -> float | None:
+    """A reward that the user's code returned; None: no verdict.
+
+    Raises:
+        ValueError: It is neither None nor a finite number; the text begins with the value.
+    """
+    if reward is None:
+        return None
+    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+        raise ValueError(f"{reward!r}; return a finite number, or None for no verdict")
+    return float(reward)
 
 
 def describe_error(error: Exception) -> str:

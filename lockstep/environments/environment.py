@@ -6,8 +6,6 @@ Imports nothing heavy, so that the child (see `child`) holds what the environmen
 from __future__ import annotations
 
 import inspect
-import math
-import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -121,11 +119,13 @@ def _step(environment: Environment, response: str) -> dict[str, Any]:
     observation, reward, done = result
     if not isinstance(observation, str):
         raise _Nonsense(f"returned the observation {observation!r}; return text")
-    if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
-        raise _Nonsense(f"returned the reward {reward!r}; return a finite number, or None for no verdict")
+    try:
+        reward = user_code.read_reward(reward)
+    except ValueError as error:
+        raise _Nonsense(f"returned the reward {error}") from None
     if done not in (True, False):
         raise _Nonsense(f"returned {done!r} for whether it is done; return True or False")
-    return {"observation": observation, "reward": None if reward is None else float(reward), "done": bool(done)}
+    return {"observation": observation, "reward": reward, "done": bool(done)}
 
 
 def _what(error: Exception) -> str:

@@ -6,8 +6,6 @@ Imports nothing heavy, so that the child holds what the function needs and no mo
 from __future__ import annotations
 
 import inspect
-import math
-import numbers
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -59,8 +57,7 @@ def _score(judge: Function, given: list[Any]) -> dict[str, Any]:
         reward = judge(*given)
     except Exception as error:  # any error of the user's code
         return {"wrong": user_code.describe_error(error), "trace": traceback.format_exc()}
-    if reward is None:
-        return {"reward": None}
-    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        return {"wrong": f"returned {reward!r}; return a finite number, or None for no verdict", "trace": ""}
-    return {"reward": float(reward)}
+    try:
+        return {"reward": user_code.read_reward(reward)}
+    except ValueError as error:
+        return {"wrong": f"returned {error}", "trace": ""}
