@@ -23,13 +23,28 @@ def write_whole(path: Path, contents: Iterable[bytes]) -> None:
         raise InputError(f"{path} is there and is no file, so it is not replaced; choose another name")
     aside = path.with_name(f".{path.name}-aside")
     try:
-        with aside.open("wb") as file:
-            file.writelines(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
+        _write_aside(path, aside, contents)
     except OSError as error:
         aside.unlink(missing_ok=True)
         kind = RunError if error.errno in _NO_ROOM else InputError
         why = error.strerror or str(error)
         raise kind(f"{path} cannot be written ({why}); make room, or choose another place") from error
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Writes a file that several processes may write at once, and its folder; no one ever reads half of it.
+
+    A file that already has this content is left alone, so that its readers are not disturbed.
+    """
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_aside(path, path.with_name(f"{path.name}.{os.getpid()}.partial"), [content])
+
+
+def _write_aside(path: Path, aside: Path, contents: Iterable[bytes]) -> None:
+    with aside.open("wb") as file:
+        file.writelines(contents)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

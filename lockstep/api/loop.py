@@ -7,8 +7,6 @@ dataclass (`lockstep.losses`). These are the parts that recipes run.
 from __future__ import annotations
 
 import atexit
-import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
 from lockstep.cluster.workers import Workers
-from lockstep.config import Cluster, LearnerSection, Optimizer, SamplerSection
+from lockstep.config import Cluster, LearnerSection, Optimizer, SamplerSection, user_code
 from lockstep.config.loading import load_section
 from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
@@ -69,8 +67,7 @@ def open_learner(
     chosen = None if optimizer is None else load_section(Optimizer, Layer("optimizer", {**optimizer}))
     spec = LearnerSpec(str(model), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
-    timeout_s = float(Cluster.model_fields["timeout_s"].default)
-    return open_models.open_learner(spec, None, timeout_s, show_notes(), _WORKERS)
+    return open_models.open_learner(spec, None, Cluster().timeout_s, show_notes(), _WORKERS)
 
 
 def save(learner: Learner, folder: str | Path) -> None:
@@ -232,14 +229,8 @@ class _Scorer:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         judged = zip(prompts, responses, answers, strict=True)
-        return [
-            self._check(self.score(prompt.text, response, answer, prompt.row)) for prompt, response, answer in judged
-        ]
-
-    @staticmethod
-    def _check(score: object) -> float | None:
-        if score is None:
-            return None
-        if not isinstance(score, numbers.Real) or not math.isfinite(score):
-            raise InputError(f"rollout: the reward returned {score!r}; return a finite number, or None for no verdict")
-        return float(score)
+        scores = [self.score(prompt.text, response, answer, prompt.row) for prompt, response, answer in judged]
+        try:
+            return [user_code.read_reward(score) for score in scores]
+        except ValueError as error:
+            raise InputError(f"rollout: the reward returned {error}") from None

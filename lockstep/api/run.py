@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ class Run:
     folder: Path
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """True if the run has reached its end."""
         return self.model.is_dir()
 
@@ -48,13 +47,13 @@ class Run:
         Raises:
             InputError: The run has no such metric; names the nearest.
         """
+        from lockstep.report.log import suggest_metric
+
         rows = self.metrics
         points = [(int(row["step"]), row[metric]) for row in rows if metric in row]
         if not points:
-            names = {name for row in rows for name in row}
-            close = get_close_matches(metric, names, 1)
-            hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(sorted(names)) or 'nothing yet'}"
-            raise InputError(f"{self.folder} logs no {metric}; {hint}")
+            names = sorted({name for row in rows for name in row})
+            raise InputError(f"{self.folder} logs no {metric}; {suggest_metric(metric, names)}")
         return points
 
     @property
@@ -69,7 +68,8 @@ class Run:
         """The best checkpoint by `run.best`, of those that were saved; None where the recipe names no metric."""
         from lockstep.run.checkpoint import Checkpoints
 
-        return Checkpoints(self.folder / "checkpoints", keep=1).best_folder()
+        ranked = Checkpoints(self.folder / "checkpoints", keep=1).rank_by_score()
+        return ranked[-1][2] if ranked else None
 
     @property
     def agreement(self) -> AgreementSummary | None:
@@ -88,8 +88,9 @@ class Run:
     def report(self) -> Path:
         """Writes the report, one HTML file, and returns its path."""
         from lockstep.report.html import write_report
+        from lockstep.report.summary import PAGE
 
-        out = self.folder / "report.html"
+        out = self.folder / PAGE
         write_report([self.folder], out)
         return out
 

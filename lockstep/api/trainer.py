@@ -34,6 +34,8 @@ class Trainer:
     """
 
     algorithm: ClassVar[str | None] = None
+    loaded: Loaded
+    """The resolved recipe."""
 
     def __init__(
         self,
@@ -49,21 +51,16 @@ class Trainer:
         base = str(recipe) if recipe is not None else self.algorithm
         tree = {"algorithm": text, **build_tree(options)}
         name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
-        self._loaded = load_options(name, base, Layer(f"lockstep.{type(self).__name__}", tree))
-
-    @property
-    def loaded(self) -> Loaded:
-        """The resolved recipe."""
-        return self._loaded
+        self.loaded = load_options(name, base, Layer(f"lockstep.{type(self).__name__}", tree))
 
     @property
     def folder(self) -> Path:
         """The run's folder: another option is another folder."""
-        return self._loaded.run_folder
+        return self.loaded.run_folder
 
     def describe(self) -> str:
         """The resolved recipe as YAML, each option with its origin."""
-        return describe(self._loaded, origins=True)
+        return describe(self.loaded, origins=True)
 
     def dry_run(self) -> str:
         """Checks everything that can be known before the first step.
@@ -73,7 +70,7 @@ class Trainer:
         """
         from lockstep.run.dry_run import dry_run
 
-        return dry_run(self._loaded)
+        return dry_run(self.loaded)
 
     def train(
         self,
@@ -92,7 +89,7 @@ class Trainer:
             on_validation: Called after each validation, the one before the first step too.
             allow_changes: Resume even if data, first model or code have changed.
         """
-        return train_loaded(self._loaded, Callbacks(on_step, on_validation), allow_changes)
+        return train_loaded(self.loaded, Callbacks(on_step, on_validation), allow_changes)
 
     def __repr__(self) -> str:
         return f"<lockstep.{type(self).__name__} → {self.folder}>"

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from lockstep.config import user_code
 from lockstep.config.sources import VERIFIERS
 from lockstep.errors import InputError
-from lockstep.whole_files import write_whole
+from lockstep.whole_files import write_once
 
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
@@ -87,7 +87,5 @@ def _store_rows(rows: Rows, key: str) -> str:
         raise InputError(f"{key} has no rows")
     text = "".join(f"{line}\n" for line in lines).encode()
     file = ROWS / f"{hashlib.sha256(text).hexdigest()[:16]}.jsonl"
-    if not file.exists():
-        ROWS.mkdir(parents=True, exist_ok=True)
-        write_whole(file, [text])
+    write_once(file, text)
     return str(file)

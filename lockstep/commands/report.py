@@ -34,9 +34,10 @@ def run(options: argparse.Namespace) -> int:
 
     from lockstep.report.doctor_folder import DoctorFolder
     from lockstep.report.html import write_report
+    from lockstep.report.summary import PAGE
 
     folders = [Path(run) for run in options.runs]
-    out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
+    out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)
     doctors = [folder for folder in folders if DoctorFolder.there(folder)]
     if doctors and len(folders) > 1:
         raise InputError(f"{doctors[0]} is a doctor's, and has a page of its own; name it alone")

@@ -10,7 +10,8 @@ Row = Mapping[str, float]
 
 _LEARNED = ("loss", "grad_norm", "kl")
 """Last words of the names of metrics that are finite in every healthy step."""
-_ALIKE = 5  # steps in a row
+EQUAL_STEPS = 5
+"""Steps in a row whose rewards are all equal, before a run is said to learn nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ _RULES = (
         "train/reward",
         lambda row: row.get("train/reward_min", math.nan) == row.get("train/reward_max", 0.0),
         lambda row: f"every reward was {row['train/reward']:g}, and from equal rewards nothing is learned",
-        least=_ALIKE,
+        least=EQUAL_STEPS,
     ),
     _Rule(
         "train/no_verdict",

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ def plain(value: Any) -> Any:
             return [plain(item) for item in value]
         case _:
             return value
+
+
+def suggest_metric(metric: str, names: Collection[str]) -> str:
+    """Suggests a metric in place of one that is not among those that a run logs."""
+    close = get_close_matches(metric, names, 1)
+    return f"did you mean {close[0]}?" if close else f"it logs {', '.join(names) or 'nothing yet'}"
 
 
 def require_run(folder: Path) -> None:

@@ -7,23 +7,9 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-
-class ProgressLine(Protocol):
-    """The state of a run in one line; `lockstep.report.progress.ProgressView` is one."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def line(self) -> str: ...
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def total(self) -> int | None: ...
+from lockstep.report.progress_view import ProgressView
 
 
 def runs_in_notebook() -> bool:
@@ -42,7 +28,7 @@ class NotebookDisplay:
         self._handle: Any = None
 
     @contextmanager
-    def open(self, view: Callable[[], ProgressLine]) -> Iterator[None]:
+    def open(self, view: Callable[[], ProgressView]) -> Iterator[None]:
         self._handle = self._show(_draw(view()), raw=True, display_id=True)
         yield
         self._handle.update(_draw(view()), raw=True)
@@ -50,11 +36,11 @@ class NotebookDisplay:
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def step(self, view: ProgressLine) -> None:
+    def step(self, view: ProgressView) -> None:
         self._handle.update(_draw(view), raw=True)
 
 
-def _draw(view: ProgressLine) -> dict[str, str]:
+def _draw(view: ProgressView) -> dict[str, str]:
     """The line as text and as HTML with a bar."""
     total = "" if view.total is None else f' max="{max(view.total, 1)}"'
     bar = f'<progress value="{view.step}"{total}></progress>'

@@ -48,7 +48,7 @@ def overview(folder: Path) -> dict[str, Any]:
         "headlines": [*headlines(rows), *_more_headlines(rows, recipe)],
         "best": _best_steps(rows),
         "alarms": [alarm.plain for alarm in find_alarms(rows)],
-        "finished": (folder / "final").exists(),
+        "finished": state.word == "finished",
         "state": state.word,
         "about_state": state.text,
         "left_s": read_left_s([numbers(row) for row in timings], step, steps) if state.word == "running" else None,

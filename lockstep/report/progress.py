@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.report.notebook import NotebookDisplay, runs_in_notebook
+from lockstep.report.progress_view import ProgressView
 
 HEADLINES = (
     "train/reward", "train/shaped_reward", "train/kl", "train/loss", "train/acc",
@@ -34,46 +34,6 @@ _LINES = 10  # in which a run of known length is told where there is no terminal
 _SILENT_S = 300.0  # at most between two of them
 _LINE_EVERY_S = 1.0  # at least, where the length is not known
 _WINDOW = 10  # steps that the throughput and the time left are measured over
-
-
-@dataclass(frozen=True)
-class ProgressView:
-    """The state of a run's progress at one moment.
-
-    Attributes:
-        unit: Name of what is counted: steps by default.
-        step: Steps done.
-        total: Steps of the whole run; None while that is not known.
-        phase: The current phase, and its seconds so far.
-        metrics: Headlines of the newest step.
-        tokens_per_s: Over the newest steps; None before the first.
-        left_s: Seconds until the last step, at the pace of the newest; None after one step, which also warms up.
-    """
-
-    title: str
-    unit: str
-    step: int
-    total: int | None
-    phase: tuple[str, float] | None
-    metrics: Mapping[str, float]
-    tokens_per_s: float | None
-    left_s: float | None
-
-    @property
-    def parts(self) -> list[str]:
-        """Everything but the title and the phase, each as a few words."""
-        parts = [f"{self.unit} {self.step}" if self.total is None else f"{self.unit} {self.step}/{self.total}"]
-        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
-        if self.tokens_per_s is not None:
-            parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
-        if self.left_s is not None:
-            parts.append(f"{_clock(self.left_s)} left")
-        return parts
-
-    @property
-    def line(self) -> str:
-        """The parts in one line of text."""
-        return " · ".join(self.parts)
 
 
 class _Display(Protocol):
@@ -275,10 +235,3 @@ def _flow(parts: Sequence[str], width: int) -> str:
     """Wraps parts into lines, never between a metric and its value."""
     unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")
-
-
-def _clock(seconds: float) -> str:
-    """Hours, minutes and seconds, as on a clock."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -170,11 +170,6 @@ class Checkpoints:
         scored = [(_manifest(path).get("score"), step, path) for step, path in self.find()]
         return sorted(((s, n, path) for s, n, path in scored if s is not None), key=lambda entry: (entry[0], -entry[1]))
 
-    def best_folder(self) -> Path | None:
-        """The folder of the checkpoint with the best score; None where none has one."""
-        ranked = self.rank_by_score()
-        return ranked[-1][2] if ranked else None
-
     def _find_surplus(self) -> list[Path]:
         found = [path for _, path in self.find()]
         best = [path for _, _, path in self.rank_by_score()[-self.best :]] if self.best else []

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.algorithms.step import StepEvent
-
-_STEPS = 5
+from lockstep.report.alarms import EQUAL_STEPS
 
 
 class EqualRewards:
@@ -28,9 +27,10 @@ class EqualRewards:
             return
         self._steps = self._steps + 1 if low == self._value else 1
         self._value = low
-        if self._steps == _STEPS:
+        if self._steps == EQUAL_STEPS:
+            first = event.step - EQUAL_STEPS + 1
             self._note(
-                f"every reward of steps {event.step - _STEPS + 1} to {event.step} was {low:g}, and from equal rewards "
+                f"every reward of steps {first} to {event.step} was {low:g}, and from equal rewards "
                 "nothing is learned; read samples.jsonl, and see whether the reward, data.answer, reward.marker or "
                 "sampling.max_tokens is wrong, or the task is too hard or too easy for this model"
             )

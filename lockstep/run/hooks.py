@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, assert_never
 
 from lockstep.algorithms.job import Job
@@ -16,6 +15,7 @@ from lockstep.config import RunSection
 from lockstep.errors import InputError
 from lockstep.monitor.agreement import Disagreement
 from lockstep.report.held_out import sentence
+from lockstep.report.log import suggest_metric
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
 from lockstep.run.saver import Saver
@@ -151,8 +151,7 @@ class Hooks:
         """Raises on an unknown metric; at the end of a run only notes it, since the last checkpoint is worth more."""
         if event.leaving and not event.finished:  # stopped between two validations
             return
-        close = get_close_matches(metric, event.values, 1)
-        hint = f"did you mean {close[0]}?" if close else f"it logs {', '.join(event.values)}"
+        hint = suggest_metric(metric, event.values)
         message = f"run.best.metric: this run logs no {metric} when it saves; {hint}"
         if not event.finished:
             raise InputError(message)

@@ -7,12 +7,12 @@ names it, so it imports no torch at its top either.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep.config import Task, TaskFiles
+from lockstep.whole_files import write_once
 
 __all__ = ["Task", "TaskFiles", "permute", "sample_uniforms", "write_rows"]
 
@@ -22,16 +22,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
     A file that already holds these rows is left alone, so that its readers are not disturbed.
     """
-    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    write_once(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def sample_uniforms(rows: Iterable[int], count: int, *key: int | str) -> list[list[float]]:

@@ -54,8 +54,8 @@ def test_the_stop_button_saves_and_the_same_cell_resumes(assets: Path, tmp_path:
     model = f"MODEL = {str(assets / 'models/stories260K/hf')!r}"
     slow = "import os, pathlib, time\ndef slowly(step, values):\n    time.sleep(0.3)\n"
     slow += "    pathlib.Path('begun').write_text(str(os.getpid()))\nrun = train(60, on_step=slowly)"
-    slow += "\nprint(run.finished, len(run.metrics))"
-    client = client_of([model + CELLS, slow, "print(train(60).finished)"], tmp_path)
+    slow += "\nprint(run.is_finished, len(run.metrics))"
+    client = client_of([model + CELLS, slow, "print(train(60).is_finished)"], tmp_path)
 
     def interrupt() -> None:
         begun = tmp_path / "begun"  # the cell's first step, with the kernel's number

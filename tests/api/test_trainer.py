@@ -70,7 +70,7 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
     run = grpo(assets).train(on_step=lambda step, values: seen.append(step))
     assert run.metrics == read_metrics(train(load("own.yaml")))
     assert seen == [1, 2]
-    assert run.finished
+    assert run.is_finished
     assert (run.model / "model.safetensors").is_file()
     assert run.agreement is not None
     assert run.agreement.word == "AGREE"
@@ -108,7 +108,7 @@ def test_an_interrupt_saves_and_the_same_call_resumes(assets: Path, in_tmp: Path
             time.sleep(0.5)  # the handler runs in this thread before the step's end
 
     stopped = grpo(assets, run={"max_steps": 3}).train(on_step=interrupt)
-    assert not stopped.finished
+    assert not stopped.is_finished
     assert len(stopped.metrics) == 2  # the step that was under way is finished
     whole = grpo(assets, run={"max_steps": 3, "folder": "whole"}).train()
     assert grpo(assets, run={"max_steps": 3}).train().metrics == whole.metrics
@@ -244,7 +244,7 @@ def test_an_algorithm_out_of_the_tree(in_tmp: Path) -> None:
         grpo={"num_prompts_per_step": 4, "num_generations": 2, "global_batch_size": 8},
     )
     assert trainer.folder.name.startswith("own-")
-    assert trainer.train().finished
+    assert trainer.train().is_finished
 
 
 def test_a_trainer_needs_an_algorithm() -> None:
@@ -264,4 +264,4 @@ def test_it_trains_in_a_thread(assets: Path, in_tmp: Path) -> None:
     worker = threading.Thread(target=lambda: runs.append(grpo(assets).train()))
     worker.start()
     worker.join()
-    assert runs[0].finished
+    assert runs[0].is_finished
