@@ -1,0 +1,1 @@
+"""A ladder of tasks that tell algorithms and their options apart."""

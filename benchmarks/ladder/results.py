@@ -1,0 +1,162 @@
+"""The ladder's results: one line per run, kept by the digests of its recipe and of the code that trained it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from benchmarks.ladder.rung import Rung
+from lockstep.algorithms.base import Algorithm, Load
+from lockstep.config.loading import Loaded, load_run
+from lockstep.report.log import TIMINGS, lines, numbers, read_metrics
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOT_TRAINING = ("api", "commands", "doctor", "inference", "plan", "report")
+"""Rooms of `lockstep/` that change no result of a run."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a result is of.
+
+    Attributes:
+        arm: The arm's name.
+        seed: The run's seed.
+        recipe: Digest of the resolved recipe, its warm start's among it.
+        code: Digest of the code that trains, and of the versions that it computes with.
+    """
+
+    arm: str
+    seed: int
+    recipe: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run.
+
+    Attributes:
+        key: What it is of.
+        steps: Steps at which the metric was measured.
+        curve: The metric at these steps.
+        end: The measure by which arms are compared.
+        samples_per_step: Responses, or rows, of a step.
+        cpu_s: CPU seconds of the run and its child processes, without its warm start.
+        cpu_at: CPU seconds until each of `steps`: all of them, divided by the clock times of the steps.
+        warm_start_cpu_s: CPU seconds of the warm start; 0 where an earlier arm had trained it.
+        machine: The machine and the threads.
+    """
+
+    key: Key
+    steps: tuple[int, ...]
+    curve: tuple[float, ...]
+    end: float
+    samples_per_step: int
+    cpu_s: float
+    cpu_at: tuple[float, ...]
+    warm_start_cpu_s: float
+    machine: str
+
+    @property
+    def mean(self) -> float:
+        """Mean of the curve after its first point: higher for a run that is there earlier."""
+        after = [value for step, value in zip(self.steps, self.curve, strict=True) if step] or list(self.curve)
+        return sum(after) / len(after)
+
+    def first_at(self, threshold: float) -> int | None:
+        """Index of the first point at or above a threshold; None if there is none."""
+        return next((index for index, value in enumerate(self.curve) if value >= threshold), None)
+
+
+def read_results(name: str) -> list[Result]:
+    """Reads all results of a rung, older ones first."""
+    return [_parse(line) for line in _file(name).read_text().splitlines()] if _file(name).exists() else []
+
+
+def add_result(name: str, result: Result) -> None:
+    """Adds a result to a rung's file; an older one of the same arm and seed goes."""
+    mine = (result.key.arm, result.key.seed)
+    kept = [one for one in read_results(name) if (one.key.arm, one.key.seed) != mine]
+    ordered = sorted([*kept, result], key=lambda one: (one.key.arm, one.key.seed))
+    _file(name).parent.mkdir(exist_ok=True)
+    _file(name).write_text("".join(json.dumps(asdict(one)) + "\n" for one in ordered))
+
+
+def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, warm_start_cpu_s: float, machine: str) -> Result:
+    """Reads the result of a finished run."""
+    rows = [row for row in read_metrics(folder) if rung.metric in row]
+    assert rows, f"{folder} has no {rung.metric}"
+    steps, curve = tuple(int(row["step"]) for row in rows), tuple(row[rung.metric] for row in rows)
+    end = rung.measure(folder) if rung.measure else sum(curve[-rung.last :]) / len(curve[-rung.last :])
+    clock = list(accumulate(_step_seconds(folder)))
+    cpu_at = tuple(cpu_s * (clock[min(step, len(clock)) - 1] / clock[-1] if step else 0.0) for step in steps)
+    per_step = _samples_per_step(load_run(folder).expect(Algorithm).largest_step)
+    return Result(key, steps, curve, end, per_step, cpu_s, cpu_at, warm_start_cpu_s, machine)
+
+
+def digest_code(loaded: Loaded) -> str:
+    """Digest of the code that a recipe trains with: its syntax trees without docstrings, so that words change nothing.
+
+    Of the toy tasks only those count that the recipe, or its warm start, names.
+    """
+    first = loaded.warm_start
+    said = json.dumps([loaded.dump(), first.dump() if first else None])
+    found = hashlib.sha256(torch.__version__.encode())
+    for path in _sources():
+        if path.parent.name != "tasks" or path.stem == "base" or path.stem in said:
+            found.update(_digest_file(path))
+    return found.hexdigest()[:10]
+
+
+@cache
+def _digest_file(path: Path) -> bytes:
+    tree = ast.dump(_without_docstrings(ast.parse(path.read_bytes())))
+    return hashlib.sha256(f"{path.relative_to(ROOT)} {tree}".encode()).digest()
+
+
+def _sources() -> Iterator[Path]:
+    for path in sorted((ROOT / "lockstep").rglob("*.py")):
+        if path.relative_to(ROOT / "lockstep").parts[0] not in NOT_TRAINING:
+            yield path
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [child for child in node.body if not _is_text(child)]
+    return tree
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _step_seconds(folder: Path) -> list[float]:
+    """Clock time of each step."""
+    rows = [numbers(row) for row, _ in lines(folder / TIMINGS)]
+    return [sum(value for name, value in row.items() if name != "step") for row in rows]
+
+
+def _samples_per_step(load: Load) -> int:
+    """Responses of a step that samples, rows of one that does not."""
+    return load.scored or load.rows * load.updates
+
+
+def _file(name: str) -> Path:
+    return RESULTS / f"{name}.jsonl"
+
+
+def _parse(line: str) -> Result:
+    row = json.loads(line)
+    lists = {name: tuple(row[name]) for name in ("steps", "curve", "cpu_at")}
+    return Result(**{**row, **lists, "key": Key(**row["key"])})

@@ -1,0 +1,1 @@
+"""The rungs: one file each, with its recipes beside it."""

@@ -1,0 +1,92 @@
+"""The ladder's figures as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.ladder.results import Result, read_results
+from benchmarks.ladder.rung import Claim, Rung
+from benchmarks.ladder.runs import key_of
+from benchmarks.ladder.statistics import Band, band, difference
+
+
+def table(rung: Rung) -> str:
+    """One rung: its arms with bands, what they take to the threshold, and its claims with verdicts."""
+    results = read_results(rung.name)
+    known = f" (greatest expected value {rung.optimum:.3f})" if rung.optimum is not None else ""
+    reach = f" to {rung.threshold:g}" if rung.threshold is not None else ""
+    lines = [
+        f"### {rung.name}",
+        "",
+        f"{rung.question} Measured: {rung.metric}{known}.",
+        "",
+        f"| arm | seeds | end, IQM [95 %] | mean of the curve | samples{reach} | CPU s{reach} | CPU s of a run |",
+        "|---|---:|---|---|---:|---:|---:|",
+        *(_row(rung, name, _of_arm(results, name)) for name in rung.arms),
+        "",
+        *(f"* {sentence}" for sentence in (judge(claim, results) for claim in rung.claims)),
+    ]
+    stale = count_stale(rung, results)
+    if stale:
+        lines += ["", f"{stale} of {len(results)} runs are of other code or recipes than this tree's."]
+    return "\n".join(lines) + "\n"
+
+
+def judge(claim: Claim, results: Sequence[Result]) -> str:
+    """A claim with its verdict: it holds if the band of the difference over common seeds is above 0."""
+    verdict = compare(claim, results)
+    said = f"{claim.better} above {claim.worse}, {claim.because}"
+    if verdict is None:
+        return f"not measured: {said}"
+    what = "at the end" if claim.of == "end" else "on average of the curve"
+    return f"{'holds' if verdict.low > 0 else 'not shown'}: {said}; {what} by {verdict}"
+
+
+def compare(claim: Claim, results: Sequence[Result]) -> Band | None:
+    """The band of a claim's difference; None where fewer than two seeds have both arms."""
+    better, worse = (
+        {one.key.seed: _measure(claim, one) for one in _of_arm(results, name)} for name in (claim.better, claim.worse)
+    )
+    seeds = sorted(better.keys() & worse.keys())
+    return difference([better[seed] for seed in seeds], [worse[seed] for seed in seeds]) if len(seeds) > 1 else None
+
+
+def count_stale(rung: Rung, results: Sequence[Result]) -> int:
+    """Counts results whose recipe or code is not this tree's."""
+    return sum(_is_stale(rung, one) for one in results)
+
+
+def _is_stale(rung: Rung, result: Result) -> bool:
+    arm = rung.arms.get(result.key.arm)
+    return arm is None or key_of(arm.load(result.key.seed), result.key.arm, result.key.seed) != result.key
+
+
+def _of_arm(results: Sequence[Result], name: str) -> list[Result]:
+    return [one for one in results if one.key.arm == name]
+
+
+def _measure(claim: Claim, result: Result) -> float:
+    return result.end if claim.of == "end" else result.mean
+
+
+def _row(rung: Rung, name: str, results: Sequence[Result]) -> str:
+    if not results:
+        return f"| {name} | 0 | – | – | – | – | – |"
+    ends, means = band([one.end for one in results]), band([one.mean for one in results])
+    samples, seconds = _reach(rung, results)
+    cpu_s = sum(one.cpu_s for one in results) / len(results)
+    return f"| {name} | {len(results)} | {ends} | {means} | {samples} | {seconds} | {cpu_s:.0f} |"
+
+
+def _reach(rung: Rung, results: Sequence[Result]) -> tuple[str, str]:
+    """Samples and CPU seconds until the threshold, means over seeds that reach it; and how many do, if not all."""
+    if rung.threshold is None:
+        return "–", "–"
+    found = [(one, one.first_at(rung.threshold)) for one in results]
+    there = [(one, index) for one, index in found if index is not None]
+    if not there:
+        return "never", "never"
+    samples = sum(one.steps[index] * one.samples_per_step for one, index in there) / len(there)
+    seconds = sum(one.cpu_at[index] for one, index in there) / len(there)
+    few = f" ({len(there)} of {len(results)})" if len(there) < len(results) else ""
+    return f"{samples:,.0f}{few}", f"{seconds:.0f}{few}"
