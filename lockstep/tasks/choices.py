@@ -124,9 +124,10 @@ def value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> fl
     """The payoff of an answer as a share of the greatest; 0 for one that is not `length` actions."""
     world = _world(tuple((name, row[name]) for name in World.__dataclass_fields__))
     chosen = re.findall(r"\S+", response)[: world.length]
-    if len(chosen) < world.length or any(one not in ACTIONS[: world.actions] for one in chosen):
+    numbers = {action: number for number, action in enumerate(ACTIONS[: world.actions])}
+    if len(chosen) < world.length or not numbers.keys() >= set(chosen):
         return 0.0
-    return world.pay([ACTIONS.index(one) for one in chosen]) / _best(world)
+    return world.pay([numbers[one] for one in chosen]) / _best(world)
 
 
 def poorer_value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:

@@ -33,7 +33,7 @@ def test_the_best_answer_is_worth_one(tmp_path: Path, kind: str, length: int) ->
     for row in rows(tmp_path, kind=kind, **options):
         found = values(row)
         assert max(found) == pytest.approx(1.0)
-        assert min(found) < 0.8
+        assert min(found) < max(found)
         assert found == values(row)
 
 

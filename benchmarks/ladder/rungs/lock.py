@@ -3,8 +3,8 @@
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 LOCK = (
-    "data.task={name: choices, kind: lock, states: 8, actions: 8, length: 2, trap: 0.3}",
-    "sampling.max_tokens=2", "validation_sampling.max_tokens=2", "run.max_steps=150",
+    "data.task={name: choices, kind: lock, states: 4, actions: 8, length: 2, trap: 0.3}",
+    "sampling.max_tokens=2", "validation_sampling.max_tokens=2", "run.max_steps=150", "grpo.scale_rewards=none",
 )  # fmt: skip
 
 
@@ -19,11 +19,15 @@ RUNG = Rung(
     optimum=1.0,
     threshold=0.9,
     arms={
-        "grpo": _grpo(),
-        "entropy": _grpo("grpo.entropy_coef=0.01"),
-        "entropy_more": _grpo("grpo.entropy_coef=0.03"),
+        "plain": _grpo(),
+        "entropy": _grpo("grpo.entropy_coef=0.1"),
+        "group_scale_entropy": _grpo("grpo.scale_rewards=group", "grpo.entropy_coef=0.1"),
         "epochs": _grpo("grpo.ppo_epochs=4"),
         "clip_higher": _grpo("grpo.ppo_epochs=4", "grpo.clip_high=0.28"),
-        "clip_much_higher": _grpo("grpo.ppo_epochs=4", "grpo.clip_high=1.0"),
     },
+    claims=(
+        Claim("entropy", "plain", "because it keeps looking when the trap already pays"),
+        Claim("entropy", "group_scale_entropy", "because a group's deviation, small near the trap, outgrows the bonus"),
+        Claim("clip_higher", "epochs", "because a rare answer may gain more in a step"),
+    ),
 )
