@@ -141,6 +141,20 @@ def test_two_ranks_and_two_samplers_compute_the_same(model: str, tmp_path: Path)
     assert results[0].stdout == results[1].stdout
 
 
+def test_a_reward_reads_a_response_as_it_continues_its_prompt(model: str) -> None:
+    """Also by a tokenizer that drops the space before the first word of a text."""
+    sampler = lockstep.open_sampler(model)
+    seen: list[str] = []
+    rollouts = lockstep.rollout(
+        sampler, ["Once upon a time there was"], lambda _, response, *__: seen.append(response), max_tokens=8,
+        num_generations=4,
+    )  # fmt: skip
+    whole = [sampler.source.tokenizer.decode(tokens[1:].tolist()) for tokens in rollouts.batch.sequences()]
+    assert whole == [f"Once upon a time there was{response}" for response in seen]
+    assert seen == rollouts.responses
+    assert all(response.startswith(" ") for response in seen)
+
+
 def test_scores_may_be_whole_numbers(model: str) -> None:
     sampler = lockstep.open_sampler(model)
     rollouts = lockstep.rollout(sampler, ["Once"], lambda prompt, response, answer, row: 3, max_tokens=2)
