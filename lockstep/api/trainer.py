@@ -96,14 +96,19 @@ class Trainer:
 
 
 def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = False) -> Run:
-    """Trains a resolved recipe; a run that is stopped early was saved, and is returned as it is."""
+    """Trains a resolved recipe; a run that is stopped early was saved, and is returned as it is.
+
+    What the command line would tell by its exit code of a run that came to an end is a line.
+    """
     from lockstep.run.stop import Stopped
-    from lockstep.run.train import train
+    from lockstep.run.train import describe_nothing_trained, train
 
     try:
-        train(loaded, allow_changes, callbacks=callbacks)
+        ending = describe_nothing_trained(train(loaded, allow_changes, callbacks=callbacks))
     except Stopped as stopped:
-        print(f"lockstep: {stopped}", file=sys.stderr)
+        ending = str(stopped)
+    if ending is not None:
+        print(f"lockstep: {ending}", file=sys.stderr)
     return Run(loaded.run_folder)
 
 

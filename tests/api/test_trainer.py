@@ -22,9 +22,9 @@ from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
 from lockstep.config.loading import RecipeError, load
-from lockstep.errors import InputError
+from lockstep.errors import InputError, NothingTrainedError
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import require_trained, train
 
 ROWS = [{"question": f"Once upon a time there was a {name}"} for name in ("dog", "cat", "boy", "girl")]
 SMALL: dict[str, Any] = {
@@ -71,6 +71,8 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
     assert run.metrics == read_metrics(train(load("own.yaml")))
     assert seen == [1, 2]
     assert run.is_finished
+    assert run.has_trained
+    assert "trained on anything" not in run.summary
     assert (run.model / "model.safetensors").is_file()
     assert run.agreement is not None
     assert run.agreement.word == "AGREE"
@@ -79,6 +81,19 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
     assert run.report().read_bytes().startswith(b"<!")
     assert "sampled reward" in run.summary
     assert "sampled reward" in run._repr_html_()
+
+
+def test_a_run_that_learned_from_nothing_says_so_as_the_command_line_does(
+    assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = grpo(assets, reward=lambda prompt, response, answer, row: 1.0).train()
+    assert run.is_finished
+    assert not run.has_trained
+    with pytest.raises(NothingTrainedError) as told:
+        require_trained(run.folder)
+    assert "all rewards were equal" in str(told.value)
+    assert run.summary.endswith(f"\n\n{told.value}")
+    assert f"lockstep: {told.value}\n" in capsys.readouterr().err
 
 
 def test_validation_calls_back_before_the_first_step_too(assets: Path, in_tmp: Path) -> None:
