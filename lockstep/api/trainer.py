@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from lockstep.algorithms.base import Algorithm
 from lockstep.api.run import Run
 from lockstep.api.values import build_tree
+from lockstep.api.words import speak_python
 from lockstep.config import user_code
 from lockstep.config.loading import Loaded, describe, load_options
 from lockstep.config.recipe_files import Layer
@@ -49,9 +50,10 @@ class Trainer:
             raise TypeError("Trainer needs an algorithm: a class derived from Algorithm, or file.py:Class")
         text = named if isinstance(named, str) else user_code.refer(named)
         base = str(recipe) if recipe is not None else self.algorithm
-        tree = {"algorithm": text, **build_tree(options)}
         name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
-        self.loaded = load_options(name, base, Layer(f"lockstep.{type(self).__name__}", tree))
+        with speak_python():
+            tree = {"algorithm": text, **build_tree(options)}
+            self.loaded = load_options(name, base, Layer(f"lockstep.{type(self).__name__}", tree, in_yaml=False))
 
     @property
     def folder(self) -> Path:
@@ -70,7 +72,8 @@ class Trainer:
         """
         from lockstep.run.dry_run import dry_run
 
-        return dry_run(self.loaded)
+        with speak_python():
+            return dry_run(self.loaded)
 
     def train(
         self,
@@ -104,7 +107,8 @@ def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = Fal
     from lockstep.run.train import describe_nothing_trained, train
 
     try:
-        ending = describe_nothing_trained(train(loaded, allow_changes, callbacks=callbacks))
+        with speak_python():
+            ending = describe_nothing_trained(train(loaded, allow_changes, callbacks=callbacks))
     except Stopped as stopped:
         ending = str(stopped)
     if ending is not None:
@@ -121,5 +125,7 @@ def train(
     **options: Any,
 ) -> Run:
     """Trains a recipe by its name or file, as `lockstep train` does, with options as those of `Trainer`."""
-    loaded = load_options(Path(recipe).stem, str(recipe), Layer("lockstep.train", build_tree(options)))
+    with speak_python():
+        said = Layer("lockstep.train", build_tree(options), in_yaml=False)
+        loaded = load_options(Path(recipe).stem, str(recipe), said)
     return train_loaded(loaded, Callbacks(on_step, on_validation), allow_changes)

@@ -76,14 +76,14 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
             pass
         case found:
             raise InputError(
-                f"{name} returned {_describe(found)}; return two things: the sum over the batch, a tensor of one number "
-                "that depends on the outputs, and lockstep.Metrics(…), which may be empty"
+                f"{name} returned {_describe(found)}; return two things: the sum over the batch, a tensor of one "
+                "number that depends on the outputs, and lockstep.Metrics(…), which may be empty"
             )
     for metric, value in metrics.items():
         if not isinstance(value, Reduction):
             raise InputError(
-                f"{name}: its metric {metric} is a {type(value).__name__}; say how parts of a batch are merged, such as "
-                "lockstep.losses.Mean(total, count)"
+                f"{name}: its metric {metric} is a {type(value).__name__}; say how parts of a batch are merged, such "
+                "as lockstep.losses.Mean(total, count)"
             )
     return total, metrics
 
