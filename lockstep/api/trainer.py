@@ -89,7 +89,8 @@ class Trainer:
 
         Args:
             on_step: Called after each step with the step's number and its metrics, validation's among them.
-            on_validation: Called after each validation, the one before the first step too.
+            on_validation: Called after each validation with its metrics, the one before the first step too; after a
+                step's `on_step`.
             allow_changes: Resume even if data, first model or code have changed.
         """
         return train_loaded(self.loaded, Callbacks(on_step, on_validation), allow_changes)

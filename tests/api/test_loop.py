@@ -45,7 +45,7 @@ def model(assets: Path) -> str:
 
 def test_the_readme_shows_the_example() -> None:
     assert CODE.rstrip() in (ROOT / "README.md").read_text()
-    assert len([line for line in CODE.splitlines() if line.strip()]) <= 40
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 25
 
 
 def test_the_example_learns(model: str, in_tmp: Path) -> None:

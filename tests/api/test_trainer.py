@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,15 @@ def test_a_run_that_learned_from_nothing_says_so_as_the_command_line_does(
 
 
 def test_validation_calls_back_before_the_first_step_too(assets: Path, in_tmp: Path) -> None:
-    seen: list[tuple[int, float]] = []
-    grpo(assets, validation=ROWS[:2]).train(
-        on_validation=lambda step, values: seen.append((step, values["validation/reward"]))
-    )
-    assert [step for step, _ in seen] == [0, 2]
+    seen: list[tuple[str, int, bool]] = []
+
+    def note(name: str) -> Callable[[int, Mapping[str, float]], None]:
+        return lambda step, values: seen.append((name, step, "validation/reward" in values))
+
+    grpo(assets, validation=ROWS[:2]).train(on_step=note("step"), on_validation=note("validation"))
+    assert seen == [
+        ("validation", 0, True), ("step", 1, False), ("step", 2, True), ("validation", 2, True),
+    ]  # fmt: skip
 
 
 def test_what_a_callback_raises_ends_the_run_and_the_same_call_resumes(assets: Path, in_tmp: Path) -> None:
@@ -239,7 +243,7 @@ def test_rewards_of_the_program_keep_their_contract(assets: Path, in_tmp: Path) 
 
 def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:
     trainer = grpo(assets)
-    assert "4 prompts" in trainer.dry_run()
+    assert "4 prompts × 4 = 16 responses → 1 optimizer step of 16 responses" in trainer.dry_run()
     assert "num_prompts_per_step: 4" in trainer.describe()
     assert not Path("runs").joinpath(trainer.folder.name).exists()
     assert repr(trainer) == f"<lockstep.GRPO → {trainer.folder}>"
