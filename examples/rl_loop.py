@@ -21,6 +21,7 @@ class Reinforce:
 
 
 def count_e(prompt, response, answer, row):
+    """The reward of a response; `answer` and `row` are its prompt's."""
     return response.count("e")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, cast
 
 import pytest
@@ -45,7 +46,7 @@ def model(assets: Path) -> str:
 
 def test_the_readme_shows_the_example() -> None:
     assert CODE.rstrip() in (ROOT / "README.md").read_text()
-    assert len([line for line in CODE.splitlines() if line.strip()]) <= 25
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 26
 
 
 def test_the_example_learns(model: str, in_tmp: Path) -> None:
@@ -110,6 +111,20 @@ def test_a_loss_of_ones_own_logs_metrics(model: str) -> None:
     batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
     logged = learner.forward_backward(batch, Returning("right")).floats()
     assert logged["loss"] == pytest.approx(-float(learner.logprobs(batch).sum()) / int(batch.mask.sum()), rel=1e-5)
+
+
+def test_the_guide_s_loss_logs_what_the_guide_says(model: str) -> None:
+    guide = (ROOT / "docs/guides/python.md").read_text()
+    [block] = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "def __call__" in block]
+    names: dict[str, Any] = {"__name__": "guide"}
+    sys.modules["guide"] = ModuleType("guide")  # where dataclasses looks types up
+    exec(block, names)
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
+    batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
+    batch = batch.with_columns({"advantage": batch.mask.float()})
+    logged = (learner.forward_backward(batch, names["WithEntropy"]()) + learner.optim_step()).floats()
+    assert set(logged) == {"loss", "entropy", "grad_norm", "lr"}
+    assert logged["entropy"] > 0
 
 
 def test_a_step_without_a_gradient_is_refused_and_one_without_rows_is_not(model: str) -> None:
