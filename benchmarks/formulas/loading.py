@@ -13,7 +13,7 @@ import ast
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -123,6 +123,11 @@ class Files(MetaPathFinder):
             found = next(node for node in found.body if _name(node) == name)
         return f"{file}:{found.lineno}"
 
+    def where(self, file: str, text: str) -> str:
+        """`file:line` of the first line with `text`, in a file that is not executed."""
+        lines = (self.root / file).read_text().splitlines()
+        return f"{file}:{next(number for number, line in enumerate(lines, 1) if text in line)}"
+
     def commit(self) -> str:
         """The commit that is checked out."""
         command = ["git", "-C", str(self.root), "rev-parse", "HEAD"]
@@ -141,5 +146,3 @@ def bind(cls: type, **attributes: Any) -> Any:
         setattr(made, name, value)
     return made
 
-
-Locate = Callable[[str], str]
