@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
+from benchmarks.formulas.catalog import GSPO
 from benchmarks.formulas.rollouts import Answer, Method, Rollouts
 
 ROUNDING = 1e-5
@@ -38,6 +40,13 @@ class Case:
     kind: Literal["convention", "substance"] | None = None
     because: str = ""
     instead: Method | None = None
+
+
+def shared_credit(run: Method, at: str, options: str = "") -> Case:
+    """The case of GSPO's loss where tokens have advantages of their own, and the gradient goes through one ratio."""
+    because = "the gradient goes through the response's ratio: its tokens share the mean of their advantages"
+    instead = partial(GSPO, ratio="response")
+    return Case("gspo_token", run, at, options, "substance", because, instead)
 
 
 @dataclass(frozen=True)

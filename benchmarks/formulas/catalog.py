@@ -9,6 +9,9 @@ from benchmarks.formulas import references as paper
 from benchmarks.formulas.rollouts import Method
 
 
+GSPO = partial(paper.policy_loss, mean="responses", low=paper.GSPO_CLIP, high=paper.GSPO_CLIP)
+
+
 @dataclass(frozen=True)
 class Formula:
     """A formula.
@@ -38,10 +41,8 @@ FORMULAS: dict[str, Formula] = {
     "dr_grpo_mean": Formula("PPO clip, Dr. GRPO's mean", partial(paper.policy_loss, mean="constant")),
     "clip_higher": Formula("clip-higher", partial(paper.policy_loss, high=paper.CLIP_HIGH)),
     "dual_clip": Formula("dual clip", partial(paper.policy_loss, dual=paper.DUAL_CLIP)),
-    "gspo": Formula(
-        "GSPO",
-        partial(paper.policy_loss, mean="responses", ratio="response", low=paper.GSPO_CLIP, high=paper.GSPO_CLIP),
-    ),
+    "gspo": Formula("GSPO", partial(GSPO, ratio="response", per_response=True)),
+    "gspo_token": Formula("GSPO-token, an advantage per token", partial(GSPO, ratio="response-token")),
     "cispo": Formula("CISPO", paper.cispo),
     "tis_token": Formula("TIS per token", partial(paper.policy_loss, weigh=paper.truncate)),
     "tis_sequence": Formula("TIS per response", partial(paper.policy_loss, weigh=paper.truncate_response)),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.formulas import references as paper
-from benchmarks.formulas.cases import Case
+from benchmarks.formulas.cases import Case, shared_credit
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 from lockstep.algorithms.grpo.options import GRPOSection
 from lockstep.algorithms.grpo.step import with_advantages
@@ -125,6 +125,7 @@ def cases() -> list[Case]:
     step = "lockstep/algorithms/grpo/step.py:with_advantages"
     policy, preference = f"{_LOSSES}/ppo.py:ClippedSurrogate", f"{_LOSSES}/preference.py:Preference"
     mismatch, divergence = f"{_OBJECTIVES}/mismatch.py", f"{_OBJECTIVES}/divergence.py"
+    gspo = {"mean": "responses", "sequence_ratio": True, "clip_low": paper.GSPO_CLIP, "clip_high": paper.GSPO_CLIP}
     plus = {"baseline": "none", "scale_rewards": "none", "whiten_advantages": True}
     with_baseline = {"baseline": "mean", "scale_rewards": "none", "whiten_advantages": True}
     return [
@@ -152,18 +153,8 @@ def cases() -> list[Case]:
         Case("dr_grpo_mean", partial(_policy, mean="constant", max_tokens=MAX_TOKENS), policy),
         Case("clip_higher", partial(_policy, clip_high=paper.CLIP_HIGH), policy),
         Case("dual_clip", partial(_policy, dual_clip=paper.DUAL_CLIP), policy),
-        Case(
-            "gspo",
-            partial(
-                _policy,
-                per_response=True,
-                mean="responses",
-                sequence_ratio=True,
-                clip_low=paper.GSPO_CLIP,
-                clip_high=paper.GSPO_CLIP,
-            ),
-            policy,
-        ),
+        Case("gspo", partial(_policy, per_response=True, **gspo), policy),
+        shared_credit(partial(_policy, **gspo), policy),
         Case("cispo", partial(_policy, cispo=True), policy),
         Case("tis_token", partial(_policy, correction=TokenTIS(paper.TIS_HIGH)), f"{mismatch}:TokenTIS"),
         Case("tis_sequence", partial(_policy, correction=SequenceTIS(paper.TIS_HIGH)), f"{mismatch}:SequenceTIS"),

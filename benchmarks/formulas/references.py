@@ -74,7 +74,7 @@ def gae_advantages(batch: Rollouts, *, skip: bool = True, own_values: bool = Fal
         delta = reward + GAMMA * following - value
         for t, place in enumerate(steps):
             advantage_N[place] = sum((GAMMA * LAM) ** k * delta[t + k] for k in range(len(delta) - t))
-    return batch.trained(advantage_N)
+    return advantage_N
 
 
 def gae_returns(batch: Rollouts, *, skip: bool = True, own_values: bool = False) -> Answer:
@@ -99,10 +99,12 @@ def whiten(x_N: Tensor, mask_N: Tensor, *, bessel: int = 0, shift: float | None 
     return torch.where(mask_N, (x_N - mean) / deviation, 0.0)
 
 
-def gae_whitened(batch: Rollouts, *, bessel: int = 0, skip: bool = True, own_values: bool = False) -> Answer:
-    """GAE with mean 0 and variance 1 over the batch."""
+def gae_whitened(
+    batch: Rollouts, *, bessel: int = 0, skip: bool = True, own_values: bool = False, of_all: bool = False
+) -> Answer:
+    """GAE with mean 0 and variance 1 over the trained tokens of the batch, or over all of its responses' tokens."""
     advantage_N = gae_advantages(batch, skip=skip, own_values=own_values)
-    return Answer(whiten(advantage_N, batch.mask, bessel=bessel))
+    return Answer(whiten(advantage_N, batch.mask | of_all, bessel=bessel))
 
 
 def group(
@@ -143,10 +145,9 @@ def reinforce_plus_plus(
     *,
     baseline: bool = False,
     kl: Literal["following", "own", "none"] = "following",
-    estimate: str = "k1",
     bessel: int = 0,
-    past_tools: bool = True,
-    mean_of_padded: bool = False,
+    of_all: bool = False,
+    padded_mean: bool = False,
 ) -> Answer:
     """A_t = r − β·Σ_(i≥t) KL_i, with mean 0 and variance 1 over the batch (Hu 2025, eqs. 4 and 5).
 
@@ -154,39 +155,22 @@ def reinforce_plus_plus(
         batch: Rollouts.
         baseline: r less the mean of its group (REINFORCE++ with baseline, Hu 2025, §3).
         kl: A token pays for all that follow it, or for itself alone, or there is none.
-        estimate: Of the divergence.
         bessel: As in `whiten`.
-        past_tools: False: what is earned after a tool's answer does not reach the tokens before it.
-        mean_of_padded: The mean is over all places of the padded grid.
+        of_all: Mean and variance are over all tokens of responses, a tool's too.
+        padded_mean: The mean is over all places of the padded grid, with zeros after the end of a response.
     """
     batch = batch.double()
     score_B = batch.score
     if baseline:
         score_B = score_B - score_B.view(-1, GROUP).mean(-1).repeat_interleave(GROUP)
-    advantage_N = torch.zeros_like(batch.logprob)
-    for row, response in enumerate(_responses(batch)):
-        paid = BETA * estimator(estimate, response.old, response.ref)
-        if kl == "following":
-            paid = paid.flip(0).cumsum(0).flip(0)
-        if kl == "none":
-            paid = torch.zeros_like(paid)
-        advantage_N[response.place] = score_B[row] - paid
-        if not past_tools:
-            _stop_at_tools(advantage_N, response, score_B[row], estimate)
-    shift = advantage_N.sum() / batch.padded(advantage_N).numel() if mean_of_padded else None
-    return Answer(whiten(advantage_N, batch.mask, bessel=bessel, shift=None if shift is None else float(shift)))
-
-
-def _stop_at_tools(advantage_N: Tensor, response: Response, score: Tensor, estimate: str) -> None:
-    """Lets every stretch of trained tokens earn only what lies within it, in place."""
-    reward = -BETA * estimator(estimate, response.old, response.ref)
-    reward[-1] += score
-    running = 0.0 * score
-    for t in reversed(range(len(reward))):
-        if t + 1 < len(reward) and response.place[t + 1] != response.place[t] + 1:
-            running = 0.0 * score
-        running = running + reward[t]
-        advantage_N[response.place[t]] = running
+    paid_N = batch.trained(BETA * estimator("k1", batch.old_logprob, batch.ref_logprob))
+    if kl == "following":
+        paid_N = torch.cat([paid.flip(0).cumsum(0).flip(0) for paid in batch.split(paid_N)])
+    if kl == "none":
+        paid_N = torch.zeros_like(paid_N)
+    advantage_N = score_B[batch.row] - paid_N
+    shift = float(batch.padded(advantage_N).mean()) if padded_mean else None
+    return Answer(whiten(advantage_N, batch.mask | of_all, bessel=bessel, shift=shift))
 
 
 def rewards_with_kl(batch: Rollouts, *, estimate: str = "k1", bound: float = math.inf) -> Answer:
@@ -224,10 +208,10 @@ def kl_estimate(batch: Rollouts, *, name: str, bound: float = math.inf) -> Answe
 def kl_gradient(
     batch: Rollouts,
     *,
-    factor: Literal["ratio", "one"] = "ratio",
+    factor: Literal["ratio", "one", "sampler"] = "ratio",
     slope: Literal["difference", "k1", "k3"] = "difference",
     bound: float = math.inf,
-    mean: Literal["tokens", "responses", "micro-batches"] = "tokens",
+    mean: Literal["tokens", "responses"] = "tokens",
     scale: float = 1.0,
     to: Literal["reference", "sampler"] = "reference",
 ) -> Answer:
@@ -237,10 +221,10 @@ def kl_gradient(
 
     Args:
         batch: Rollouts.
-        factor: ρ, or 1 as if π had sampled.
+        factor: ρ, or 1 as if π had sampled, or π/π_sampler.
         slope: What stands in for Δ: that of k1, which is 1, or of k3, 1 − e^(−Δ), where it is differentiated as it is.
         bound: Tokens whose estimate k3 is above have no gradient.
-        mean: Over all tokens; or over responses of the mean over tokens, in each micro-batch by itself, or in all.
+        mean: Over all tokens, or over responses of means over tokens.
         scale: A constant factor.
         to: The policy that π is compared with.
     """
@@ -251,7 +235,8 @@ def kl_gradient(
         delta = response.logprob - other
         slopes = {"difference": delta, "k1": torch.ones_like(delta), "k3": 1 - torch.exp(-delta)}[slope]
         slopes = torch.where(estimator("k3", response.logprob, other) <= bound, slopes, 0.0)
-        ratio = torch.exp(response.logprob - response.old) if factor == "ratio" else 1.0
+        behavior = {"ratio": response.old, "one": response.logprob, "sampler": response.sampler}[factor]
+        ratio = torch.exp(response.logprob - behavior)
         count = batch.num_tokens if mean == "tokens" else len(delta) * batch.num_rows
         gradient_N[response.place] = scale * ratio * slopes / count
     return Answer(None, gradient_N)
@@ -267,7 +252,8 @@ def policy_loss(
     high: float = CLIP,
     dual: float | None = None,
     mean: Mean = "tokens",
-    ratio: Literal["token", "response"] = "token",
+    ratio: Literal["token", "response", "response-token"] = "token",
+    per_response: bool = False,
     weigh: Weigh = torch.ones_like,
     behavior: Literal["old", "sampler"] = "old",
 ) -> Answer:
@@ -275,7 +261,9 @@ def policy_loss(
 
     PPO (Schulman et al. 2017, eq. 7) over tokens; GRPO over responses of means over tokens (Shao et al. 2024, eq. 3);
     Dr. GRPO over responses of sums over a constant (Liu et al. 2025); DAPO's clip-higher (Yu et al. 2025, eq. 10); dual
-    clip (Ye et al. 2020, eq. 5); GSPO, ρ the geometric mean of a response's (Zheng et al. 2025, eq. 7).
+    clip (Ye et al. 2020, eq. 5); GSPO, ρ the geometric mean of a response's (Zheng et al. 2025, eq. 7); GSPO-token, the
+    same number with a gradient through each token alone, sg(ρ)·π/sg(π), so that each token has its own advantage
+    (eqs. 13 and 14).
 
     Args:
         batch: Rollouts.
@@ -283,7 +271,8 @@ def policy_loss(
         high: Above.
         dual: c, for negative A.
         mean: Over what.
-        ratio: Of a token, or of a response; the latter with the response's advantage.
+        ratio: Of a token, of a response, or of a response with a token's gradient.
+        per_response: All tokens of a response have its advantage.
         weigh: w.
         behavior: The policy below the fraction bar.
     """
@@ -292,9 +281,12 @@ def policy_loss(
         total = given.logprob.new_zeros(())
         for row, response in enumerate(_responses(given)):
             delta = response.logprob - (response.old if behavior == "old" else response.sampler)
-            rho, advantage = delta.exp(), response.advantage
-            if ratio == "response":
-                rho, advantage = delta.mean().exp(), given.response_advantage[row]
+            rho = delta.exp() if ratio == "token" else delta.mean().exp()
+            if ratio == "response-token":
+                rho = rho.detach() * (response.logprob - response.logprob.detach()).exp()
+            advantage = response.advantage
+            if per_response:
+                advantage = given.response_advantage[row].expand_as(advantage)
             gain = torch.minimum(rho * advantage, rho.clamp(1 - low, 1 + high) * advantage)
             if dual is not None:
                 gain = torch.where(advantage < 0, torch.maximum(gain, dual * advantage), gain)

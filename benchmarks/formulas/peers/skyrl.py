@@ -1,5 +1,6 @@
 """SkyRL: its advantage estimators and policy losses.
 
+Its trainer gives the estimators a mask of all tokens of a response, a tool's too, and the losses one without them.
 A policy loss is a sum; its mean is in the advantages, which are divided before (`apply_loss_reduction_to_…`). KL and
 entropy are added to it by the worker, a mean in each micro-batch, weighed by the share of that micro-batch.
 """
@@ -18,18 +19,20 @@ from torch import Tensor
 
 from benchmarks.formulas import references as paper
 from benchmarks.formulas.cases import Case
-from benchmarks.formulas.loading import Files
+from benchmarks.formulas.loading import Files, bind
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 
 _CORE, _OFF_POLICY = "skyrl.backends.skyrl_train.utils.ppo_utils", "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
 _TOOLS = "skyrl.backends.skyrl_train.utils.torch_utils"
+_TRAINER = "skyrl.train.trainer"
 _FOLDER = "skyrl/backends/skyrl_train/utils"
 _REAL = {
     _CORE: f"{_FOLDER}/ppo_utils.py",
     _OFF_POLICY: f"{_FOLDER}/off_policy_correction_utils.py",
     _TOOLS: f"{_FOLDER}/torch_utils.py",
+    _TRAINER: "skyrl/train/trainer.py",
 }
-_ABSENT = ("skyrl", "ray", "jaxtyping", "loguru", "omegaconf", "flash_attn", "cloudpickle")
+_ABSENT = ("skyrl", "ray", "jaxtyping", "loguru", "omegaconf", "flash_attn", "cloudpickle", "tqdm", "transformers")
 _WORKER = "skyrl/backends/skyrl_train/workers/worker.py"
 
 
@@ -45,7 +48,7 @@ def _advantages(files: Files) -> list[Case]:
     core = files.load(_CORE)
 
     def estimate(given: Rollouts, function: Any, which: int = 0, kl: bool = False, **options: Any) -> Answer:
-        reward_BT, mask_BT = given.padded(given.rewards()), given.padded(given.mask.float())
+        reward_BT, mask_BT = given.padded(given.rewards()), given.padded(torch.ones_like(given.score[given.row]))
         if kl:
             reward_BT = reward_BT - paper.BETA * estimates(given, "k1")
         more = {"index": np.repeat(np.arange(4), GROUP), "values": given.padded(given.old_value)}
@@ -58,6 +61,21 @@ def _advantages(files: Files) -> list[Case]:
 
     def rewards(given: Rollouts, name: str) -> Answer:
         return Answer(given.rewards() - given.flat(paper.BETA * estimates(given, name)))
+
+    def normalized(given: Rollouts) -> Answer:
+        algorithm = SimpleNamespace(advantage_batch_normalize=True, loss_reduction="token_mean", max_seq_len=MAX_TOKENS)
+        config = SimpleNamespace(trainer=SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=1))
+        answer = estimate(given, grpo, grpo_norm_by_std=False)
+        assert answer.value is not None, "an advantage has a value"
+        columns = {
+            "advantages": answer.value,
+            "response_mask": torch.ones_like(answer.value),
+            "loss_mask": given.mask.float(),
+        }
+        data = _Rows({name: given.padded(x) for name, x in columns.items()})
+        trainer = bind(files.load(_TRAINER).RayPPOTrainer, cfg=config)
+        scaled_BT = trainer._normalize_advantages(data, [(0, given.num_rows)])["advantages"]
+        return Answer(given.num_tokens * given.flat(scaled_BT))
 
     at, gae = partial(files.at, _CORE), core.compute_gae_advantage_return
     grpo, rloo = core.compute_grpo_outcome_advantage, core.compute_rloo_outcome_advantage
@@ -77,8 +95,8 @@ def _advantages(files: Files) -> list[Case]:
             partial(estimate, function=gae, gamma=paper.GAMMA),
             at("compute_gae_advantage_return"),
             kind="substance",
-            because="a tool's tokens are steps, with values of their own; variance with n − 1",
-            instead=partial(paper.gae_whitened, skip=False, own_values=True, bessel=1),
+            because="a tool's tokens are steps, with values of their own, and whitened with the others; n − 1",
+            instead=partial(paper.gae_whitened, skip=False, own_values=True, bessel=1, of_all=True),
         ),
         Case("grpo", partial(estimate, function=grpo), at("compute_grpo_outcome_advantage")),
         Case(
@@ -93,8 +111,19 @@ def _advantages(files: Files) -> list[Case]:
             partial(estimate, function=plus_plus, kl=True),
             at("compute_reinforce_plus_plus_outcome_advantage"),
             kind="substance",
-            because="the return stops at a tool's answer; variance with n − 1",
-            instead=partial(paper.reinforce_plus_plus, past_tools=False, bessel=1),
+            because="a tool's tokens are whitened with the others; n − 1",
+            instead=partial(paper.reinforce_plus_plus, bessel=1, of_all=True),
+        ),
+        Case(
+            "reinforce_pp_baseline",
+            normalized,
+            files.at(_TRAINER, "RayPPOTrainer._normalize_advantages"),
+            "grpo_norm_by_std: false, advantage_batch_normalize: true",
+            kind="substance",
+            because="the mean is over the padded grid, and a tool's tokens count",
+            instead=partial(
+                paper.reinforce_plus_plus, baseline=True, kl="none", of_all=True, padded_mean=True
+            ),
         ),
         Case(
             "kl_reward",
@@ -274,3 +303,10 @@ def _entropy_by_micro_batch(given: Rollouts) -> Answer:
     value = sum((share * answer.value for answer, share in answers if answer.value is not None), torch.zeros(()))
     gradient = torch.cat([share * answer.gradient for answer, share in answers if answer.gradient is not None])
     return Answer(value, gradient)
+
+
+class _Rows(dict[Any, Any]):
+    """Columns by name; a slice of rows."""
+
+    def __missing__(self, rows: slice) -> _Rows:
+        return _Rows({name: x[rows] for name, x in self.items()})

@@ -20,16 +20,16 @@ from benchmarks.formulas.loading import Files
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 
 _CORE, _HELPER = "verl.trainer.ppo.core_algos", "verl.trainer.ppo.rollout_corr_helper"
-_TRAINER = "verl.trainer.ppo.ray_trainer"
+_TRAINER, _FUNCTIONAL = "verl.trainer.ppo.ray_trainer", "verl.utils.torch_functional"
 _REAL = {
     _CORE: "verl/trainer/ppo/core_algos.py",
     _HELPER: "verl/trainer/ppo/rollout_corr_helper.py",
     _TRAINER: "verl/trainer/ppo/ray_trainer.py",
-    "verl.utils.torch_functional": "verl/utils/torch_functional.py",
+    _FUNCTIONAL: "verl/utils/torch_functional.py",
     "verl.utils.import_utils": "verl/utils/import_utils.py",
 }
 _ABSENT = ("verl", "ray", "tensordict", "omegaconf", "flash_attn", "torch_npu", "tqdm", "transformers", "torchdata")
-_BESSEL = {"kind": "convention", "because": "variance with n − 1"}
+LACKS = dict.fromkeys(("dpo", "ipo"), "no training on preferences")
 
 
 def open_files(root: Path) -> Files:
@@ -37,85 +37,44 @@ def open_files(root: Path) -> Files:
 
 
 def cases(files: Files) -> list[Case]:
-    return _advantages(files) + _losses(files)
+    theirs = _Verl(files)
+    return _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
 
 
-def _index() -> Any:
-    return np.repeat(np.arange(4), GROUP)
+class _Verl:
+    """Calls of its functions."""
 
+    def __init__(self, files: Files) -> None:
+        self.core, self.helper, self.trainer = files.load(_CORE), files.load(_HELPER), files.load(_TRAINER)
+        self.at, self.files = partial(files.at, _CORE), files
 
-def _advantages(files: Files) -> list[Case]:
-    core, trainer = files.load(_CORE), files.load(_TRAINER)
-
-    def gae(given: Rollouts, which: int) -> Answer:
+    def gae(self, given: Rollouts, which: int) -> Answer:
         grids = [given.padded(x) for x in (given.rewards(), given.old_value, given.mask.float())]
-        return Answer(given.flat(core.compute_gae_advantage_return(*grids, paper.GAMMA, paper.LAM)[which]))
+        return Answer(given.flat(self.core.compute_gae_advantage_return(*grids, paper.GAMMA, paper.LAM)[which]))
 
-    def outcome(given: Rollouts, function: Any, **options: Any) -> Answer:
-        reward_BT, mask_BT = given.padded(given.rewards()), given.padded(given.mask.float())
-        return Answer(given.flat(function(reward_BT, mask_BT, index=_index(), **options)[0]))
+    def outcome(self, given: Rollouts, name: str, **options: Any) -> Answer:
+        grids = given.padded(given.rewards()), given.padded(given.mask.float())
+        index = np.repeat(np.arange(given.num_rows // GROUP), GROUP)
+        return Answer(given.flat(getattr(self.core, name)(*grids, index=index, **options)[0]))
 
-    def reward_with_kl(given: Rollouts, kl_penalty: str = "kl") -> Tensor:
-        grids = {
+    def rewards(self, given: Rollouts) -> Tensor:
+        columns = {
             "response_mask": given.mask.float(),
             "token_level_scores": given.rewards(),
             "old_log_probs": given.old_logprob,
             "ref_log_prob": given.ref_logprob,
         }
-        data: Any = SimpleNamespace(batch=_Grids({name: given.padded(x) for name, x in grids.items()}))
+        grids = _Grids({name: given.padded(x) for name, x in columns.items()})
+        data: Any = SimpleNamespace(batch=grids)
         control = SimpleNamespace(value=paper.BETA, update=lambda current_kl, n_steps: None)
-        trainer.apply_kl_penalty(data, control, kl_penalty=kl_penalty)
-        return data.batch["token_level_rewards"]
+        self.trainer.apply_kl_penalty(data, control, kl_penalty="kl")
+        return grids["token_level_rewards"]
 
-    def plus_plus(given: Rollouts) -> Answer:
-        grids = reward_with_kl(given), given.padded(given.mask.float())
-        config = SimpleNamespace(gamma=1.0)
-        return Answer(given.flat(core.compute_reinforce_plus_plus_outcome_advantage(*grids, config=config)[0]))
+    def plus_plus(self, given: Rollouts) -> Answer:
+        grids, config = (self.rewards(given), given.padded(given.mask.float())), SimpleNamespace(gamma=1.0)
+        return Answer(given.flat(self.core.compute_reinforce_plus_plus_outcome_advantage(*grids, config=config)[0]))
 
-    grpo, at = core.compute_grpo_outcome_advantage, partial(files.at, _CORE)
-    at_gae, at_grpo = at("compute_gae_advantage_return"), at("compute_grpo_outcome_advantage")
-    baseline, at_kl = core.compute_reinforce_plus_plus_baseline_outcome_advantage, files.at(_TRAINER, "apply_kl_penalty")
-    return [
-        Case("gae_returns", partial(gae, which=1), at_gae),
-        Case("gae_whitened", partial(gae, which=0), at_gae, instead=partial(paper.gae_whitened, bessel=1), **_BESSEL),
-        Case("grpo", partial(outcome, function=grpo), at_grpo),
-        Case("dr_grpo", partial(outcome, function=grpo, norm_adv_by_std_in_grpo=False), at_grpo),
-        Case(
-            "rloo",
-            partial(outcome, function=core.compute_rloo_outcome_advantage),
-            at("compute_rloo_outcome_advantage"),
-        ),
-        Case(
-            "reinforce_pp",
-            plus_plus,
-            at("compute_reinforce_plus_plus_outcome_advantage"),
-            instead=partial(paper.reinforce_plus_plus, bessel=1),
-            **_BESSEL,
-        ),
-        Case(
-            "reinforce_pp_baseline",
-            partial(outcome, function=baseline),
-            at("compute_reinforce_plus_plus_baseline_outcome_advantage"),
-            instead=partial(paper.reinforce_plus_plus, baseline=True, kl="none", bessel=1),
-            **_BESSEL,
-        ),
-        Case("kl_reward", lambda given: Answer(given.flat(reward_with_kl(given))), at_kl, "kl_penalty: kl (default)"),
-    ]
-
-
-def _losses(files: Files) -> list[Case]:
-    core, helper = files.load(_CORE), files.load(_HELPER)
-
-    class Config(core.ActorConfig):
-        """Their configuration: options by attribute and by `get`."""
-
-        def __init__(self, **options: Any) -> None:
-            self.__dict__.update(options)
-
-        def get(self, name: str, default: Any) -> Any:
-            return self.__dict__.get(name, default)
-
-    def counts(given: Rollouts) -> dict[str, Any]:
+    def counts(self, given: Rollouts) -> dict[str, Any]:
         return {
             "dp_size": 1,
             "batch_num_tokens": given.num_tokens,
@@ -124,104 +83,161 @@ def _losses(files: Files) -> list[Case]:
         }
 
     def policy(
-        given: Rollouts, function: Any = core.compute_policy_loss_vanilla, mode: str = "token-mean", **options: Any
+        self,
+        given: Rollouts,
+        name: str = "compute_policy_loss_vanilla",
+        mode: str = "token-mean",
+        per_response: bool = False,
+        weigh: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Answer:
         chosen = {"clip_ratio": paper.CLIP, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 1e9}
-        weigh, per_response = options.pop("weigh", None), options.pop("per_response", False)
-        config = Config(**chosen | options, global_batch_info=counts(given))
+        config = _with_get(self.core.ActorConfig, chosen | options | {"global_batch_info": self.counts(given)})
 
         def share(part: Rollouts) -> Tensor:
             advantage_N = part.response_advantage[part.row] if per_response else part.advantage
-            columns = part.old_logprob, part.logprob, advantage_N, part.mask.float()
-            grids = [part.padded(x) for x in columns]
-            weights = None if weigh is None else weigh(part)
-            return function(*grids, loss_agg_mode=mode, config=config, rollout_is_weights=weights)[0]
+            grids = [part.padded(x) for x in (part.old_logprob, part.logprob, advantage_N, part.mask.float())]
+            weight_BT = None if weigh is None else self.weights(part, weigh)
+            return getattr(self.core, name)(
+                *grids, loss_agg_mode=mode, config=config, rollout_is_weights=weight_BT
+            )[0]
 
         return of_loss(given, share)
 
-    def weights(part: Rollouts, **options: Any) -> Tensor:
-        delta_BT = part.padded(part.old_logprob - part.sampler_logprob)
-        return helper.compute_rollout_correction_weights(delta_BT, part.padded(part.mask.float()), **options)[0]
+    def weights(self, part: Rollouts, options: dict[str, Any]) -> Tensor:
+        grids = part.padded(part.old_logprob - part.sampler_logprob), part.padded(part.mask.float())
+        return self.helper.compute_rollout_correction_weights(*grids, **options)[0]
 
-    def kl(given: Rollouts, kind: str, value: bool = True) -> Answer:
+    def mean(self, part: Rollouts, x_BT: Tensor, given: Rollouts) -> Tensor:
+        return self.core.agg_loss(x_BT, part.padded(part.mask.float()), "token-mean", **self.counts(given))
+
+    def kl(self, given: Rollouts, kind: str) -> Answer:
         def share(part: Rollouts) -> Tensor:
-            kl_BT = core.kl_penalty(part.padded(part.logprob), part.padded(part.ref_logprob), kind)
-            return core.agg_loss(kl_BT, part.padded(part.mask.float()), "token-mean", **counts(given))
+            grids = part.padded(part.logprob), part.padded(part.ref_logprob)
+            return self.mean(part, self.core.kl_penalty(*grids, kind), given)
 
-        answer = of_loss(given, share)
-        return answer if value else Answer(None, answer.gradient)
+        return of_loss(given, share)
 
-    def values(given: Rollouts) -> Answer:
+    def kl_gradient(self, given: Rollouts, kind: str) -> Answer:
+        return Answer(None, self.kl(given, kind).gradient)
+
+    def values(self, given: Rollouts) -> Answer:
         def share(part: Rollouts) -> Tensor:
-            columns = part.value, part.returns, part.old_value, part.mask.float()
-            grids = [part.padded(x) for x in columns]
-            return core.compute_value_loss(*grids, cliprange_value=paper.VALUE_CLIP, **counts(given))[0]
+            grids = [part.padded(x) for x in (part.value, part.returns, part.old_value, part.mask.float())]
+            return self.core.compute_value_loss(
+                *grids, cliprange_value=paper.VALUE_CLIP, **self.counts(given)
+            )[0]
 
         return of_loss(given, share, by="value")
 
-    def entropy(given: Rollouts) -> Answer:
+    def entropy(self, given: Rollouts) -> Answer:
         def share(part: Rollouts) -> Tensor:
-            entropy_BT = core.verl_F.entropy_from_logits(part.padded(part.logits))
-            return core.agg_loss(entropy_BT, part.padded(part.mask.float()), "token-mean", **counts(given))
+            return self.mean(part, self.core.verl_F.entropy_from_logits(part.padded(part.logits)), given)
 
         return of_loss(given, share, by="logits")
 
-    at = partial(files.at, _CORE)
-    vanilla, at_weights = at("compute_policy_loss_vanilla"), files.at(_HELPER, "compute_rollout_correction_weights")
-    token = partial(weights, rollout_is="token", rollout_is_threshold=paper.TIS_HIGH)
-    sequence = partial(weights, rollout_is="sequence", rollout_is_threshold=paper.TIS_HIGH)
-    icepop = partial(weights, rollout_is="token", rollout_is_threshold=f"{paper.ICEPOP[0]}_{paper.ICEPOP[1]}")
-    gspo = {"per_response": True, "clip_ratio": paper.GSPO_CLIP}
+
+def _advantage_cases(theirs: _Verl) -> list[Case]:
+    grpo, rloo = "compute_grpo_outcome_advantage", "compute_rloo_outcome_advantage"
+    plus, baseline = "compute_reinforce_plus_plus_outcome_advantage", "compute_reinforce_plus_plus_baseline_outcome_advantage"
+    at_gae = theirs.at("compute_gae_advantage_return")
+    bessel: Any = {"kind": "convention", "because": "variance with n − 1"}
+    whitened, with_kl = partial(paper.gae_whitened, bessel=1), partial(paper.reinforce_plus_plus, bessel=1)
+    return [
+        Case("gae_returns", partial(theirs.gae, which=1), at_gae),
+        Case("gae_whitened", partial(theirs.gae, which=0), at_gae, instead=whitened, **bessel),
+        Case("grpo", partial(theirs.outcome, name=grpo), theirs.at(grpo)),
+        Case("dr_grpo", partial(theirs.outcome, name=grpo, norm_adv_by_std_in_grpo=False), theirs.at(grpo)),
+        Case("rloo", partial(theirs.outcome, name=rloo), theirs.at(rloo)),
+        Case("reinforce_pp", theirs.plus_plus, theirs.at(plus), instead=with_kl, **bessel),
+        Case(
+            "reinforce_pp_baseline",
+            partial(theirs.outcome, name=baseline),
+            theirs.at(baseline),
+            instead=partial(with_kl, baseline=True, kl="none"),
+            **bessel,
+        ),
+        Case(
+            "kl_reward",
+            lambda given: Answer(given.flat(theirs.rewards(given))),
+            theirs.files.at(_TRAINER, "apply_kl_penalty"),
+            "kl_penalty: kl (default)",
+        ),
+    ]
+
+
+def _policy_cases(theirs: _Verl) -> list[Case]:
+    vanilla, at_weights = theirs.at("compute_policy_loss_vanilla"), theirs.files.at(_HELPER, "compute_rollout_correction_weights")
+    policy, dual = theirs.policy, "clip_ratio_c; always on, 3 by default"
+    token = {"rollout_is": "token", "rollout_is_threshold": paper.TIS_HIGH}
+    sequence = {"rollout_is": "sequence", "rollout_is_threshold": paper.TIS_HIGH}
+    icepop = {"rollout_is": "token", "rollout_is_threshold": f"{paper.ICEPOP[0]}_{paper.ICEPOP[1]}"}
+    cispo, at_cispo = partial(policy, name="compute_policy_loss_cispo"), theirs.at("compute_policy_loss_cispo")
+    gspo = partial(policy, name="compute_policy_loss_gspo", clip_ratio=paper.GSPO_CLIP)
     return [
         Case("ppo_tokens", policy, vanilla, "token-mean"),
         Case("ppo_responses", partial(policy, mode="seq-mean-token-mean"), vanilla, "seq-mean-token-mean"),
         Case("dr_grpo_mean", partial(policy, mode="seq-mean-token-sum-norm"), vanilla, "seq-mean-token-sum-norm"),
         Case("clip_higher", partial(policy, clip_ratio_high=paper.CLIP_HIGH), vanilla),
-        Case("dual_clip", partial(policy, clip_ratio_c=paper.DUAL_CLIP), vanilla, "clip_ratio_c (always on, 3 by default)"),
-        Case("gspo", partial(policy, function=core.compute_policy_loss_gspo, **gspo), at("compute_policy_loss_gspo")),
+        Case("dual_clip", partial(policy, clip_ratio_c=paper.DUAL_CLIP), vanilla, dual),
+        Case("gspo", partial(gspo, per_response=True), theirs.at("compute_policy_loss_gspo")),
+        Case("gspo_token", gspo, theirs.at("compute_policy_loss_gspo")),
         Case(
             "cispo",
-            partial(policy, function=core.compute_policy_loss_cispo),
-            at("compute_policy_loss_cispo"),
+            cispo,
+            at_cispo,
+            "clip_ratio_low: 0.2",
             kind="convention",
             because="a lower bound too",
             instead=partial(paper.cispo, low=paper.CLIP),
         ),
-        Case("cispo", partial(policy, function=core.compute_policy_loss_cispo, clip_ratio_low=1e9), at("compute_policy_loss_cispo"), "clip_ratio_low: 1e9"),
+        Case("cispo", partial(cispo, clip_ratio_low=1e9), at_cispo, "clip_ratio_low: 1e9"),
         Case("tis_token", partial(policy, weigh=token), at_weights),
         Case("tis_sequence", partial(policy, weigh=sequence), at_weights),
         Case("icepop", partial(policy, weigh=icepop), at_weights),
-        Case("k1", partial(kl, kind="k1"), at("kl_penalty_forward")),
-        Case("k2", partial(kl, kind="k2"), at("kl_penalty_forward")),
-        Case(
-            "k3",
-            partial(kl, kind="k3"),
-            at("kl_penalty_forward"),
-            kind="convention",
-            because="at most 10, no gradient above",
-            instead=partial(paper.kl_estimate, name="k3", bound=10.0),
-        ),
+    ]
+
+
+def _kl_cases(theirs: _Verl) -> list[Case]:
+    at, at_plus = theirs.at("kl_penalty_forward"), theirs.at("kl_penalty")
+    bounded = partial(paper.kl_estimate, name="k3", bound=10.0)
+    return [
+        Case("k1", partial(theirs.kl, kind="k1"), at),
+        Case("k2", partial(theirs.kl, kind="k2"), at),
+        Case("k3", partial(theirs.kl, kind="k3"), at, "", "convention", "at most 10, no gradient above", bounded),
         Case(
             "kl_loss",
-            partial(kl, kind="low_var_kl", value=False),
-            at("kl_penalty"),
+            partial(theirs.kl_gradient, kind="low_var_kl"),
+            at_plus,
             "kl_loss_type: low_var_kl (default)",
             kind="substance",
-            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 above 10",
+            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 where k3 is above 10",
             instead=partial(paper.kl_gradient, factor="one", slope="k3", bound=10.0),
         ),
         Case(
             "kl_loss",
-            partial(kl, kind="k3+", value=False),
-            at("kl_penalty"),
+            partial(theirs.kl_gradient, kind="k3+"),
+            at_plus,
             "kl_loss_type: k3+",
             kind="convention",
             because="without π/π_old: as if π had sampled",
             instead=partial(paper.kl_gradient, factor="one"),
         ),
-        Case("entropy", entropy, files.at("verl.utils.torch_functional", "entropy_from_logits")),
-        Case("value_loss", values, at("compute_value_loss")),
     ]
+
+
+def _other_cases(theirs: _Verl) -> list[Case]:
+    return [
+        Case("entropy", theirs.entropy, theirs.files.at(_FUNCTIONAL, "entropy_from_logits")),
+        Case("value_loss", theirs.values, theirs.at("compute_value_loss")),
+    ]
+
+
+def _with_get(base: type, options: dict[str, Any]) -> Any:
+    """Their configuration of an actor: options by attribute, and by `get` with a default."""
+    made = type("Config", (base,), {"get": lambda self, name, default=None: options.get(name, default)})()
+    made.__dict__.update(options)
+    return made
 
 
 class _Grids(dict[str, Tensor]):
