@@ -150,7 +150,7 @@ def of_loss(batch: Rollouts, loss: Callable[[Rollouts], Tensor], by: str = "logp
     return Answer(total.detach(), gradient)
 
 
-def draw_rollouts(seed: int = 2) -> Rollouts:
+def draw_rollouts(seed: int = 55) -> Rollouts:
     """Draws them, rounded to fp32, which is what every side is given."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(_LENGTHS)

@@ -10,11 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from benchmarks.formulas import references as paper
-from benchmarks.formulas.cases import Case
+from benchmarks.formulas.cases import Case, shared_credit
 from benchmarks.formulas.loading import Files, bind
 from benchmarks.formulas.rollouts import GROUP, Answer, Rollouts, of_loss
 
@@ -27,6 +26,11 @@ _REAL = {
     "openrlhf.trainer.ppo_utils.length_penalty": "openrlhf/trainer/ppo_utils/length_penalty.py",
 }
 _ABSENT = ("openrlhf", "ray", "deepspeed", "flash_attn", "vllm")
+LACKS = {
+    "dr_grpo_mean": "no mean with a constant denominator",
+    "cispo": "not there",
+    "tis_sequence": "a geometric mean that drops responses instead (seq-mask-tis)",
+}
 
 
 def open_files(root: Path) -> Files:
@@ -34,111 +38,97 @@ def open_files(root: Path) -> Files:
 
 
 def cases(files: Files) -> list[Case]:
-    return _advantages(files) + _losses(files) + _divergences(files)
+    theirs = _OpenRLHF(files)
+    return _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
 
 
-def _advantages(files: Files) -> list[Case]:
-    module, tools = files.load(_MAKER), files.load(_TOOLS)
+class _OpenRLHF:
+    """Calls of its functions."""
 
-    def experience(given: Rollouts, estimator: str, kl: bool, normalize: bool) -> Any:
-        advantage = SimpleNamespace(
-            estimator=estimator, gamma=paper.GAMMA if estimator == "gae" else 1.0, lambd=paper.LAM, no_std_norm=False
-        )
+    def __init__(self, files: Files) -> None:
+        self.maker, self.tools, self.loss = files.load(_MAKER), files.load(_TOOLS), files.load(_LOSS)
+        self.files = files
+
+    def experience(self, given: Rollouts, estimator: str, kl: bool = False) -> Any:
+        gamma = paper.GAMMA if estimator == "gae" else 1.0
+        advantage = SimpleNamespace(estimator=estimator, gamma=gamma, lambd=paper.LAM, no_std_norm=False)
+        reward = SimpleNamespace(clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None)
         args = SimpleNamespace(
-            algo=SimpleNamespace(advantage=advantage),
-            rollout=SimpleNamespace(n_samples_per_prompt=GROUP),
-            reward=SimpleNamespace(clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None),
+            algo=SimpleNamespace(advantage=advantage), rollout=SimpleNamespace(n_samples_per_prompt=GROUP), reward=reward
         )
         maker = bind(
-            module.RemoteExperienceMaker,
+            self.maker.RemoteExperienceMaker,
             strategy=SimpleNamespace(args=args),
             kl_ctl=SimpleNamespace(value=paper.BETA if kl else 0.0),
             advantage_estimator=estimator,
         )
-        grids = [given.padded(x) for x in (given.old_logprob, given.ref_logprob, given.old_value, given.mask.float())]
         made = SimpleNamespace(
             index=list(range(given.num_rows)),
             rewards=given.score.clone(),
-            kl=tools.compute_approx_kl(*grids[:2], kl_estimator="k1"),
-            values=grids[2],
-            action_mask=grids[3],
+            kl=self.estimate(given, "k1"),
+            values=given.padded(given.old_value),
+            action_mask=given.padded(given.mask.float()),
             info={},
         )
         maker.compute_advantages_and_returns([made])
         return made
 
-    def advantages(given: Rollouts, estimator: str, kl: bool = False) -> Answer:
-        return Answer(given.flat(experience(given, estimator, kl, True).advantages))
+    def advantages(self, given: Rollouts, estimator: str, kl: bool = False) -> Answer:
+        return Answer(given.flat(self.experience(given, estimator, kl).advantages))
 
-    def returns(given: Rollouts) -> Answer:
-        return Answer(given.flat(experience(given, "gae", False, True).returns))
+    def returns(self, given: Rollouts) -> Answer:
+        return Answer(given.flat(self.experience(given, "gae").returns))
 
-    def rewards(given: Rollouts) -> Answer:
-        grids = [given.padded(x) for x in (given.old_logprob, given.ref_logprob, given.mask.float())]
-        kl_BT = tools.compute_approx_kl(*grids[:2], kl_estimator="k1")
-        return Answer(given.flat(tools.compute_reward(given.score, paper.BETA, kl_BT, action_mask=grids[2])))
+    def estimate(self, given: Rollouts, name: str) -> Tensor:
+        """Of the divergence of the old policy."""
+        grids = given.padded(given.old_logprob), given.padded(given.ref_logprob)
+        return self.tools.compute_approx_kl(*grids, kl_estimator=name)
 
-    at_gae = files.at(_MAKER, "RemoteExperienceMaker.get_advantages_and_returns")
-    at = files.at(_MAKER, "RemoteExperienceMaker.compute_advantages_and_returns")
-    through = {"kind": "substance", "because": "a tool's tokens are steps, with V = 0"}
-    return [
-        Case("gae_returns", returns, at_gae, instead=partial(paper.gae_returns, skip=False), **through),
-        Case(
-            "gae_whitened",
-            partial(advantages, estimator="gae"),
-            at,
-            instead=partial(paper.gae_whitened, skip=False),
-            **through,
-        ),
-        Case("grpo", partial(advantages, estimator="group_norm"), at, "estimator: group_norm"),
-        Case("dr_grpo", partial(advantages, estimator="dr_grpo"), at, "estimator: dr_grpo"),
-        Case("rloo", partial(advantages, estimator="rloo"), at, "estimator: rloo"),
-        Case("reinforce_pp", partial(advantages, estimator="reinforce", kl=True), at, "estimator: reinforce"),
-        Case(
-            "reinforce_pp_baseline",
-            partial(advantages, estimator="reinforce_baseline"),
-            at,
-            "estimator: reinforce_baseline",
-        ),
-        Case("kl_reward", rewards, files.at(_TOOLS, "compute_reward"), "kl.estimator: k1 (default)"),
-    ]
+    def rewards(self, given: Rollouts) -> Answer:
+        mask_BT = given.padded(given.mask.float())
+        reward_BT = self.tools.compute_reward(given.score, paper.BETA, self.estimate(given, "k1"), action_mask=mask_BT)
+        return Answer(given.flat(reward_BT))
 
-
-def _losses(files: Files) -> list[Case]:
-    module, tools = files.load(_LOSS), files.load(_TOOLS)
-
-    def counts(given: Rollouts) -> dict[str, int]:
-        return {"dp_size": 1, "batch_num_tokens": given.num_tokens, "global_batch_size": given.num_rows}
-
-    def policy(given: Rollouts, per_response: bool = False, **options: Any) -> Answer:
-        chosen = {"clip_eps_low": paper.CLIP, "clip_eps_high": paper.CLIP}
-        loss = module.PolicyLoss(**chosen | options)
+    def policy(self, given: Rollouts, per_response: bool = False, **options: Any) -> Answer:
+        loss = self.loss.PolicyLoss(**{"clip_eps_low": paper.CLIP, "clip_eps_high": paper.CLIP} | options)
 
         def share(part: Rollouts) -> Tensor:
             advantage_N = part.response_advantage[part.row] if per_response else part.advantage
             columns = part.logprob, part.old_logprob, advantage_N, part.mask.float(), part.sampler_logprob
-            return loss(*(part.padded(x) for x in columns), **counts(given))[0]
+            return loss(*(part.padded(x) for x in columns), **_counts(given))[0]
 
         return of_loss(given, share)
 
-    def values(given: Rollouts) -> Answer:
-        loss = module.ValueLoss(paper.VALUE_CLIP)
+    def values(self, given: Rollouts) -> Answer:
+        loss = self.loss.ValueLoss(paper.VALUE_CLIP)
 
         def share(part: Rollouts) -> Tensor:
             columns = part.value, part.old_value, part.returns, part.mask.float()
-            return loss(*(part.padded(x) for x in columns), **counts(given))
+            return loss(*(part.padded(x) for x in columns), **_counts(given))
 
         return of_loss(given, share, by="value")
 
-    def entropy(given: Rollouts) -> Answer:
+    def mean(self, part: Rollouts, x_BT: Tensor, given: Rollouts) -> Tensor:
+        return self.loss.aggregate_loss(x_BT, part.padded(part.mask.float()), **_counts(given))
+
+    def entropy(self, given: Rollouts) -> Answer:
         def share(part: Rollouts) -> Tensor:
-            entropy_BT = tools.compute_entropy(part.padded(part.logits))
-            return module.aggregate_loss(entropy_BT, part.padded(part.mask.float()), **counts(given))
+            return self.mean(part, self.tools.compute_entropy(part.padded(part.logits)), given)
 
         return of_loss(given, share, by="logits")
 
-    def preference(given: Rollouts, ipo: bool) -> Answer:
-        loss = module.DPOLoss(paper.DPO_BETA, ipo=ipo)
+    def kl(self, given: Rollouts, name: str) -> Answer:
+        def share(part: Rollouts) -> Tensor:
+            grids = part.padded(part.logprob), part.padded(part.ref_logprob)
+            return self.mean(part, self.tools.compute_approx_kl(*grids, name), given)
+
+        return of_loss(given, share)
+
+    def kl_gradient(self, given: Rollouts, name: str) -> Answer:
+        return Answer(None, self.kl(given, name).gradient)
+
+    def preference(self, given: Rollouts, ipo: bool) -> Answer:
+        loss = self.loss.DPOLoss(paper.DPO_BETA, ipo=ipo)
 
         def share(part: Rollouts) -> Tensor:
             mask_BT = part.padded(part.mask.float())
@@ -147,70 +137,94 @@ def _losses(files: Files) -> list[Case]:
 
         return of_loss(given, share)
 
-    at, at_dpo = files.at(_LOSS, "PolicyLoss.forward"), files.at(_LOSS, "DPOLoss.forward")
+
+def _counts(given: Rollouts) -> dict[str, int]:
+    return {"dp_size": 1, "batch_num_tokens": given.num_tokens, "global_batch_size": given.num_rows}
+
+
+def _advantage_cases(theirs: _OpenRLHF) -> list[Case]:
+    at_gae = theirs.files.at(_MAKER, "RemoteExperienceMaker.get_advantages_and_returns")
+    at = theirs.files.at(_MAKER, "RemoteExperienceMaker.compute_advantages_and_returns")
+    through: Any = {"kind": "substance", "because": "a tool's tokens are steps, with V = 0"}
+    whitened = partial(paper.gae_whitened, skip=False)
+
+    def outcome(formula: str, estimator: str, kl: bool = False) -> Case:
+        return Case(formula, partial(theirs.advantages, estimator=estimator, kl=kl), at, f"estimator: {estimator}")
+
+    return [
+        Case("gae_returns", theirs.returns, at_gae, instead=partial(paper.gae_returns, skip=False), **through),
+        Case("gae_whitened", partial(theirs.advantages, estimator="gae"), at, instead=whitened, **through),
+        outcome("grpo", "group_norm"),
+        outcome("dr_grpo", "dr_grpo"),
+        outcome("rloo", "rloo"),
+        outcome("reinforce_pp", "reinforce", kl=True),
+        outcome("reinforce_pp_baseline", "reinforce_baseline"),
+        Case("kl_reward", theirs.rewards, theirs.files.at(_TOOLS, "compute_reward"), "kl.estimator: k1 (default)"),
+    ]
+
+
+def _policy_cases(theirs: _OpenRLHF) -> list[Case]:
+    at, policy = theirs.files.at(_LOSS, "PolicyLoss.forward"), theirs.policy
     tis = {"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": [0.0, paper.TIS_HIGH]}
-    icepop = {"vllm_is_truncated_threshold": list(paper.ICEPOP), "vllm_is_correction_type": "icepop"}
-    gspo = {"policy_loss_type": "gspo", "clip_eps_low": paper.GSPO_CLIP, "clip_eps_high": paper.GSPO_CLIP}
+    icepop = tis | {"vllm_is_truncated_threshold": list(paper.ICEPOP), "vllm_is_correction_type": "icepop"}
+    clip = {"clip_eps_low": paper.GSPO_CLIP, "clip_eps_high": paper.GSPO_CLIP}
+    gspo = partial(policy, policy_loss_type="gspo", **clip)
     return [
         Case("ppo_tokens", policy, at),
         Case("ppo_responses", partial(policy, token_level_loss=False), at, "token_level_loss: False"),
         Case("clip_higher", partial(policy, clip_eps_high=paper.CLIP_HIGH), at),
         Case("dual_clip", partial(policy, dual_clip=paper.DUAL_CLIP), at),
-        Case("gspo", partial(policy, per_response=True, **gspo), at),
+        Case("gspo", partial(gspo, per_response=True), at),
+        shared_credit(gspo, at),
         Case("tis_token", partial(policy, **tis), at, "vllm_is_truncated_threshold: [0, 2]"),
-        Case("icepop", partial(policy, **tis | icepop), at),
-        Case("entropy", entropy, files.at(_TOOLS, "compute_entropy")),
-        Case("value_loss", values, files.at(_LOSS, "ValueLoss.forward")),
-        Case("dpo", partial(preference, ipo=False), at_dpo),
-        Case("ipo", partial(preference, ipo=True), at_dpo),
+        Case("icepop", partial(policy, **icepop), at),
     ]
 
 
-def _divergences(files: Files) -> list[Case]:
-    module, tools = files.load(_LOSS), files.load(_TOOLS)
-    at, in_actor = files.at(_TOOLS, "compute_approx_kl"), files.where("openrlhf/trainer/ray/ppo_actor.py", "kl_loss = aggregate_loss")
-
-    def kl(given: Rollouts, name: str) -> Answer:
-        def share(part: Rollouts) -> Tensor:
-            kl_BT = tools.compute_approx_kl(part.padded(part.logprob), part.padded(part.ref_logprob), name)
-            mask_BT = part.padded(part.mask.float())
-            return module.aggregate_loss(kl_BT, mask_BT, batch_num_tokens=given.num_tokens)
-
-        return of_loss(given, share)
-
-    def gradient(given: Rollouts, name: str) -> Answer:
-        return Answer(None, kl(given, name).gradient)
-
+def _kl_cases(theirs: _OpenRLHF) -> list[Case]:
+    at = theirs.files.at(_TOOLS, "compute_approx_kl")
+    in_actor = theirs.files.where("openrlhf/trainer/ray/ppo_actor.py", "kl_loss = aggregate_loss")
     bounded = partial(paper.kl_estimate, name="k3", bound=10.0)
+    one = partial(paper.kl_gradient, factor="one")
     return [
-        Case("k1", partial(kl, name="k1"), at),
-        Case("k2", partial(kl, name="k2"), at),
-        Case("k3", partial(kl, name="k3"), at, "", "convention", "at most 10, no gradient above", bounded),
+        Case("k1", partial(theirs.kl, name="k1"), at),
+        Case("k2", partial(theirs.kl, name="k2"), at),
+        Case("k3", partial(theirs.kl, name="k3"), at, "", "convention", "at most 10, no gradient above", bounded),
         Case(
             "kl_loss",
-            partial(gradient, name="k1"),
+            partial(theirs.kl_gradient, name="k1"),
             in_actor,
-            "kl.estimator: k1 (default; it prints a warning)",
+            "kl.estimator: k1 (default; in a loss it warns)",
             kind="substance",
             because="k1 differentiated: an expected gradient of 0",
-            instead=partial(paper.kl_gradient, factor="one", slope="k1"),
+            instead=partial(one, slope="k1"),
         ),
         Case(
             "kl_loss",
-            partial(gradient, name="k3"),
+            partial(theirs.kl_gradient, name="k3"),
             in_actor,
             "kl.estimator: k3",
             kind="substance",
-            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 above 10",
-            instead=partial(paper.kl_gradient, factor="one", slope="k3", bound=10.0),
+            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 where k3 is above 10",
+            instead=partial(one, slope="k3", bound=10.0),
         ),
         Case(
             "kl_loss",
-            partial(gradient, name="k2"),
+            partial(theirs.kl_gradient, name="k2"),
             in_actor,
             "kl.estimator: k2",
             kind="convention",
             because="without π/π_old: as if π had sampled",
-            instead=partial(paper.kl_gradient, factor="one"),
+            instead=one,
         ),
+    ]
+
+
+def _other_cases(theirs: _OpenRLHF) -> list[Case]:
+    at_dpo = theirs.files.at(_LOSS, "DPOLoss.forward")
+    return [
+        Case("entropy", theirs.entropy, theirs.files.at(_TOOLS, "compute_entropy")),
+        Case("value_loss", theirs.values, theirs.files.at(_LOSS, "ValueLoss.forward")),
+        Case("dpo", partial(theirs.preference, ipo=False), at_dpo),
+        Case("ipo", partial(theirs.preference, ipo=True), at_dpo),
     ]

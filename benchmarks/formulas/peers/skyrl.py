@@ -1,8 +1,8 @@
 """SkyRL: its advantage estimators and policy losses.
 
-Its trainer gives the estimators a mask of all tokens of a response, a tool's too, and the losses one without them.
-A policy loss is a sum; its mean is in the advantages, which are divided before (`apply_loss_reduction_to_…`). KL and
-entropy are added to it by the worker, a mean in each micro-batch, weighed by the share of that micro-batch.
+Its trainer gives the estimators a mask of all tokens of a response, a tool's too, and the losses one without them. A
+policy loss is a sum; its mean is in the advantages, which are divided before. KL and entropy are added by the worker, a
+mean in each micro-batch, weighed by its share of the responses; the critic's loss likewise.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from benchmarks.formulas.cases import Case
 from benchmarks.formulas.loading import Files, bind
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 
-_CORE, _OFF_POLICY = "skyrl.backends.skyrl_train.utils.ppo_utils", "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
-_TOOLS = "skyrl.backends.skyrl_train.utils.torch_utils"
-_TRAINER = "skyrl.train.trainer"
-_FOLDER = "skyrl/backends/skyrl_train/utils"
+_UTILS, _FOLDER = "skyrl.backends.skyrl_train.utils", "skyrl/backends/skyrl_train/utils"
+_CORE, _TOOLS = f"{_UTILS}.ppo_utils", f"{_UTILS}.torch_utils"
+_OFF_POLICY, _TRAINER = f"{_UTILS}.off_policy_correction_utils", "skyrl.train.trainer"
 _REAL = {
     _CORE: f"{_FOLDER}/ppo_utils.py",
     _OFF_POLICY: f"{_FOLDER}/off_policy_correction_utils.py",
@@ -34,6 +33,7 @@ _REAL = {
 }
 _ABSENT = ("skyrl", "ray", "jaxtyping", "loguru", "omegaconf", "flash_attn", "cloudpickle", "tqdm", "transformers")
 _WORKER = "skyrl/backends/skyrl_train/workers/worker.py"
+LACKS = dict.fromkeys(("dpo", "ipo"), "no training on preferences")
 
 
 def open_files(root: Path) -> Files:
@@ -41,31 +41,32 @@ def open_files(root: Path) -> Files:
 
 
 def cases(files: Files) -> list[Case]:
-    return _advantages(files) + _losses(files) + _divergences(files)
+    theirs = _SkyRL(files)
+    return _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
 
 
-def _advantages(files: Files) -> list[Case]:
-    core = files.load(_CORE)
+class _SkyRL:
+    """Calls of its functions."""
 
-    def estimate(given: Rollouts, function: Any, which: int = 0, kl: bool = False, **options: Any) -> Answer:
-        reward_BT, mask_BT = given.padded(given.rewards()), given.padded(torch.ones_like(given.score[given.row]))
+    def __init__(self, files: Files) -> None:
+        self.core, self.tools, self.trainer = files.load(_CORE), files.load(_TOOLS), files.load(_TRAINER)
+        self.at, self.files = partial(files.at, _CORE), files
+
+    def advantages(self, given: Rollouts, name: str, which: int = 0, kl: bool = False, **options: Any) -> Answer:
+        reward_BT = given.padded(given.rewards())
         if kl:
-            reward_BT = reward_BT - paper.BETA * estimates(given, "k1")
-        more = {"index": np.repeat(np.arange(4), GROUP), "values": given.padded(given.old_value)}
-        chosen: dict[str, Any] = {"gamma": 1.0, "lambd": paper.LAM} | options
-        return Answer(given.flat(function(reward_BT, response_mask=mask_BT, **more, **chosen)[which]))
+            reward_BT = reward_BT - paper.BETA * self.estimate(given, given.old_logprob, "k1")
+        chosen: dict[str, Any] = {
+            "response_mask": given.padded(torch.ones_like(given.logprob)),
+            "index": np.repeat(np.arange(given.num_rows // GROUP), GROUP),
+            "values": given.padded(given.old_value),
+            "gamma": 1.0,
+            "lambd": paper.LAM,
+        }
+        return Answer(given.flat(getattr(self.core, name)(reward_BT, **chosen | options)[which]))
 
-    def estimates(given: Rollouts, name: str) -> Tensor:
-        columns = given.old_logprob, given.ref_logprob, given.mask.float()
-        return core.compute_approx_kl(*(given.padded(x) for x in columns), kl_estimator_type=name)
-
-    def rewards(given: Rollouts, name: str) -> Answer:
-        return Answer(given.rewards() - given.flat(paper.BETA * estimates(given, name)))
-
-    def normalized(given: Rollouts) -> Answer:
-        algorithm = SimpleNamespace(advantage_batch_normalize=True, loss_reduction="token_mean", max_seq_len=MAX_TOKENS)
-        config = SimpleNamespace(trainer=SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=1))
-        answer = estimate(given, grpo, grpo_norm_by_std=False)
+    def normalized(self, given: Rollouts) -> Answer:
+        answer = self.advantages(given, "compute_grpo_outcome_advantage", grpo_norm_by_std=False)
         assert answer.value is not None, "an advantage has a value"
         columns = {
             "advantages": answer.value,
@@ -73,215 +74,211 @@ def _advantages(files: Files) -> list[Case]:
             "loss_mask": given.mask.float(),
         }
         data = _Rows({name: given.padded(x) for name, x in columns.items()})
-        trainer = bind(files.load(_TRAINER).RayPPOTrainer, cfg=config)
+        algorithm = SimpleNamespace(advantage_batch_normalize=True, loss_reduction="token_mean", max_seq_len=MAX_TOKENS)
+        config = SimpleNamespace(trainer=SimpleNamespace(algorithm=algorithm, micro_train_batch_size_per_gpu=1))
+        trainer = bind(self.trainer.RayPPOTrainer, cfg=config)
         scaled_BT = trainer._normalize_advantages(data, [(0, given.num_rows)])["advantages"]
         return Answer(given.num_tokens * given.flat(scaled_BT))
 
-    at, gae = partial(files.at, _CORE), core.compute_gae_advantage_return
-    grpo, rloo = core.compute_grpo_outcome_advantage, core.compute_rloo_outcome_advantage
-    plus_plus = core.compute_reinforce_plus_plus_outcome_advantage
-    in_trainer = files.where("skyrl/train/trainer.py", "rewards = rewards - kl * max(0, kl_loss_coef)")
-    through = {"kind": "substance", "because": "a tool's tokens are steps, with values of their own"}
+    def estimate(self, given: Rollouts, logprob_N: Tensor, name: str) -> Tensor:
+        grids = [given.padded(x) for x in (logprob_N, given.ref_logprob, given.mask.float())]
+        return self.core.compute_approx_kl(*grids, kl_estimator_type=name)
+
+    def rewards(self, given: Rollouts, name: str) -> Answer:
+        kl_N = given.flat(self.estimate(given, given.old_logprob, name))
+        return Answer(given.rewards() - kl_N * max(0, paper.BETA))
+
+    def policy(
+        self,
+        given: Rollouts,
+        name: str = "ppo_policy_loss",
+        reduction: str = "token_mean",
+        per_response: bool = False,
+        correction: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Answer:
+        chosen = {
+            "policy_loss_type": "regular",
+            "eps_clip_low": paper.CLIP,
+            "eps_clip_high": paper.CLIP,
+            "loss_reduction": reduction,
+            "cispo": SimpleNamespace(cispo_anchor="old", cispo_eps_clip_low=1e9, cispo_eps_clip_high=paper.CLIP),
+            "off_policy_correction": SimpleNamespace(**_NO_CORRECTION | (correction or {})),
+        }
+        config: Any = SimpleNamespace(**chosen | options)
+        advantage_N = given.response_advantage[given.row] if per_response else given.advantage
+        grids = given.padded(advantage_N), given.padded(given.mask.float())
+        shares_BT = self.core.apply_loss_reduction_to_advantages_minibatch(*grids, reduction, 1, MAX_TOKENS)
+
+        def share(part: Rollouts) -> Tensor:
+            columns = part.logprob, part.old_logprob, part.advantage, part.mask.float(), part.sampler_logprob
+            *three, mask_BT, sampler_BT = (part.padded(x) for x in columns)
+            return getattr(self.core, name)(*three, config, loss_mask=mask_BT, rollout_logprobs=sampler_BT)[0]
+
+        return of_loss(replace(given, advantage=given.flat(shares_BT)), share)
+
+    def values(self, given: Rollouts) -> Answer:
+        config: Any = SimpleNamespace(value_clip=paper.VALUE_CLIP)
+
+        def share(part: Rollouts) -> Tensor:
+            *three, mask_BT = (part.padded(x) for x in (part.value, part.old_value, part.returns, part.mask.float()))
+            return self.core.ppo_critic_loss(*three, config, mask_BT)[0] * part.num_rows / given.num_rows
+
+        return of_loss(given, share, by="value")
+
+    def kl(self, given: Rollouts, name: str) -> Answer:
+        def share(part: Rollouts) -> Tensor:
+            return self.estimate(part, part.logprob, name).sum() / given.num_tokens
+
+        return of_loss(given, share)
+
+    def kl_gradient(self, given: Rollouts, name: str) -> Answer:
+        """As the worker adds it."""
+
+        def share(part: Rollouts) -> Tensor:
+            kl_BT = self.estimate(part, part.logprob, name)
+            mean_B = self.tools.masked_mean(kl_BT, part.padded(part.mask.float()), dim=-1)
+            return mean_B.mean() * part.num_rows / given.num_rows
+
+        return Answer(None, of_loss(given, share).gradient)
+
+    def entropy(self, given: Rollouts) -> Answer:
+        """As the worker adds it."""
+
+        def share(part: Rollouts) -> Tensor:
+            entropy_BT = self.tools.chunked_entropy_from_logits(part.padded(part.logits), requires_grad=True)
+            mean = self.tools.masked_mean(entropy_BT, part.padded(part.mask.float()))
+            return mean * part.num_rows / given.num_rows
+
+        return of_loss(given, share, by="logits")
+
+
+def _advantage_cases(theirs: _SkyRL) -> list[Case]:
+    grpo, rloo = "compute_grpo_outcome_advantage", "compute_rloo_outcome_advantage"
+    gae, plus = "compute_gae_advantage_return", "compute_reinforce_plus_plus_outcome_advantage"
+    in_trainer = theirs.files.where("skyrl/train/trainer.py", "rewards = rewards - kl * max(0, kl_loss_coef)")
+    own: dict[str, Any] = {"skip": False, "own_values": True}
     return [
         Case(
             "gae_returns",
-            partial(estimate, function=gae, which=1, gamma=paper.GAMMA),
-            at("compute_gae_advantage_return"),
-            instead=partial(paper.gae_returns, skip=False, own_values=True),
-            **through,
+            partial(theirs.advantages, name=gae, which=1, gamma=paper.GAMMA),
+            theirs.at(gae),
+            kind="substance",
+            because="a tool's tokens are steps, with values of their own",
+            instead=partial(paper.gae_returns, **own),
         ),
         Case(
             "gae_whitened",
-            partial(estimate, function=gae, gamma=paper.GAMMA),
-            at("compute_gae_advantage_return"),
+            partial(theirs.advantages, name=gae, gamma=paper.GAMMA),
+            theirs.at(gae),
             kind="substance",
             because="a tool's tokens are steps, with values of their own, and whitened with the others; n − 1",
-            instead=partial(paper.gae_whitened, skip=False, own_values=True, bessel=1, of_all=True),
+            instead=partial(paper.gae_whitened, bessel=1, of_all=True, **own),
         ),
-        Case("grpo", partial(estimate, function=grpo), at("compute_grpo_outcome_advantage")),
-        Case(
-            "dr_grpo",
-            partial(estimate, function=grpo, grpo_norm_by_std=False),
-            at("compute_grpo_outcome_advantage"),
-            "grpo_norm_by_std: false",
-        ),
-        Case("rloo", partial(estimate, function=rloo), at("compute_rloo_outcome_advantage")),
+        Case("grpo", partial(theirs.advantages, name=grpo), theirs.at(grpo)),
+        Case("dr_grpo", partial(theirs.advantages, name=grpo, grpo_norm_by_std=False), theirs.at(grpo)),
+        Case("rloo", partial(theirs.advantages, name=rloo), theirs.at(rloo)),
         Case(
             "reinforce_pp",
-            partial(estimate, function=plus_plus, kl=True),
-            at("compute_reinforce_plus_plus_outcome_advantage"),
+            partial(theirs.advantages, name=plus, kl=True),
+            theirs.at(plus),
             kind="substance",
             because="a tool's tokens are whitened with the others; n − 1",
             instead=partial(paper.reinforce_plus_plus, bessel=1, of_all=True),
         ),
         Case(
             "reinforce_pp_baseline",
-            normalized,
-            files.at(_TRAINER, "RayPPOTrainer._normalize_advantages"),
+            theirs.normalized,
+            theirs.files.at(_TRAINER, "RayPPOTrainer._normalize_advantages"),
             "grpo_norm_by_std: false, advantage_batch_normalize: true",
             kind="substance",
             because="the mean is over the padded grid, and a tool's tokens count",
-            instead=partial(
-                paper.reinforce_plus_plus, baseline=True, kl="none", of_all=True, padded_mean=True
-            ),
+            instead=partial(paper.reinforce_plus_plus, baseline=True, kl="none", of_all=True, padded_mean=True),
         ),
         Case(
             "kl_reward",
-            partial(rewards, name="k3"),
+            partial(theirs.rewards, name="k3"),
             in_trainer,
             "kl_estimator_type: k3 (default)",
             kind="substance",
-            because="k3, whose expected gradient in a reward is not that of the KL, at most 10",
+            because="k3, whose expected gradient in a reward is not that of the KL; at most 10",
             instead=partial(paper.rewards_with_kl, estimate="k3", bound=10.0),
         ),
-        Case("kl_reward", partial(rewards, name="k1"), in_trainer, "kl_estimator_type: k1"),
+        Case("kl_reward", partial(theirs.rewards, name="k1"), in_trainer, "kl_estimator_type: k1"),
     ]
 
 
-def _losses(files: Files) -> list[Case]:
-    core = files.load(_CORE)
-
-    def policy(
-        given: Rollouts, function: Any = core.ppo_policy_loss, reduction: str = "token_mean", **options: Any
-    ) -> Answer:
-        per_response, correction = options.pop("per_response", False), options.pop("correction", {})
-        config: Any = SimpleNamespace(
-            **{
-                "policy_loss_type": "regular",
-                "eps_clip_low": paper.CLIP,
-                "eps_clip_high": paper.CLIP,
-                "loss_reduction": reduction,
-                "cispo": SimpleNamespace(cispo_anchor="old", cispo_eps_clip_low=1e9, cispo_eps_clip_high=paper.CLIP),
-                "off_policy_correction": SimpleNamespace(**_NO_CORRECTION | correction),
-            }
-            | options
-        )
-        advantage_N = given.response_advantage[given.row] if per_response else given.advantage
-        grids = given.padded(advantage_N), given.padded(given.mask.float())
-        sizes = {"micro_batch_size": 1, "max_seq_len": MAX_TOKENS}
-        shares_BT = core.apply_loss_reduction_to_advantages_minibatch(*grids, reduction, **sizes)
-
-        def share(part: Rollouts) -> Tensor:
-            columns = part.logprob, part.old_logprob, part.advantage
-            mask_BT, sampler_BT = part.padded(part.mask.float()), part.padded(part.sampler_logprob)
-            padded = [part.padded(x) for x in columns]
-            return function(*padded, config=config, loss_mask=mask_BT, rollout_logprobs=sampler_BT)[0]
-
-        return of_loss(replace(given, advantage=given.flat(shares_BT)), share)
-
-    def values(given: Rollouts) -> Answer:
-        config: Any = SimpleNamespace(value_clip=paper.VALUE_CLIP)
-
-        def share(part: Rollouts) -> Tensor:
-            columns = part.value, part.old_value, part.returns
-            loss = core.ppo_critic_loss(*(part.padded(x) for x in columns), config, part.padded(part.mask.float()))[0]
-            return loss * part.num_rows / given.num_rows
-
-        return of_loss(given, share, by="value")
-
-    at = partial(files.at, _CORE)
+def _policy_cases(theirs: _SkyRL) -> list[Case]:
+    policy, at = theirs.policy, theirs.at("ppo_policy_loss")
     tis = {"tis_ratio_type": "token", "token_tis_ratio_clip_high": paper.TIS_HIGH}
-    of_sequences = {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": paper.TIS_HIGH}
-    low, high = paper.ICEPOP
-    mask = {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high}
-    gspo = {"per_response": True, "eps_clip_low": paper.GSPO_CLIP, "eps_clip_high": paper.GSPO_CLIP}
-    at_tis = files.at(_OFF_POLICY, "compute_tis_ratio")
+    sequence = {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": paper.TIS_HIGH}
+    icepop = dict(zip(("token_mask_is_threshold_low", "token_mask_is_threshold_high"), paper.ICEPOP, strict=True)) | tis
     dual = {"policy_loss_type": "dual_clip", "clip_ratio_c": paper.DUAL_CLIP}
-    constant = "seq_mean_token_sum_norm"
+    clip = {"eps_clip_low": paper.GSPO_CLIP, "eps_clip_high": paper.GSPO_CLIP}
+    gspo = partial(policy, name="gspo_policy_loss", reduction="sequence_mean", **clip)
+    cispo, constant = "compute_policy_loss_cispo", "seq_mean_token_sum_norm"
+    at_tis, at_mask = (theirs.files.at(_OFF_POLICY, name) for name in ("compute_tis_ratio", "compute_token_mask"))
     return [
-        Case("ppo_tokens", policy, at("ppo_policy_loss"), "token_mean"),
-        Case("ppo_responses", partial(policy, reduction="sequence_mean"), at("ppo_policy_loss"), "sequence_mean"),
-        Case("dr_grpo_mean", partial(policy, reduction=constant), at("ppo_policy_loss"), constant),
-        Case("clip_higher", partial(policy, eps_clip_high=paper.CLIP_HIGH), at("ppo_policy_loss")),
-        Case("dual_clip", partial(policy, **dual), at("ppo_policy_loss"), "dual_clip"),
-        Case(
-            "gspo",
-            partial(policy, function=core.gspo_policy_loss, reduction="sequence_mean", **gspo),
-            at("gspo_policy_loss"),
-        ),
-        Case(
-            "cispo",
-            partial(policy, function=core.compute_policy_loss_cispo),
-            at("compute_policy_loss_cispo"),
-            "cispo_eps_clip_low: 1e9",
-        ),
+        Case("ppo_tokens", policy, at, "token_mean (default)"),
+        Case("ppo_responses", partial(policy, reduction="sequence_mean"), at, "sequence_mean"),
+        Case("dr_grpo_mean", partial(policy, reduction=constant), at, constant),
+        Case("clip_higher", partial(policy, eps_clip_high=paper.CLIP_HIGH), at),
+        Case("dual_clip", partial(policy, **dual), at, "dual_clip"),
+        Case("gspo", partial(gspo, per_response=True), theirs.at("gspo_policy_loss")),
+        Case("gspo_token", gspo, theirs.at("gspo_policy_loss")),
+        Case("cispo", partial(policy, name=cispo), theirs.at(cispo), "cispo_eps_clip_low: 1e9"),
         Case("tis_token", partial(policy, correction=tis), at_tis),
-        Case("tis_sequence", partial(policy, correction=of_sequences), at_tis),
-        Case(
-            "icepop",
-            partial(policy, correction=tis | mask),
-            files.at(_OFF_POLICY, "compute_token_mask"),
-            "token_mask_is_threshold_* with tis_ratio_type: token",
-        ),
-        Case(
-            "value_loss",
-            values,
-            at("ppo_critic_loss"),
-            kind="convention",
-            because="mean over responses of means over tokens",
-            instead=partial(paper.value_loss, mean="responses"),
-        ),
+        Case("tis_sequence", partial(policy, correction=sequence), at_tis),
+        Case("icepop", partial(policy, correction=icepop), at_mask, "token_mask_is_threshold_*, tis_ratio_type: token"),
     ]
 
 
-def _divergences(files: Files) -> list[Case]:
-    core, tools = files.load(_CORE), files.load(_TOOLS)
-    at, in_worker = files.at(_CORE, "compute_approx_kl"), files.where(_WORKER, "kl_loss = masked_mean(kl_loss")
-
-    def estimate(given: Rollouts, name: str) -> Answer:
-        def share(part: Rollouts) -> Tensor:
-            mask_BT = part.padded(part.mask.float())
-            kl_BT = core.compute_approx_kl(part.padded(part.logprob), part.padded(part.ref_logprob), mask_BT, name)
-            return tools.masked_mean(kl_BT, mask_BT) * part.num_tokens / given.num_tokens
-
-        return of_loss(given, share)
-
-    def in_loss(given: Rollouts, name: str) -> Answer:
-        def share(part: Rollouts) -> Tensor:
-            mask_BT = part.padded(part.mask.float())
-            kl_BT = core.compute_approx_kl(part.padded(part.logprob), part.padded(part.ref_logprob), mask_BT, name)
-            return tools.masked_mean(kl_BT, mask_BT, dim=-1).mean() * part.num_rows / given.num_rows
-
-        return Answer(None, of_loss(given, share).gradient)
-
-    def entropy(given: Rollouts) -> Answer:
-        def share(part: Rollouts) -> Tensor:
-            entropy_BT = tools.chunked_entropy_from_logits(part.padded(part.logits), requires_grad=True)
-            return tools.masked_mean(entropy_BT, part.padded(part.mask.float())) * part.num_rows / given.num_rows
-
-        return of_loss(given, share, by="logits")
-
+def _kl_cases(theirs: _SkyRL) -> list[Case]:
+    at, in_worker = theirs.at("compute_approx_kl"), theirs.files.where(_WORKER, "kl_loss = masked_mean(kl_loss")
     bounded = partial(paper.kl_estimate, name="k3", bound=10.0)
     one = partial(paper.kl_gradient, factor="one", mean="responses")
     return [
-        Case("k1", partial(estimate, name="k1"), at),
-        Case("k2", partial(estimate, name="k2"), at),
-        Case("k3", partial(estimate, name="k3"), at, "", "convention", "at most 10, no gradient above", bounded),
+        Case("k1", partial(theirs.kl, name="k1"), at),
+        Case("k2", partial(theirs.kl, name="k2"), at),
+        Case("k3", partial(theirs.kl, name="k3"), at, "", "convention", "at most 10, no gradient above", bounded),
         Case(
             "kl_loss",
-            partial(in_loss, name="k3"),
+            partial(theirs.kl_gradient, name="k3"),
             in_worker,
             "kl_estimator_type: k3 (default)",
             kind="substance",
-            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 above 10; always a mean over responses",
+            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 where k3 is above 10; a mean over responses",
             instead=partial(one, slope="k3", bound=10.0),
         ),
         Case(
             "kl_loss",
-            partial(in_loss, name="k2"),
+            partial(theirs.kl_gradient, name="k2"),
             in_worker,
             "kl_estimator_type: k2",
             kind="convention",
-            because="without π/π_old: as if π had sampled; always a mean over responses",
+            because="without π/π_old: as if π had sampled; a mean over responses",
             instead=one,
         ),
+    ]
+
+
+def _other_cases(theirs: _SkyRL) -> list[Case]:
+    return [
         Case(
             "entropy",
-            entropy,
-            files.where(_WORKER, "entropy = masked_mean(entropy_BS, loss_mask)"),
+            theirs.entropy,
+            theirs.files.where(_WORKER, "entropy = masked_mean(entropy_BS, loss_mask)"),
             kind="convention",
-            because="mean over tokens in each micro-batch, then over micro-batches",
+            because="a mean over tokens in each micro-batch, then over responses",
             instead=_entropy_by_micro_batch,
+        ),
+        Case(
+            "value_loss",
+            theirs.values,
+            theirs.at("ppo_critic_loss"),
+            kind="convention",
+            because="a mean over responses of means over tokens",
+            instead=partial(paper.value_loss, mean="responses"),
         ),
     ]
 
@@ -299,14 +296,17 @@ _NO_CORRECTION = dict.fromkeys(
 
 
 def _entropy_by_micro_batch(given: Rollouts) -> Answer:
-    answers = [(paper.entropy(part), part.num_rows / given.num_rows) for part in given.micro_batches()]
-    value = sum((share * answer.value for answer, share in answers if answer.value is not None), torch.zeros(()))
-    gradient = torch.cat([share * answer.gradient for answer, share in answers if answer.gradient is not None])
-    return Answer(value, gradient)
+    total, gradients = torch.zeros((), dtype=torch.float64), []
+    for part in given.micro_batches():
+        answer, share = paper.entropy(part), part.num_rows / given.num_rows
+        assert answer.value is not None and answer.gradient is not None, "a loss has both"
+        total = total + share * answer.value
+        gradients.append(share * answer.gradient)
+    return Answer(total, torch.cat(gradients))
 
 
 class _Rows(dict[Any, Any]):
-    """Columns by name; a slice of rows."""
+    """Columns by name, and slices of rows, where their trainer has a container."""
 
-    def __missing__(self, rows: slice) -> _Rows:
-        return _Rows({name: x[rows] for name, x in self.items()})
+    def __getitem__(self, key: Any) -> Any:
+        return _Rows({name: x[key] for name, x in self.items()}) if isinstance(key, slice) else super().__getitem__(key)
