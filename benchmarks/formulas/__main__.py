@@ -1,4 +1,4 @@
-"""Advantages, losses, divergences and corrections of Lockstep and of six other libraries, against the papers in float64.
+"""Advantages, losses, divergences and corrections of Lockstep and of six other libraries, beside the papers in float64.
 
     python -m benchmarks.formulas                          # Lockstep alone
     python -m benchmarks.formulas --peers FOLDER [--save]  # beside the others
@@ -113,7 +113,9 @@ def main() -> None:
         print(save("formulas", environment(), comparison.outcomes, details))
     unexplained = [o for o in comparison.outcomes if o.verdict == "unexplained"]
     if unexplained:
-        raise SystemExit("differences without an explanation: " + ", ".join(f"{o.library} {o.formula}" for o in unexplained))
+        raise SystemExit(
+            "differences without an explanation: " + ", ".join(f"{o.library} {o.formula}" for o in unexplained)
+        )
 
 
 if __name__ == "__main__":

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
-from benchmarks.formulas.catalog import GSPO
 from benchmarks.formulas.rollouts import Answer, Method, Rollouts
 
 ROUNDING = 1e-5
@@ -42,13 +39,6 @@ class Case:
     instead: Method | None = None
 
 
-def shared_credit(run: Method, at: str, options: str = "") -> Case:
-    """The case of GSPO's loss where tokens have advantages of their own, and the gradient goes through one ratio."""
-    because = "the gradient goes through the response's ratio: its tokens share the mean of their advantages"
-    instead = partial(GSPO, ratio="response")
-    return Case("gspo_token", run, at, options, "substance", because, instead)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """A row of the result.
@@ -77,7 +67,7 @@ class Outcome:
 
 
 def judge(library: str, case: Case, reference: Method, batch: Rollouts) -> Outcome:
-    """Runs a case and compares it with the paper's equation, and where it differs with the equation of its difference."""
+    """Runs a case and compares it with the paper's equation, and where it differs with that of its difference."""
     answer, wanted = case.run(batch), reference(batch)
     value, gradient = _differences(answer, wanted, batch)
     explained_to: float | None = None
@@ -87,9 +77,7 @@ def judge(library: str, case: Case, reference: Method, batch: Rollouts) -> Outco
             explained_to = _largest(*_differences(answer, case.instead(batch), batch))
         settled = case.kind is not None and explained_to is not None and explained_to <= ROUNDING
         verdict = case.kind if settled and case.kind is not None else "unexplained"
-    return Outcome(
-        case.formula, library, verdict, value, gradient, explained_to, case.options, case.because, case.at
-    )
+    return Outcome(case.formula, library, verdict, value, gradient, explained_to, case.options, case.because, case.at)
 
 
 def _differences(answer: Answer, wanted: Answer, batch: Rollouts) -> tuple[float | None, float | None]:
@@ -107,9 +95,3 @@ def _difference(x: Tensor | None, wanted: Tensor | None, batch: Rollouts) -> flo
 def _largest(*differences: float | None) -> float:
     known = [x for x in differences if x is not None]
     return math.inf if any(math.isnan(x) for x in known) or not known else max(known)
-
-
-def worst(outcomes: Sequence[Outcome]) -> Verdict:
-    """The verdict that matters most."""
-    order: tuple[Verdict, ...] = ("unexplained", "substance", "convention", "equal")
-    return min((outcome.verdict for outcome in outcomes), key=order.index)

@@ -8,7 +8,6 @@ from functools import partial
 from benchmarks.formulas import references as paper
 from benchmarks.formulas.rollouts import Method
 
-
 GSPO = partial(paper.policy_loss, mean="responses", low=paper.GSPO_CLIP, high=paper.GSPO_CLIP)
 
 

@@ -1,10 +1,10 @@
-"""Functions of other libraries, imported from files of their checkouts: only the files that hold formulas are executed.
+"""Functions of other libraries, imported from files of their checkouts: only files that hold formulas are executed.
 
-A file imports much that a formula does not use: engines, clusters, loggers. Executing all that would need each library's
-own environment and GPUs, so whatever it imports from the packages that are named beforehand, its own other files
-included, is a stand-in: it can be a base class, an annotation or a decorator that changes nothing. It has no arithmetic:
-a formula that used one would end in an error, not in a number. `torch`, `numpy`, `pydantic` are real, and compiled
-functions run eagerly.
+A file imports much that a formula does not use: engines, clusters, loggers. Executing all that would need each
+library's own environment and GPUs, so whatever it imports from the packages that are named beforehand, its own other
+files included, is a stand-in: it can be a base class, an annotation or a decorator that changes nothing. It has no
+arithmetic: a formula that used one would end in an error, not in a number. `torch`, `numpy`, `pydantic` are real, and
+compiled functions run eagerly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 
 class _Nothing:
-    """What a call of a stand-in returns: false, a decorator that changes nothing, an object whose methods do nothing."""
+    """What calling a stand-in returns: false, a decorator that changes nothing, an object whose methods do nothing."""
 
     def __bool__(self) -> bool:
         return False
@@ -145,4 +145,3 @@ def bind(cls: type, **attributes: Any) -> Any:
     for name, value in attributes.items():
         setattr(made, name, value)
     return made
-

@@ -1,4 +1,4 @@
-"""Lockstep's functions on the rollouts: the losses that its learners call, and the advantages that its steps compute."""
+"""Lockstep's functions on the rollouts: losses that its learners call, and advantages that its steps compute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.formulas import references as paper
-from benchmarks.formulas.cases import Case, shared_credit
+from benchmarks.formulas.cases import Case
+from benchmarks.formulas.recurring import share_credit
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 from lockstep.algorithms.grpo.options import GRPOSection
 from lockstep.algorithms.grpo.step import with_advantages
@@ -51,7 +52,8 @@ def _mean(loss: Loss, part: Rollouts, whole: Batch, batch: Batch, outputs: Outpu
 def _policy(
     given: Rollouts, *, correction: Correction | None = None, per_response: bool = False, **options: Any
 ) -> Answer:
-    loss = ClippedSurrogate(**{"clip_low": paper.CLIP, "clip_high": paper.CLIP} | options)
+    chosen: dict[str, Any] = {"clip_low": paper.CLIP, "clip_high": paper.CLIP}
+    loss = ClippedSurrogate(**chosen | options)
     whole = _batch(given)
 
     def share(part: Rollouts) -> Tensor:
@@ -154,7 +156,7 @@ def cases() -> list[Case]:
         Case("clip_higher", partial(_policy, clip_high=paper.CLIP_HIGH), policy),
         Case("dual_clip", partial(_policy, dual_clip=paper.DUAL_CLIP), policy),
         Case("gspo", partial(_policy, per_response=True, **gspo), policy),
-        shared_credit(partial(_policy, **gspo), policy),
+        share_credit(partial(_policy, **gspo), policy),
         Case("cispo", partial(_policy, cispo=True), policy),
         Case("tis_token", partial(_policy, correction=TokenTIS(paper.TIS_HIGH)), f"{mismatch}:TokenTIS"),
         Case("tis_sequence", partial(_policy, correction=SequenceTIS(paper.TIS_HIGH)), f"{mismatch}:SequenceTIS"),

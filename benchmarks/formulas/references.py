@@ -79,9 +79,7 @@ def gae_advantages(batch: Rollouts, *, skip: bool = True, own_values: bool = Fal
 
 def gae_returns(batch: Rollouts, *, skip: bool = True, own_values: bool = False) -> Answer:
     """The critic's target A + V, before anything is whitened."""
-    return Answer(
-        batch.trained(gae_advantages(batch, skip=skip, own_values=own_values) + batch.old_value.double())
-    )
+    return Answer(batch.trained(gae_advantages(batch, skip=skip, own_values=own_values) + batch.old_value.double()))
 
 
 def whiten(x_N: Tensor, mask_N: Tensor, *, bessel: int = 0, shift: float | None = None) -> Tensor:
@@ -298,7 +296,7 @@ def policy_loss(
 
 
 def cispo(batch: Rollouts, *, low: float = math.inf) -> Answer:
-    """−mean over tokens of sg(clip(ρ, 1 − low, 1 + high))·A·log π (MiniMax 2025, eqs. 4 and 5), without a lower bound."""
+    """−mean over tokens of sg(clip(ρ, 1 − low, 1 + high))·A·log π (MiniMax 2025, eqs. 4 and 5); no lower bound."""
 
     def loss(given: Rollouts) -> Tensor:
         total = given.logprob.new_zeros(())

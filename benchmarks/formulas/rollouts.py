@@ -132,6 +132,18 @@ class Answer:
     value: Tensor | None
     gradient: Tensor | None = None
 
+    @property
+    def known_value(self) -> Tensor:
+        """The value, where there is one."""
+        assert self.value is not None, "it has a value"
+        return self.value
+
+    @property
+    def known_gradient(self) -> Tensor:
+        """The gradient of a loss."""
+        assert self.gradient is not None, "a loss has a gradient"
+        return self.gradient
+
 
 Method = Callable[[Rollouts], Answer]
 

@@ -36,7 +36,9 @@ PEERS = {
     "openrlhf": Peer("OpenRLHF", "https://github.com/OpenRLHF/OpenRLHF", "3c3be6234e0cb353e76bb8019947db9dfe99fca7"),
     "slime": Peer("slime", "https://github.com/THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515"),
     "skyrl": Peer("SkyRL", "https://github.com/NovaSky-AI/SkyRL", "a9564572eb8e91076be43c1bd5e4615e3de17265"),
-    "prime_rl": Peer("prime-rl", "https://github.com/PrimeIntellect-ai/prime-rl", "559b44772e471d1538537b8805cc77f3824a5e64"),
+    "prime_rl": Peer(
+        "prime-rl", "https://github.com/PrimeIntellect-ai/prime-rl", "559b44772e471d1538537b8805cc77f3824a5e64"
+    ),
 }
 
 
@@ -71,7 +73,7 @@ def differences(outcomes: Sequence[Outcome]) -> str:
             outcome.because,
             _figure(outcome.value),
             _figure(outcome.gradient),
-            f"`{outcome.at}`",
+            _place(outcome),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -83,7 +85,7 @@ def places(outcomes: Sequence[Outcome]) -> str:
     for o in outcomes:
         figures = f"{_figure(o.value)} | {_figure(o.gradient)}"
         name = FORMULAS[o.formula].title
-        lines.append(f"| {name} | {title(o.library)} | {o.options} | {SIGNS[o.verdict]} | {figures} | `{o.at}` |")
+        lines.append(f"| {name} | {title(o.library)} | {o.options} | {SIGNS[o.verdict]} | {figures} | {_place(o)} |")
     return "\n".join(lines)
 
 
@@ -107,6 +109,14 @@ def _numbers(outcomes: Sequence[Outcome]) -> dict[Outcome, int]:
 def _cell(outcomes: Sequence[Outcome], numbers: Mapping[Outcome, int]) -> str:
     signs = [f"{SIGNS[o.verdict]} {numbers[o]}" if o in numbers else SIGNS[o.verdict] for o in outcomes]
     return " / ".join(signs) or "–"
+
+
+def _place(outcome: Outcome) -> str:
+    """File and line, of other libraries as a link to the commit that the table is of."""
+    if outcome.library not in PEERS:
+        return f"`{outcome.at}`"
+    peer, (file, line) = PEERS[outcome.library], outcome.at.split(":")
+    return f"[{file.rpartition('/')[2]}:{line}]({peer.url}/blob/{peer.commit}/{file}#L{line})"
 
 
 def _figure(x: float | None) -> str:

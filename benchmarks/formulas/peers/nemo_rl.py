@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.formulas import references as paper
-from benchmarks.formulas.cases import Case, shared_credit
+from benchmarks.formulas.cases import Case
 from benchmarks.formulas.loading import Files
+from benchmarks.formulas.recurring import bound_below, estimate_kl, penalize_by_k3, share_credit, whiten_by_bessel
 from benchmarks.formulas.rollouts import GROUP, Answer, Rollouts, of_loss
 
 _ADVANTAGES, _LOSSES = "nemo_rl.algorithms.advantage_estimator", "nemo_rl.algorithms.loss.loss_functions"
@@ -101,9 +102,8 @@ class _NemoRL:
 
     def kl_gradient(self, given: Rollouts, **options: Any) -> Answer:
         """The gradient of the loss with the KL less that without it."""
-        both = self.policy(given, reference_policy_kl_penalty=1.0, **options).gradient, self.policy(given).gradient
-        assert both[0] is not None and both[1] is not None, "a loss has a gradient"
-        return Answer(None, both[0] - both[1])
+        with_kl = self.policy(given, reference_policy_kl_penalty=1.0, **options)
+        return Answer(None, with_kl.known_gradient - self.policy(given).known_gradient)
 
     def kl(self, given: Rollouts, name: str) -> Answer:
         def share(part: Rollouts) -> Tensor:
@@ -164,14 +164,7 @@ def _advantage_cases(theirs: _NemoRL) -> list[Case]:
     default, plain = partial(group, leave_one_out=True), partial(group, leave_one_out=False)
     return [
         Case("gae_returns", partial(theirs.gae, which=1), at_gae),
-        Case(
-            "gae_whitened",
-            partial(theirs.gae, which=0),
-            at_gae,
-            kind="convention",
-            because="variance with n − 1",
-            instead=partial(paper.gae_whitened, bessel=1),
-        ),
+        whiten_by_bessel("gae_whitened", partial(theirs.gae, which=0), at_gae, partial(paper.gae_whitened, bessel=1)),
         Case(
             "grpo",
             partial(default, normalize_rewards=True),
@@ -194,15 +187,7 @@ def _advantage_cases(theirs: _NemoRL) -> list[Case]:
             instead=partial(paper.reinforce_plus_plus, kl="own"),
         ),
         Case("reinforce_pp_baseline", partial(theirs.plus_plus, minus_baseline=True, kl=False), at_plus),
-        Case(
-            "kl_reward",
-            partial(theirs.rewards, kl_type="k3"),
-            at_rewards,
-            "reference_policy_kl_type: k3 (default)",
-            kind="substance",
-            because="k3, whose expected gradient in a reward is not that of the KL; at most 10",
-            instead=partial(paper.rewards_with_kl, estimate="k3", bound=10.0),
-        ),
+        penalize_by_k3(partial(theirs.rewards, kl_type="k3"), at_rewards, "reference_policy_kl_type: k3 (default)"),
         Case("kl_reward", partial(theirs.rewards, kl_type="k1"), at_rewards, "reference_policy_kl_type: k1"),
     ]
 
@@ -228,16 +213,8 @@ def _policy_cases(theirs: _NemoRL) -> list[Case]:
         Case("clip_higher", partial(policy, ratio_clip_max=paper.CLIP_HIGH), at),
         Case("dual_clip", partial(policy, ratio_clip_c=paper.DUAL_CLIP), at),
         Case("gspo", partial(gspo, per_response=True), at),
-        shared_credit(gspo, at),
-        Case(
-            "cispo",
-            partial(policy, use_cispo=True),
-            at,
-            "ratio_clip_min: 0.2",
-            kind="convention",
-            because="a lower bound too",
-            instead=partial(paper.cispo, low=paper.CLIP),
-        ),
+        share_credit(gspo, at),
+        bound_below(partial(policy, use_cispo=True), at, "ratio_clip_min: 0.2"),
         Case("cispo", partial(policy, use_cispo=True, ratio_clip_min=1e9), at, "ratio_clip_min: 1e9"),
         Case("tis_token", partial(policy, **tis), at),
         Case("icepop", partial(policy, **icepop), at),
@@ -247,11 +224,8 @@ def _policy_cases(theirs: _NemoRL) -> list[Case]:
 def _kl_cases(theirs: _NemoRL) -> list[Case]:
     at, at_kl = theirs.files.at(_LOSSES, "ClippedPGLossFn.__call__"), theirs.files.at(_TOOLS, "calculate_kl")
     unbounded = {"use_on_policy_kl_approximation": True, "kl_output_clamp_value": None}
-    bounded = partial(paper.kl_estimate, name="k3", bound=10.0)
     return [
-        Case("k1", partial(theirs.kl, name="k1"), at_kl),
-        Case("k2", partial(theirs.kl, name="k2"), at_kl),
-        Case("k3", partial(theirs.kl, name="k3"), at_kl, "", "convention", "at most 10, no gradient above", bounded),
+        *estimate_kl(theirs.kl, at_kl),
         Case(
             "kl_loss",
             theirs.kl_gradient,

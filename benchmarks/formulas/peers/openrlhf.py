@@ -13,8 +13,15 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.formulas import references as paper
-from benchmarks.formulas.cases import Case, shared_credit
+from benchmarks.formulas.cases import Case
 from benchmarks.formulas.loading import Files, bind
+from benchmarks.formulas.recurring import (
+    differentiate_k1,
+    differentiate_k2,
+    differentiate_k3,
+    estimate_kl,
+    share_credit,
+)
 from benchmarks.formulas.rollouts import GROUP, Answer, Rollouts, of_loss
 
 _LOSS, _TOOLS = "openrlhf.models.loss", "openrlhf.models.utils"
@@ -54,7 +61,9 @@ class _OpenRLHF:
         advantage = SimpleNamespace(estimator=estimator, gamma=gamma, lambd=paper.LAM, no_std_norm=False)
         reward = SimpleNamespace(clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None)
         args = SimpleNamespace(
-            algo=SimpleNamespace(advantage=advantage), rollout=SimpleNamespace(n_samples_per_prompt=GROUP), reward=reward
+            algo=SimpleNamespace(advantage=advantage),
+            rollout=SimpleNamespace(n_samples_per_prompt=GROUP),
+            reward=reward,
         )
         maker = bind(
             self.maker.RemoteExperienceMaker,
@@ -175,48 +184,20 @@ def _policy_cases(theirs: _OpenRLHF) -> list[Case]:
         Case("clip_higher", partial(policy, clip_eps_high=paper.CLIP_HIGH), at),
         Case("dual_clip", partial(policy, dual_clip=paper.DUAL_CLIP), at),
         Case("gspo", partial(gspo, per_response=True), at),
-        shared_credit(gspo, at),
+        share_credit(gspo, at),
         Case("tis_token", partial(policy, **tis), at, "vllm_is_truncated_threshold: [0, 2]"),
         Case("icepop", partial(policy, **icepop), at),
     ]
 
 
 def _kl_cases(theirs: _OpenRLHF) -> list[Case]:
-    at = theirs.files.at(_TOOLS, "compute_approx_kl")
-    in_actor = theirs.files.where("openrlhf/trainer/ray/ppo_actor.py", "kl_loss = aggregate_loss")
-    bounded = partial(paper.kl_estimate, name="k3", bound=10.0)
-    one = partial(paper.kl_gradient, factor="one")
+    at = theirs.files.where("openrlhf/trainer/ray/ppo_actor.py", "kl_loss = aggregate_loss")
+    k1, k2, k3 = (partial(theirs.kl_gradient, name=name) for name in ("k1", "k2", "k3"))
     return [
-        Case("k1", partial(theirs.kl, name="k1"), at),
-        Case("k2", partial(theirs.kl, name="k2"), at),
-        Case("k3", partial(theirs.kl, name="k3"), at, "", "convention", "at most 10, no gradient above", bounded),
-        Case(
-            "kl_loss",
-            partial(theirs.kl_gradient, name="k1"),
-            in_actor,
-            "kl.estimator: k1 (default; in a loss it warns)",
-            kind="substance",
-            because="k1 differentiated: an expected gradient of 0",
-            instead=partial(one, slope="k1"),
-        ),
-        Case(
-            "kl_loss",
-            partial(theirs.kl_gradient, name="k3"),
-            in_actor,
-            "kl.estimator: k3",
-            kind="substance",
-            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 where k3 is above 10",
-            instead=partial(one, slope="k3", bound=10.0),
-        ),
-        Case(
-            "kl_loss",
-            partial(theirs.kl_gradient, name="k2"),
-            in_actor,
-            "kl.estimator: k2",
-            kind="convention",
-            because="without π/π_old: as if π had sampled",
-            instead=one,
-        ),
+        *estimate_kl(theirs.kl, theirs.files.at(_TOOLS, "compute_approx_kl")),
+        differentiate_k1(k1, at, "kl.estimator: k1 (default; in a loss it warns)"),
+        differentiate_k3(k3, at, "kl.estimator: k3"),
+        differentiate_k2(k2, at, "kl.estimator: k2"),
     ]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.formulas import references as paper
 from benchmarks.formulas.cases import Case
 from benchmarks.formulas.loading import Files, bind
+from benchmarks.formulas.recurring import differentiate_k2, differentiate_k3, estimate_kl, penalize_by_k3
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 
 _UTILS, _FOLDER = "skyrl.backends.skyrl_train.utils", "skyrl/backends/skyrl_train/utils"
@@ -67,10 +68,9 @@ class _SkyRL:
 
     def normalized(self, given: Rollouts) -> Answer:
         answer = self.advantages(given, "compute_grpo_outcome_advantage", grpo_norm_by_std=False)
-        assert answer.value is not None, "an advantage has a value"
         columns = {
-            "advantages": answer.value,
-            "response_mask": torch.ones_like(answer.value),
+            "advantages": answer.known_value,
+            "response_mask": torch.ones_like(given.logprob),
             "loss_mask": given.mask.float(),
         }
         data = _Rows({name: given.padded(x) for name, x in columns.items()})
@@ -195,15 +195,7 @@ def _advantage_cases(theirs: _SkyRL) -> list[Case]:
             because="the mean is over the padded grid, and a tool's tokens count",
             instead=partial(paper.reinforce_plus_plus, baseline=True, kl="none", of_all=True, padded_mean=True),
         ),
-        Case(
-            "kl_reward",
-            partial(theirs.rewards, name="k3"),
-            in_trainer,
-            "kl_estimator_type: k3 (default)",
-            kind="substance",
-            because="k3, whose expected gradient in a reward is not that of the KL; at most 10",
-            instead=partial(paper.rewards_with_kl, estimate="k3", bound=10.0),
-        ),
+        penalize_by_k3(partial(theirs.rewards, name="k3"), in_trainer, "kl_estimator_type: k3 (default)"),
         Case("kl_reward", partial(theirs.rewards, name="k1"), in_trainer, "kl_estimator_type: k1"),
     ]
 
@@ -234,31 +226,12 @@ def _policy_cases(theirs: _SkyRL) -> list[Case]:
 
 
 def _kl_cases(theirs: _SkyRL) -> list[Case]:
-    at, in_worker = theirs.at("compute_approx_kl"), theirs.files.where(_WORKER, "kl_loss = masked_mean(kl_loss")
-    bounded = partial(paper.kl_estimate, name="k3", bound=10.0)
-    one = partial(paper.kl_gradient, factor="one", mean="responses")
+    at = theirs.files.where(_WORKER, "kl_loss = masked_mean(kl_loss")
+    k2, k3 = (partial(theirs.kl_gradient, name=name) for name in ("k2", "k3"))
     return [
-        Case("k1", partial(theirs.kl, name="k1"), at),
-        Case("k2", partial(theirs.kl, name="k2"), at),
-        Case("k3", partial(theirs.kl, name="k3"), at, "", "convention", "at most 10, no gradient above", bounded),
-        Case(
-            "kl_loss",
-            partial(theirs.kl_gradient, name="k3"),
-            in_worker,
-            "kl_estimator_type: k3 (default)",
-            kind="substance",
-            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 where k3 is above 10; a mean over responses",
-            instead=partial(one, slope="k3", bound=10.0),
-        ),
-        Case(
-            "kl_loss",
-            partial(theirs.kl_gradient, name="k2"),
-            in_worker,
-            "kl_estimator_type: k2",
-            kind="convention",
-            because="without π/π_old: as if π had sampled; a mean over responses",
-            instead=one,
-        ),
+        *estimate_kl(theirs.kl, theirs.at("compute_approx_kl")),
+        differentiate_k3(k3, at, "kl_estimator_type: k3 (default)", mean="responses"),
+        differentiate_k2(k2, at, "kl_estimator_type: k2", mean="responses"),
     ]
 
 
@@ -299,9 +272,8 @@ def _entropy_by_micro_batch(given: Rollouts) -> Answer:
     total, gradients = torch.zeros((), dtype=torch.float64), []
     for part in given.micro_batches():
         answer, share = paper.entropy(part), part.num_rows / given.num_rows
-        assert answer.value is not None and answer.gradient is not None, "a loss has both"
-        total = total + share * answer.value
-        gradients.append(share * answer.gradient)
+        total = total + share * answer.known_value
+        gradients.append(share * answer.known_gradient)
     return Answer(total, torch.cat(gradients))
 
 

@@ -16,10 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from benchmarks.formulas import references as paper
-from benchmarks.formulas.cases import Case, shared_credit
+from benchmarks.formulas.cases import Case
 from benchmarks.formulas.loading import Files, bind
+from benchmarks.formulas.recurring import (
+    bound_below,
+    differentiate_k1,
+    differentiate_k3,
+    share_credit,
+    whiten_by_bessel,
+)
 from benchmarks.formulas.rollouts import GROUP, Answer, Rollouts, of_loss
 
 _LOSS, _TOOLS, _ROLLOUT = "slime.backends.megatron_utils.loss", "slime.utils.ppo_utils", "slime.ray.rollout"
@@ -62,7 +70,7 @@ class _OneProcess(ModuleType):
 def open_files(root: Path) -> Files:
     files = Files(root, _REAL, _ABSENT)
     files.load("megatron.core").mpu = _OneProcess("megatron.core.mpu")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     return files
 
 
@@ -103,9 +111,8 @@ class _Slime:
 
     def rewards(self, given: Rollouts) -> Answer:
         """What each token adds to the returns of REINFORCE++ without a discount."""
-        answer = self.advantages(given, "reinforce_plus_plus", "returns", kl_coef=paper.BETA).value
-        assert answer is not None, "an advantage has a value"
-        parts = given.split(answer)
+        answer = self.advantages(given, "reinforce_plus_plus", "returns", kl_coef=paper.BETA)
+        parts = given.split(answer.known_value)
         return Answer(torch.cat([part - torch.cat([part[1:], part.new_zeros(1)]) for part in parts]))
 
     def policy(self, given: Rollouts, by: str = "logprob", per_response: bool = False, **options: Any) -> Answer:
@@ -131,16 +138,13 @@ class _Slime:
 
     def kl_gradient(self, given: Rollouts, **options: Any) -> Answer:
         """The gradient of the loss with the KL less that without it."""
-        with_kl = self.policy(given, use_kl_loss=True, kl_loss_coef=1.0, **options).gradient
-        without = self.policy(given).gradient
-        assert with_kl is not None and without is not None, "a loss has a gradient"
-        return Answer(None, with_kl - without)
+        with_kl = self.policy(given, use_kl_loss=True, kl_loss_coef=1.0, **options)
+        return Answer(None, with_kl.known_gradient - self.policy(given).known_gradient)
 
     def entropy(self, given: Rollouts) -> Answer:
         """The loss without the bonus less that with it; no other part of it depends on the logits."""
         bonus, plain = self.policy(given, by="logits", entropy_coef=1.0), self.policy(given)
-        assert bonus.value is not None and bonus.gradient is not None and plain.value is not None, "a loss has both"
-        return Answer(plain.value - bonus.value, -bonus.gradient)
+        return Answer(plain.known_value - bonus.known_value, -bonus.known_gradient)
 
     def values(self, given: Rollouts) -> Answer:
         args = Namespace(value_clip=paper.VALUE_CLIP, calculate_per_token_loss=True)
@@ -227,8 +231,7 @@ def _fields(part: Rollouts, advantage_N: Tensor) -> dict[str, Any]:
 def _divide(answer: Answer, given: Rollouts, args: Namespace) -> Answer:
     """By what their learner divides by."""
     count = given.num_tokens if args.calculate_per_token_loss else given.num_rows
-    assert answer.value is not None and answer.gradient is not None, "a loss has both"
-    return Answer(answer.value / count, answer.gradient / count)
+    return Answer(answer.known_value / count, answer.known_gradient / count)
 
 
 def _advantage_cases(theirs: _Slime) -> list[Case]:
@@ -236,9 +239,10 @@ def _advantage_cases(theirs: _Slime) -> list[Case]:
     at_scores = theirs.files.at(_ROLLOUT, "RolloutManager._post_process_rewards")
     gae = partial(advantages, estimator="ppo", gamma=paper.GAMMA)
     own: dict[str, Any] = {"skip": False, "own_values": True}
-    bessel: Any = {"kind": "convention", "because": "variance with n − 1"}
-    whitened = {"normalize_advantages": True}
+    whitened: dict[str, Any] = {"normalize_advantages": True}
     with_kl = partial(paper.reinforce_plus_plus, bessel=1)
+    plus = partial(advantages, estimator="reinforce_plus_plus", kl_coef=paper.BETA, **whitened)
+    baseline = partial(advantages, estimator="reinforce_plus_plus_baseline", **whitened)
     return [
         Case(
             "gae_returns",
@@ -258,20 +262,8 @@ def _advantage_cases(theirs: _Slime) -> list[Case]:
         ),
         Case("grpo", partial(advantages, estimator="grpo"), at_scores),
         Case("dr_grpo", partial(advantages, estimator="grpo", grpo_std_normalization=False), at_scores),
-        Case(
-            "reinforce_pp",
-            partial(advantages, estimator="reinforce_plus_plus", kl_coef=paper.BETA, **whitened),
-            at,
-            instead=with_kl,
-            **bessel,
-        ),
-        Case(
-            "reinforce_pp_baseline",
-            partial(advantages, estimator="reinforce_plus_plus_baseline", **whitened),
-            at,
-            instead=partial(with_kl, baseline=True, kl="none"),
-            **bessel,
-        ),
+        whiten_by_bessel("reinforce_pp", plus, at, with_kl),
+        whiten_by_bessel("reinforce_pp_baseline", baseline, at, partial(with_kl, baseline=True, kl="none")),
         Case(
             "kl_reward",
             theirs.rewards,
@@ -294,16 +286,8 @@ def _policy_cases(theirs: _Slime) -> list[Case]:
         Case("clip_higher", partial(policy, eps_clip_high=paper.CLIP_HIGH), at),
         Case("dual_clip", partial(policy, eps_clip_c=paper.DUAL_CLIP), at),
         Case("gspo", partial(gspo, per_response=True), at),
-        shared_credit(gspo, at),
-        Case(
-            "cispo",
-            cispo,
-            at,
-            "eps_clip: 0.2",
-            kind="convention",
-            because="a lower bound too",
-            instead=partial(paper.cispo, low=paper.CLIP),
-        ),
+        share_credit(gspo, at),
+        bound_below(cispo, at, "eps_clip: 0.2"),
         Case("cispo", partial(cispo, eps_clip=1e9), at, "eps_clip: 1e9"),
         Case("tis_token", partial(policy, use_tis=True), at_tis),
         Case(
@@ -321,24 +305,8 @@ def _kl_cases(theirs: _Slime) -> list[Case]:
     k3 = partial(theirs.kl_gradient, kl_loss_type="k3")
     return [
         *(Case(name, partial(theirs.kl, name=name), at_kl) for name in ("k1", "k2", "k3")),
-        Case(
-            "kl_loss",
-            theirs.kl_gradient,
-            at,
-            "kl_loss_type: k1 (default)",
-            kind="substance",
-            because="k1 differentiated: an expected gradient of 0",
-            instead=partial(paper.kl_gradient, factor="one", slope="k1"),
-        ),
-        Case(
-            "kl_loss",
-            k3,
-            at,
-            "kl_loss_type: k3",
-            kind="substance",
-            because="k3 differentiated: the gradient of KL(π_ref ‖ π)",
-            instead=partial(paper.kl_gradient, factor="one", slope="k3"),
-        ),
+        differentiate_k1(theirs.kl_gradient, at, "kl_loss_type: k1 (default)"),
+        differentiate_k3(k3, at, "kl_loss_type: k3", bounded=False),
         Case("kl_loss", partial(k3, use_unbiased_kl=True), at, "kl_loss_type: k3, use_unbiased_kl"),
     ]
 

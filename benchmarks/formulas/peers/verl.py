@@ -17,6 +17,13 @@ from torch import Tensor
 from benchmarks.formulas import references as paper
 from benchmarks.formulas.cases import Case
 from benchmarks.formulas.loading import Files
+from benchmarks.formulas.recurring import (
+    bound_below,
+    differentiate_k2,
+    differentiate_k3,
+    estimate_kl,
+    whiten_by_bessel,
+)
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 
 _CORE, _HELPER = "verl.trainer.ppo.core_algos", "verl.trainer.ppo.rollout_corr_helper"
@@ -98,9 +105,7 @@ class _Verl:
             advantage_N = part.response_advantage[part.row] if per_response else part.advantage
             grids = [part.padded(x) for x in (part.old_logprob, part.logprob, advantage_N, part.mask.float())]
             weight_BT = None if weigh is None else self.weights(part, weigh)
-            return getattr(self.core, name)(
-                *grids, loss_agg_mode=mode, config=config, rollout_is_weights=weight_BT
-            )[0]
+            return getattr(self.core, name)(*grids, loss_agg_mode=mode, config=config, rollout_is_weights=weight_BT)[0]
 
         return of_loss(given, share)
 
@@ -124,9 +129,7 @@ class _Verl:
     def values(self, given: Rollouts) -> Answer:
         def share(part: Rollouts) -> Tensor:
             grids = [part.padded(x) for x in (part.value, part.returns, part.old_value, part.mask.float())]
-            return self.core.compute_value_loss(
-                *grids, cliprange_value=paper.VALUE_CLIP, **self.counts(given)
-            )[0]
+            return self.core.compute_value_loss(*grids, cliprange_value=paper.VALUE_CLIP, **self.counts(given))[0]
 
         return of_loss(given, share, by="value")
 
@@ -139,23 +142,24 @@ class _Verl:
 
 def _advantage_cases(theirs: _Verl) -> list[Case]:
     grpo, rloo = "compute_grpo_outcome_advantage", "compute_rloo_outcome_advantage"
-    plus, baseline = "compute_reinforce_plus_plus_outcome_advantage", "compute_reinforce_plus_plus_baseline_outcome_advantage"
+    plus, baseline = (
+        "compute_reinforce_plus_plus_outcome_advantage",
+        "compute_reinforce_plus_plus_baseline_outcome_advantage",
+    )
     at_gae = theirs.at("compute_gae_advantage_return")
-    bessel: Any = {"kind": "convention", "because": "variance with n − 1"}
     whitened, with_kl = partial(paper.gae_whitened, bessel=1), partial(paper.reinforce_plus_plus, bessel=1)
     return [
         Case("gae_returns", partial(theirs.gae, which=1), at_gae),
-        Case("gae_whitened", partial(theirs.gae, which=0), at_gae, instead=whitened, **bessel),
+        whiten_by_bessel("gae_whitened", partial(theirs.gae, which=0), at_gae, whitened),
         Case("grpo", partial(theirs.outcome, name=grpo), theirs.at(grpo)),
         Case("dr_grpo", partial(theirs.outcome, name=grpo, norm_adv_by_std_in_grpo=False), theirs.at(grpo)),
         Case("rloo", partial(theirs.outcome, name=rloo), theirs.at(rloo)),
-        Case("reinforce_pp", theirs.plus_plus, theirs.at(plus), instead=with_kl, **bessel),
-        Case(
+        whiten_by_bessel("reinforce_pp", theirs.plus_plus, theirs.at(plus), with_kl),
+        whiten_by_bessel(
             "reinforce_pp_baseline",
             partial(theirs.outcome, name=baseline),
             theirs.at(baseline),
-            instead=partial(with_kl, baseline=True, kl="none"),
-            **bessel,
+            partial(with_kl, baseline=True, kl="none"),
         ),
         Case(
             "kl_reward",
@@ -167,7 +171,10 @@ def _advantage_cases(theirs: _Verl) -> list[Case]:
 
 
 def _policy_cases(theirs: _Verl) -> list[Case]:
-    vanilla, at_weights = theirs.at("compute_policy_loss_vanilla"), theirs.files.at(_HELPER, "compute_rollout_correction_weights")
+    vanilla, at_weights = (
+        theirs.at("compute_policy_loss_vanilla"),
+        theirs.files.at(_HELPER, "compute_rollout_correction_weights"),
+    )
     policy, dual = theirs.policy, "clip_ratio_c; always on, 3 by default"
     token = {"rollout_is": "token", "rollout_is_threshold": paper.TIS_HIGH}
     sequence = {"rollout_is": "sequence", "rollout_is_threshold": paper.TIS_HIGH}
@@ -182,15 +189,7 @@ def _policy_cases(theirs: _Verl) -> list[Case]:
         Case("dual_clip", partial(policy, clip_ratio_c=paper.DUAL_CLIP), vanilla, dual),
         Case("gspo", partial(gspo, per_response=True), theirs.at("compute_policy_loss_gspo")),
         Case("gspo_token", gspo, theirs.at("compute_policy_loss_gspo")),
-        Case(
-            "cispo",
-            cispo,
-            at_cispo,
-            "clip_ratio_low: 0.2",
-            kind="convention",
-            because="a lower bound too",
-            instead=partial(paper.cispo, low=paper.CLIP),
-        ),
+        bound_below(cispo, at_cispo, "clip_ratio_low: 0.2"),
         Case("cispo", partial(cispo, clip_ratio_low=1e9), at_cispo, "clip_ratio_low: 1e9"),
         Case("tis_token", partial(policy, weigh=token), at_weights),
         Case("tis_sequence", partial(policy, weigh=sequence), at_weights),
@@ -199,30 +198,11 @@ def _policy_cases(theirs: _Verl) -> list[Case]:
 
 
 def _kl_cases(theirs: _Verl) -> list[Case]:
-    at, at_plus = theirs.at("kl_penalty_forward"), theirs.at("kl_penalty")
-    bounded = partial(paper.kl_estimate, name="k3", bound=10.0)
+    at, gradient = theirs.at("kl_penalty"), theirs.kl_gradient
     return [
-        Case("k1", partial(theirs.kl, kind="k1"), at),
-        Case("k2", partial(theirs.kl, kind="k2"), at),
-        Case("k3", partial(theirs.kl, kind="k3"), at, "", "convention", "at most 10, no gradient above", bounded),
-        Case(
-            "kl_loss",
-            partial(theirs.kl_gradient, kind="low_var_kl"),
-            at_plus,
-            "kl_loss_type: low_var_kl (default)",
-            kind="substance",
-            because="k3 differentiated: the gradient of KL(π_ref ‖ π), 0 where k3 is above 10",
-            instead=partial(paper.kl_gradient, factor="one", slope="k3", bound=10.0),
-        ),
-        Case(
-            "kl_loss",
-            partial(theirs.kl_gradient, kind="k3+"),
-            at_plus,
-            "kl_loss_type: k3+",
-            kind="convention",
-            because="without π/π_old: as if π had sampled",
-            instead=partial(paper.kl_gradient, factor="one"),
-        ),
+        *estimate_kl(theirs.kl, theirs.at("kl_penalty_forward")),
+        differentiate_k3(partial(gradient, kind="low_var_kl"), at, "kl_loss_type: low_var_kl (default)"),
+        differentiate_k2(partial(gradient, kind="k3+"), at, "kl_loss_type: k3+"),
     ]
 
 
