@@ -26,6 +26,9 @@ class Formula:
 
 FORMULAS: dict[str, Formula] = {
     "gae_returns": Formula("GAE, returns", paper.gae_returns),
+    "gae_cut_off": Formula(
+        "GAE, returns, the value after a response that was cut off", partial(paper.gae_returns, bootstrap=True)
+    ),
     "gae_whitened": Formula("GAE, whitened advantages", paper.gae_whitened),
     "grpo": Formula("GRPO advantage", partial(paper.group, deviation="group")),
     "dr_grpo": Formula("Dr. GRPO advantage", paper.group),

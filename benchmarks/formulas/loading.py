@@ -3,8 +3,7 @@
 A file imports much that a formula does not use: engines, clusters, loggers. Executing all that would need each
 library's own environment and GPUs, so whatever it imports from the packages that are named beforehand, its own other
 files included, is a stand-in: it can be a base class, an annotation or a decorator that changes nothing. It has no
-arithmetic: a formula that used one would end in an error, not in a number. `torch`, `numpy`, `pydantic` are real, and
-compiled functions run eagerly.
+arithmetic: a formula that used one would end in an error, not in a number. `torch`, `numpy`, `pydantic` are real.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import torch
 
 
 class _Nothing:
@@ -100,7 +97,6 @@ class Files(MetaPathFinder):
                 raise FileNotFoundError(f"there is no {file} in {root}; check out the commit that --help names")
         self.root, self._real, self._absent = root, real, tuple(absent)
         self.stood_in: list[str] = []
-        torch.compiler.set_stance("force_eager")
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -103,9 +103,15 @@ def _kl_in_loss(given: Rollouts) -> Answer:
     return Answer(None, of_loss(given, share).gradient)
 
 
-def _gae(given: Rollouts) -> Tensor:
+def _gae(given: Rollouts, bootstrap: bool = False) -> Tensor:
     reward_N = token_rewards(given.score, given.mask, given.lengths)
-    return gae(reward_N, given.old_value, given.mask, given.lengths, gamma=paper.GAMMA, lam=paper.LAM)
+    final_B = torch.where(given.truncated & bootstrap, given.final_value, 0.0)
+    options: Any = {"gamma": paper.GAMMA, "lam": paper.LAM, "final_value_B": final_B}
+    return gae(reward_N, given.old_value, given.mask, given.lengths, **options)
+
+
+def _returns(given: Rollouts, bootstrap: bool = False) -> Answer:
+    return Answer(_gae(given, bootstrap) + trainable(given.old_value, given.mask))
 
 
 def _group(given: Rollouts, *, kl: bool = False, **options: Any) -> Answer:
@@ -128,14 +134,12 @@ def cases() -> list[Case]:
     policy, preference = f"{_LOSSES}/ppo.py:ClippedSurrogate", f"{_LOSSES}/preference.py:Preference"
     mismatch, divergence = f"{_OBJECTIVES}/mismatch.py", f"{_OBJECTIVES}/divergence.py"
     gspo = {"mean": "responses", "sequence_ratio": True, "clip_low": paper.GSPO_CLIP, "clip_high": paper.GSPO_CLIP}
+    at_gae = f"{_OBJECTIVES}/advantage.py:gae"
     plus = {"baseline": "none", "scale_rewards": "none", "whiten_advantages": True}
     with_baseline = {"baseline": "mean", "scale_rewards": "none", "whiten_advantages": True}
     return [
-        Case(
-            "gae_returns",
-            lambda given: Answer(_gae(given) + trainable(given.old_value, given.mask)),
-            f"{_OBJECTIVES}/advantage.py:gae",
-        ),
+        Case("gae_returns", _returns, at_gae),
+        Case("gae_cut_off", partial(_returns, bootstrap=True), at_gae, "bootstrap_truncated"),
         Case("gae_whitened", lambda given: Answer(masked_whiten(_gae(given), given.mask)), f"{_OBJECTIVES}/masks.py"),
         Case(
             "grpo",

@@ -56,13 +56,14 @@ def _differentiate(batch: Rollouts, loss: Callable[[Rollouts], Tensor], by: str 
 # Advantages
 
 
-def gae_advantages(batch: Rollouts, *, skip: bool = True, own_values: bool = False) -> Tensor:
+def gae_advantages(batch: Rollouts, *, skip: bool = True, own_values: bool = False, bootstrap: bool = False) -> Tensor:
     """A_t = Σ_k (γλ)^k δ_(t+k), δ_t = r_t + γ·V_(t+1) − V_t (Schulman et al. 2016, eqs. 11, 12 and 16). [N].
 
     Args:
         batch: Rollouts.
         skip: The steps are the tokens that the policy chose; otherwise those of a tool are steps as well, with V = 0.
         own_values: What is no step of the policy's has its own V.
+        bootstrap: After a response that was cut off comes V of the state that it ended in, not 0.
     """
     batch = batch.double()
     reward_N, advantage_N = batch.rewards(), torch.zeros_like(batch.logprob)
@@ -70,16 +71,22 @@ def gae_advantages(batch: Rollouts, *, skip: bool = True, own_values: bool = Fal
     for row in range(batch.num_rows):
         steps = ((batch.row == row) & (batch.mask | (not skip))).nonzero().squeeze(-1)
         reward, value = reward_N[steps], value_N[steps]
-        following = torch.cat([value[1:], value.new_zeros(1)])
+        end = batch.final_value[row] if bootstrap and batch.truncated[row] else value.new_zeros(())
+        following = torch.cat([value[1:], end.view(1)])
         delta = reward + GAMMA * following - value
+        decay = (GAMMA * LAM) ** torch.arange(len(delta), dtype=torch.float64)
         for t, place in enumerate(steps):
-            advantage_N[place] = sum((GAMMA * LAM) ** k * delta[t + k] for k in range(len(delta) - t))
+            advantage_N[place] = (decay[: len(delta) - t] * delta[t:]).sum()
     return advantage_N
 
 
-def gae_returns(batch: Rollouts, *, skip: bool = True, own_values: bool = False) -> Answer:
+def gae_returns(batch: Rollouts, *, skip: bool = True, own_values: bool = False, bootstrap: bool = False) -> Answer:
     """The critic's target A + V, before anything is whitened."""
-    return Answer(batch.trained(gae_advantages(batch, skip=skip, own_values=own_values) + batch.old_value.double()))
+    return Answer(
+        batch.trained(
+            gae_advantages(batch, skip=skip, own_values=own_values, bootstrap=bootstrap) + batch.old_value.double()
+        )
+    )
 
 
 def whiten(x_N: Tensor, mask_N: Tensor, *, bessel: int = 0, shift: float | None = None) -> Tensor:

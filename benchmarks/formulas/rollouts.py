@@ -40,6 +40,8 @@ class Rollouts:
         advantage: A of each token.
         score: Reward of each response [B].
         response_advantage: A of each response [B].
+        final_value: V after each response [B].
+        truncated: True for a response that was cut off, bool [B].
         logits: Of a small vocabulary [N, V].
     """
 
@@ -55,6 +57,8 @@ class Rollouts:
     advantage: Tensor
     score: Tensor
     response_advantage: Tensor
+    final_value: Tensor
+    truncated: Tensor
     logits: Tensor
 
     @property
@@ -85,7 +89,7 @@ class Rollouts:
         """Consecutive responses; a column keeps its place in autograd's graph."""
         first, last = int(self.lengths[:start].sum()), int(self.lengths[:stop].sum())
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        of_rows = ("lengths", "score", "response_advantage")
+        of_rows = ("lengths", "score", "response_advantage", "final_value", "truncated")
         cut = {name: x[start:stop] if name in of_rows else x[first:last] for name, x in columns.items()}
         return Rollouts(**cut)
 
@@ -201,11 +205,8 @@ def draw_rollouts(seed: int = 55) -> Rollouts:
         "advantage": response_advantage[row] + noise(0.3),
         "score": score,
         "response_advantage": response_advantage,
+        "final_value": torch.linspace(0.2, 0.9, len(lengths), dtype=torch.float64),
         "logits": 2.0 * torch.randn(num_tokens, _VOCABULARY, generator=generator, dtype=torch.float64),
     }
-    return Rollouts(lengths, mask, **{name: x.float() for name, x in columns.items()})
-
-
-def truncated() -> Tensor:
-    """True for the response that was cut off, bool [B]."""
-    return torch.arange(len(_LENGTHS)) == _TRUNCATED
+    truncated = torch.arange(len(lengths)) == _TRUNCATED
+    return Rollouts(lengths, mask, truncated=truncated, **{name: x.float() for name, x in columns.items()})

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    torch.compiler.set_stance("force_eager")  # what they compile is computed as it is written
     batch, peer = draw_rollouts(), importlib.import_module(f"benchmarks.formulas.peers.{args.library}")
     files = peer.open_files(args.checkout)
     outcomes = [judge(args.library, case, FORMULAS[case.formula].reference, batch) for case in peer.cases(files)]

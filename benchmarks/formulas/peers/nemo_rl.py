@@ -31,6 +31,7 @@ _REAL = {
 }
 _ABSENT = ("nemo_rl", "ray", "tensordict", "transformers")
 LACKS = {
+    "gae_cut_off": "a response that was cut off counts as ended",
     "dr_grpo_mean": "no mean with a constant denominator",
     "tis_sequence": "only together with GSPO's ratios",
     "entropy": "no entropy bonus",

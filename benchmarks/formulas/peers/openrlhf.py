@@ -34,6 +34,7 @@ _REAL = {
 }
 _ABSENT = ("openrlhf", "ray", "deepspeed", "flash_attn", "vllm")
 LACKS = {
+    "gae_cut_off": "a response that was cut off counts as ended",
     "dr_grpo_mean": "no mean with a constant denominator",
     "cispo": "not there",
     "tis_sequence": "a geometric mean that drops responses instead (seq-mask-tis)",

@@ -31,7 +31,7 @@ _REAL = {
 _ABSENT = ("prime_rl", "verifiers", "beartype", "jaxtyping", "renderers")
 _NO_CRITIC, _NO_CLIP = "no critic", "its losses do not clip (DPPO, IPO-style masks)"
 LACKS = {
-    **dict.fromkeys(("gae_returns", "gae_whitened", "value_loss"), _NO_CRITIC),
+    **dict.fromkeys(("gae_returns", "gae_cut_off", "gae_whitened", "value_loss"), _NO_CRITIC),
     **dict.fromkeys(("ppo_responses", "dr_grpo_mean", "clip_higher", "dual_clip", "gspo", "gspo_token"), _NO_CLIP),
     **dict.fromkeys(("cispo", "tis_token", "tis_sequence", "icepop"), "the ratio is to the sampler to begin with"),
     **dict.fromkeys(("rloo", "reinforce_pp", "reinforce_pp_baseline"), "not there"),

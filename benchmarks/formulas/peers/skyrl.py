@@ -34,7 +34,10 @@ _REAL = {
 }
 _ABSENT = ("skyrl", "ray", "jaxtyping", "loguru", "omegaconf", "flash_attn", "cloudpickle", "tqdm", "transformers")
 _WORKER = "skyrl/backends/skyrl_train/workers/worker.py"
-LACKS = dict.fromkeys(("dpo", "ipo"), "no training on preferences")
+LACKS = {
+    "gae_cut_off": "a response that was cut off counts as ended",
+    **dict.fromkeys(("dpo", "ipo"), "no training on preferences"),
+}
 
 
 def open_files(root: Path) -> Files:

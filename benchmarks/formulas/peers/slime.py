@@ -42,6 +42,7 @@ _REAL = {
 }
 _ABSENT = ("slime", "ray", "sglang", "sglang_router", "megatron", "packaging")
 LACKS = {
+    "gae_cut_off": "a response that was cut off counts as ended",
     "rloo": "not there",
     "dr_grpo_mean": "a reducer of one's own (custom_pg_loss_reducer_function_path)",
     **dict.fromkeys(("dpo", "ipo"), "no training on preferences"),
