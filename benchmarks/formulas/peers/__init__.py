@@ -1,0 +1,1 @@
+"""One file per library: which of its files are executed, and how its functions are called."""
