@@ -56,7 +56,7 @@ def served(decide: Callable[[str], Said]) -> Iterator[list[str]]:
     """Overrides by which a server compares judgements."""
     with serve_judge(decide) as server:
         yield [
-            "meta_judge.chat=true", "meta_judge.template={prompt}|{response}|{judgement_a}|{judgement_b}",
+            "meta_judge.chat=true", "meta_judge.template='{prompt}|{response}|{judgement_a}|{judgement_b}'",
             "meta_judge.sampler.backend=openai",
             f"meta_judge.sampler.openai.base_url={server.url}", "meta_judge.sampler.openai.model=m/7b",
         ]  # fmt: skip
@@ -68,9 +68,19 @@ def read(question: str) -> Said:
     return 200, f"Winner: {'A' if first < second else 'B'}"
 
 
+def drawn(question: str) -> float:
+    """A number in [0, 1) for a question."""
+    return hashlib.sha256(question.encode()).digest()[0] / 256
+
+
+def read_mostly(question: str) -> Said:
+    """Names one time in four the one shown first, without reading."""
+    return (200, "Winner: A") if drawn(question) < 0.25 else read(question)
+
+
 def not_read(question: str) -> Said:
-    """Names the one shown first, mostly."""
-    return 200, f"Winner: {'B' if hashlib.sha256(question.encode()).digest()[0] < 64 else 'A'}"
+    """Names the one shown first, three times of four."""
+    return 200, f"Winner: {'B' if drawn(question) < 0.25 else 'A'}"
 
 
 @pytest.fixture
@@ -140,13 +150,14 @@ def test_the_plain_loop_asks_no_meta_judge(learn: Run) -> None:
 
 
 @pytest.mark.full
-def test_options_of_the_meta_judge(learn: Run, reader: list[str]) -> None:
-    always = [*reader, "self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0"]
-    one = steps(learn(*always, "run.folder=any"))[0]
-    assert judge_pairs("any")
-    learn(*always, "run.folder=short", "meta_judge.max_judgement_tokens=1", "run.max_steps=1")
-    assert not judge_pairs("short")
-    other = steps(learn(*always, "run.folder=agreed", "run.max_steps=1", "meta_judge.battles=order_consistency"))[0]
+def test_options_of_the_meta_judge(learn: Run) -> None:
+    always = ["self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0", "run.max_steps=1"]
+    with served(read_mostly) as own:
+        one = steps(learn(*own, *always, "run.folder=any"))[0]
+        assert judge_pairs("any")
+        learn(*own, *always, "run.folder=short", "meta_judge.max_judgement_tokens=1")
+        assert not judge_pairs("short")
+        other = steps(learn(*own, *always, "run.folder=agreed", "meta_judge.battles=order_consistency"))[0]
     assert one["meta_judge/first_wins"] == other["meta_judge/first_wins"]
     assert one["meta_judge/elo_gap"] != other["meta_judge/elo_gap"]
 
