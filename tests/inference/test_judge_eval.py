@@ -7,14 +7,12 @@ import os
 import re
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_server import JudgeServer, Said, serve_judge
 
 from lockstep.cli import main
 from lockstep.config.loading import RecipeError
@@ -35,8 +33,6 @@ ROWS = [
     {"prompt": "p1", "responses": ["worth 2", "worth 4"], "ranks": [0, 1]},
     {"prompt": "p2", "responses": ["worth ?", "worth 0"], "ranks": [0, 1]},
 ]  # fmt: skip
-Said = tuple[int, str]
-"""Status, and what is replied."""
 
 
 def honest(question: str) -> Said:
@@ -47,67 +43,15 @@ def honest(question: str) -> Said:
     return 200, "Winner: [Response A]" if worth[0] >= worth[1] else "Winner: Response B."
 
 
-@dataclass
-class Server:
-    """A server that speaks OpenAI's protocol.
-
-    Attributes:
-        judge: What it says to a question.
-        bodies: What it was asked.
-    """
-
-    judge: Callable[[str], Said] = honest
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    url: str = ""
-
-    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        self.bodies.append(body)
-        status, text = self.judge(body["messages"][-1]["content"])
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        if status != 200:
-            return status, {"error": {"message": text}}
-        return 200, {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 4}}
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
     monkeypatch.setenv(KEY_NAME, KEY)
-    serving = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._say(200, {"data": [{"id": "m/7b", "object": "model", "owned_by": "vllm"}]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self._say(*serving.answer(body))
-
-        def _say(self, status: int, words: dict[str, Any]) -> None:
-            serving.keys.append(self.headers["Authorization"])
-            data = json.dumps(words).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        serving.url = f"http://127.0.0.1:{listening.server_address[1]}/v1"
-        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serve_judge(honest) as serving:
         yield serving
-        listening.shutdown()
-        thread.join()
 
 
 @pytest.fixture
-def served(server: Server, in_tmp: Path) -> Callable[..., Path]:
+def served(server: JudgeServer, in_tmp: Path) -> Callable[..., Path]:
     """Lets the server judge the rows."""
     (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     asked = ["judge.sampler.openai.model=m/7b", f"judge.sampler.openai.api_key_env={KEY_NAME}", *ASKED]
@@ -132,7 +76,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_known_scores_come_to_known_figures(
-    served: Callable[..., Path], server: Server, capsys: pytest.CaptureFixture[str]
+    served: Callable[..., Path], server: JudgeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = served("out")
     rows, found = lines(folder), results(folder)
@@ -161,7 +105,7 @@ def test_known_scores_come_to_known_figures(
     assert f"m/7b at {server.url} on rows.jsonl: 3 prompts, 7 responses, 0 rows skipped" in shown
 
 
-def test_a_judge_who_looks_at_the_order_shows_it(served: Callable[..., Path], server: Server) -> None:
+def test_a_judge_who_looks_at_the_order_shows_it(served: Callable[..., Path], server: JudgeServer) -> None:
     server.judge = lambda question: (200, "Winner: A" if " A " in question else "Score: 3")
     folder = served("out")
     pairs, scores = figures(folder, "pairs"), figures(folder, "scores")
@@ -170,7 +114,9 @@ def test_a_judge_who_looks_at_the_order_shows_it(served: Callable[..., Path], se
     assert (scores["pairwise_accuracy"], scores["ties"], scores["kendall_tau"]) == (0.5, 1.0, 0.0)
 
 
-def test_a_judge_who_looks_at_the_length_shows_it(served: Callable[..., Path], server: Server, in_tmp: Path) -> None:
+def test_a_judge_who_looks_at_the_length_shows_it(
+    served: Callable[..., Path], server: JudgeServer, in_tmp: Path
+) -> None:
     rows = [
         {"prompt": "p", "responses": ["x" * 9, "x"], "ranks": [1, 0]},
         {"prompt": "p", "responses": ["x", "x" * 4], "ranks": [1, 0]},
@@ -184,7 +130,7 @@ def test_a_judge_who_looks_at_the_length_shows_it(served: Callable[..., Path], s
 
 
 def test_a_server_gets_its_key_its_settings_and_no_control_token(
-    served: Callable[..., Path], server: Server, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+    served: Callable[..., Path], server: JudgeServer, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"prompt": "<|im_end|> p", "responses": ["worth 1</s>", "worth 2"], "ranks": [1, 0]}
     (in_tmp / "odd.jsonl").write_text(json.dumps(row) + "\n")
@@ -205,7 +151,7 @@ def test_a_server_gets_its_key_its_settings_and_no_control_token(
 
 
 def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error(
-    served: Callable[..., Path], server: Server, capsys: pytest.CaptureFixture[str]
+    served: Callable[..., Path], server: JudgeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.judge = lambda question: (500, "out of memory") if "worth 3" in question else honest(question)
     folder = served("out")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from lockstep.algorithms.self_rewarding.meta import judge_pair_row
+from lockstep.algorithms.self_rewarding.skill import Skill
 from lockstep.algorithms.self_rewarding.step import (
     AskedPrompts,
     SelfRewardingSettings,
@@ -100,7 +101,8 @@ class Twins:
 
     def _make_pairs(self, iteration: int, version: int) -> _Pairs:
         """Answers and judges all held-out prompts, in batches of a training step's size."""
-        workers, settings, size = self._workers, self._settings, self._settings.options.global_batch_size
+        settings, size = self._settings, self._settings.options.global_batch_size
+        workers = replace(self._workers, skill=Skill(_tell_no_one))  # as its comparisons of held-out answers show it
         metrics, batches = Metrics(), list[Batch]()
         answers, judgements = list[dict[str, Any]](), list[dict[str, Any]]()
         for position in range(0, len(self._held_out.prompts), size):
@@ -116,6 +118,10 @@ class Twins:
         table = [{"held_out": True, **row} for row in (*answers[:shown], *judgements[:shown])]
         told = Metrics({name.removeprefix("train/"): metric for name, metric in metrics.items()})
         return _Pairs(iteration, version, told, batches, table)
+
+
+def _tell_no_one(text: str) -> None:
+    """Training has told it."""
 
 
 def _acting_version(step: int, settings: SelfRewardingSettings) -> int:

@@ -30,6 +30,7 @@ from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.algorithms.self_rewarding.new_prompts import new_prompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
+from lockstep.algorithms.self_rewarding.skill import Skill
 from lockstep.algorithms.self_rewarding.step import SelfRewardingSettings, SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.self_rewarding.verdicts import leak_test
 from lockstep.algorithms.setup import Policy, Setup
@@ -69,6 +70,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     settings = _build_settings(recipe, prompts, setup)
     first = setup.attempt(lambda: open_first_iteration(recipe, policy, setup), None)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
+    skill = Skill(setup.note)
     workers = SelfRewardingWorkers(
         policy,
         reference,
@@ -76,6 +78,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         _scoring(recipe, judge),
         meta,
         setup.phase,
+        skill,
         new_prompts(recipe, prompts, settings.rows, engines[1], source, setup.folder),
         None if first is None else first.step,
         agreement,
@@ -85,7 +88,12 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     return Job(
         step=partial(self_rewarding_step, workers=workers, settings=settings),
         run_length=_run_length(recipe, settings),
-        state={**({} if first is None else first.state), "policy": policy, "reference": reference},
+        state={
+            **({} if first is None else first.state),
+            **({} if meta is None else {"meta_judge": skill}),
+            "policy": policy,
+            "reference": reference,
+        },
         validate=_together(
             _twins(recipe, held_out, workers, settings),
             validate_figures(_true_worth(recipe, by_policy, setup)),

@@ -2,7 +2,7 @@
 
 The answers whose verdicts differ most are taken. Any two judgements of an answer battle in both orders, without
 their final scores, and the strongest and the weakest are a pair to learn from. All happens within a step, so
-nothing waits in a queue, and nothing has to be saved.
+nothing waits in a queue. Whether pairs are learned from is up to what the iteration's comparisons have shown: `skill`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lockstep.judge.judge import Case, Judge, Judged, disagreement, judge_metric
 from lockstep.judge.verdicts import Winner as Named
 from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.objectives.battles import Battles, Winner, bradley_terry
+from lockstep.objectives.order_consistency import Comparisons, count_comparisons
 from lockstep.objectives.pairing import balance
 from lockstep.types import Prompt
 
@@ -106,8 +107,10 @@ class JudgePair:
     elo_gap: float
 
 
-def judge_pairs(ranked: RankedAnswers, room: int, meta: MetaJudging, step: int) -> tuple[list[JudgePair], Metrics]:
-    """Pairs of judgements of a step's answers, at most `room`, and metrics of the battles."""
+def judge_pairs(
+    ranked: RankedAnswers, room: int, meta: MetaJudging, step: int
+) -> tuple[list[JudgePair], Metrics, Comparisons]:
+    """Pairs of judgements of a step's answers, at most `room`; metrics of the battles, and counts of them."""
     doubted, left_out = _fitting(_pick_doubted(ranked, meta.reasons), _SPARE * room, meta, step)
     judged = meta.judge([case for one in doubted for case in _cases(one, step)])
     fought = iter(judged)
@@ -115,8 +118,9 @@ def judge_pairs(ranked: RankedAnswers, room: int, meta: MetaJudging, step: int) 
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
     places = balance([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
-    metrics = judge_metrics(judged) + _measure_battles(battles, found) + Metrics(too_long=Sum(left_out))
-    return [pairs[place] for place in places], metrics
+    fought_both_ways = count_comparisons(battles)
+    metrics = judge_metrics(judged) + _measure_battles(battles, fought_both_ways, found)
+    return [pairs[place] for place in places], metrics + Metrics(too_long=Sum(left_out)), fought_both_ways
 
 
 def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
@@ -224,19 +228,13 @@ def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> Ju
     return JudgePair(doubted, chosen, rejected, _ELO * (ranked[0] - ranked[-1]))
 
 
-def _measure_battles(battles: Sequence[Battles], found: Sequence[JudgePair | None]) -> Metrics:
+def _measure_battles(battles: Sequence[Battles], compared: Comparisons, found: Sequence[JudgePair | None]) -> Metrics:
     """Metrics of the meta-judge: wins of the first position, battles without a winner, gaps between winners."""
     winners = [winner for own in battles for winner in own.values() if winner is not None]
-    both = [
-        (winner, own[j, i])
-        for own in battles
-        for (i, j), winner in own.items()
-        if i < j and winner is not None and own[j, i] is not None
-    ]
     pairs = [pair for pair in found if pair is not None]
     return Metrics(
         first_wins=Mean(sum(winner == "first" for winner in winners), len(winners)),
-        consistent=Mean(sum(one != other for one, other in both), len(both)),
+        consistent=Mean(compared.consistent, compared.total),
         undecided=Mean(len(found) - len(pairs), len(found)),
         elo_gap=Mean(sum(pair.elo_gap for pair in pairs), len(pairs)),
     )

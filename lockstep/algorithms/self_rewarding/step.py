@@ -18,6 +18,7 @@ from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judg
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.algorithms.self_rewarding.ranked import RankedAnswers, choose_pairs
 from lockstep.algorithms.self_rewarding.scoring import Scoring
+from lockstep.algorithms.self_rewarding.skill import Skill
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import Step, StepResult
 from lockstep.batch import Batch, concat
@@ -39,6 +40,7 @@ class SelfRewardingWorkers:
         new_prompts: Prompts of an iteration, by its number and the version of its first weights, with metrics
             of their generation; None: the prompts are those of the data.
         first_iteration: A step of the first iteration, if that is another algorithm's; takes step and position.
+        skill: What the meta-judge's comparisons have shown.
     """
 
     policy: Learner
@@ -47,6 +49,7 @@ class SelfRewardingWorkers:
     score: Scoring
     meta: MetaJudging | None
     phase: Phase
+    skill: Skill
     new_prompts: Callable[[int, int], tuple[Prompts, Metrics]] | None = None
     first_iteration: Step | None = None
     agreement: Agreement | None = None
@@ -175,8 +178,7 @@ def answer_and_judge(
         answers = choose_pairs(
             rollouts, found, options.length_control_of(asked.iteration), options.num_responses_to_gen
         )
-        room = options.room_for_judge_pairs(asked.iteration, answers.usable)
-        judgements, metrics = _judge_judgements(answers, workers, room, asked.key)
+        judgements, metrics = _judge_judgements(asked, answers, workers, options)
     metrics += found.metrics()
     metrics += answer_metrics(answers.rollouts, found, settings.leaks).with_prefix("train")
     metrics += pair_metrics(answers.pairs).with_prefix("train")
@@ -222,15 +224,18 @@ def _asking(
 
 
 def _judge_judgements(
-    answers: RankedAnswers, workers: SelfRewardingWorkers, room: int, step: int
+    asked: AskedPrompts, answers: RankedAnswers, workers: SelfRewardingWorkers, options: SelfRewardingSection
 ) -> tuple[list[JudgePair], Metrics]:
-    """Makes pairs of judgements, at most `room`."""
+    """Makes pairs of judgements, at most as many as there is room for; none while the meta-judge shows no skill."""
+    room = options.room_for_judge_pairs(asked.iteration, answers.usable)
     if workers.meta is None or not room:
         return [], Metrics()
     with workers.phase("meta_judge"):  # which of two judgements of y_n is better, says π_ref
-        found, metrics = judge_pairs(answers, room, workers.meta, step)
-    total = answers.usable + len(found)
-    return found, metrics.with_prefix("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(found), total)})
+        found, metrics, compared = judge_pairs(answers, room, workers.meta, asked.key)
+    kept = found if workers.skill.show(asked.iteration, asked.key, compared) else []
+    metrics += workers.skill.metrics() + Metrics(left_out=Sum(len(found) - len(kept)))
+    total = answers.usable + len(kept)
+    return kept, metrics.with_prefix("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(kept), total)})
 
 
 def _train_on_pairs(

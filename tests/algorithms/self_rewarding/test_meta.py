@@ -92,7 +92,7 @@ def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:
 
 def test_the_best_and_the_worst_judgement_are_a_pair() -> None:
     settings, referee = meta(alphabetical)
-    pairs, told = judge_pairs(answers(judged(("b", 3.0), ("c", 4.0), ("a", 1.0))), 1, settings, 0)
+    pairs, told, _ = judge_pairs(answers(judged(("b", 3.0), ("c", 4.0), ("a", 1.0))), 1, settings, 0)
     assert named(pairs) == [("answer 0", "a", "c")]
     shown = {tuple(question.split("|")) for question in referee.asked}
     assert shown == {("ask 0", "answer 0", one, other) for one in "abc" for other in "abc" if one != other}
@@ -104,16 +104,16 @@ def test_the_best_and_the_worst_judgement_are_a_pair() -> None:
 def test_the_most_uncertain_answers_are_looked_at_first() -> None:
     settings, referee = meta(alphabetical)
     mild, strong, sure = judged(("a", 3.0), ("b", 4.0)), judged(("a", 0.0), ("b", 5.0)), judged(("a", 3.0), ("b", 3.0))
-    pairs, _ = judge_pairs(answers(mild, sure, strong, sure, sure, sure), 1, settings, 0)
+    pairs, _, _ = judge_pairs(answers(mild, sure, strong, sure, sure, sure), 1, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 2"]
     assert len(referee.asked) == 2 * 2  # the mild one was looked at, too, in case the strong one gave none
-    pairs, _ = judge_pairs(answers(mild, strong, group=2), 9, settings, 0)
+    pairs, _, _ = judge_pairs(answers(mild, strong, group=2), 9, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]  # one of each prompt
 
 
 def test_answers_that_a_program_scores_are_not_looked_at() -> None:
     settings, referee = meta(alphabetical)
-    pairs, _ = judge_pairs(answers(judged(), judged(("a", 3.0), ("b", 4.0)), judged()), 9, settings, 0)
+    pairs, _, _ = judge_pairs(answers(judged(), judged(("a", 3.0), ("b", 4.0)), judged()), 9, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]
     assert all(question.split("|")[1] == "answer 1" for question in referee.asked)
 
@@ -151,7 +151,7 @@ def test_answers_whose_judgements_are_too_long_to_ask_about_make_room_for_others
     settings, referee = meta(alphabetical)
     long, short = judged(("a" * 99, 0.0), ("b", 5.0)), judged(("a", 3.0), ("b", 4.0))
     referee.limit = 60
-    pairs, told = judge_pairs(answers(long, short), 1, settings, 0)
+    pairs, told, _ = judge_pairs(answers(long, short), 1, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]
     assert (told.floats()["too_long"], told.floats()["no_verdict"]) == (1, 0)
 
@@ -172,14 +172,14 @@ def test_a_judgement_that_is_too_long_is_not_preferred() -> None:
 def test_no_score_is_preferred_more_often_than_its_share() -> None:
     settings, _ = meta(alphabetical)
     said = [judged(("a", score), ("b", 0.0)) for score in (5.0, 5.0, 5.0, 4.0)]
-    pairs, _ = judge_pairs(answers(*said), 4, replace(settings, max_class_share=0.5), 0)
+    pairs, _, _ = judge_pairs(answers(*said), 4, replace(settings, max_class_share=0.5), 0)
     assert sorted(pair.chosen.score for pair in pairs) == [4.0, 5.0]
     assert len(judge_pairs(answers(*said), 4, settings, 0)[0]) == 4
 
 
 def test_a_pair_is_learned_from_as_the_judge_said_it() -> None:
     settings, _ = meta(alphabetical)
-    pairs, _ = judge_pairs(answers(judged(("aa", 1.0), ("bbb", 4.0))), 1, settings, 0)
+    pairs, _, _ = judge_pairs(answers(judged(("aa", 1.0), ("bbb", 4.0))), 1, settings, 0)
     batch = judge_batch(pairs)
     assert [one.tolist() for one in batch.sequences()] == [[7, 8, 0, 1], [7, 8, 0, 1, 2]]
     assert [one.tolist() for one in batch.sequences("mask")] == [[False] * 2 + [True] * 2, [False] * 2 + [True] * 3]

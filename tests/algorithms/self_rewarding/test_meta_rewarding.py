@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from judge_server import Said, serve_judge
 from safetensors.torch import load_file
 
 from lockstep.config.loading import RecipeError, load
@@ -48,6 +51,44 @@ def learn(in_tmp: Path, warm: str) -> Run:
     return lambda *overrides: read_metrics(train(load("self_rewarding_meta_small", [*SHORT, *model, *overrides])))
 
 
+@contextmanager
+def served(decide: Callable[[str], Said]) -> Iterator[list[str]]:
+    """Overrides by which a server compares judgements."""
+    with serve_judge(decide) as server:
+        yield [
+            "meta_judge.chat=true", "meta_judge.template='{prompt}|{response}|{judgement_a}|{judgement_b}'",
+            "meta_judge.sampler.backend=openai",
+            f"meta_judge.sampler.openai.base_url={server.url}", "meta_judge.sampler.openai.model=m/7b",
+        ]  # fmt: skip
+
+
+def read(question: str) -> Said:
+    """Prefers what comes first in the alphabet, so that it is consistent."""
+    _, _, first, second = question.split("|")
+    return 200, f"Winner: {'A' if first < second else 'B'}"
+
+
+def drawn(question: str) -> float:
+    """A number in [0, 1) for a question."""
+    return hashlib.sha256(question.encode()).digest()[0] / 256
+
+
+def read_mostly(question: str) -> Said:
+    """Names one time in four the one shown first, without reading."""
+    return (200, "Winner: A") if drawn(question) < 0.25 else read(question)
+
+
+def not_read(question: str) -> Said:
+    """Names the one shown first, three times of four."""
+    return 200, f"Winner: {'B' if drawn(question) < 0.25 else 'A'}"
+
+
+@pytest.fixture
+def reader() -> Iterator[list[str]]:
+    with served(read) as own:
+        yield own
+
+
 def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if "train/iteration" in row]
 
@@ -58,8 +99,8 @@ def judge_pairs(folder: str = "run") -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_judgements_are_learned_from_beside_answers(learn: Run) -> None:
-    rows = steps(learn("self_rewarding.meta_judge_pcnt=0.5"))
+def test_judgements_are_learned_from_beside_answers(learn: Run, reader: list[str]) -> None:
+    rows = steps(learn("self_rewarding.meta_judge_pcnt=0.5", *reader))
     found = judge_pairs()
     assert found
     for one in found:
@@ -79,8 +120,8 @@ def test_judgements_are_learned_from_beside_answers(learn: Run) -> None:
 
 
 @pytest.mark.full
-def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run) -> None:
-    own = ["self_rewarding.meta_judge_pcnt=[0.5,0]", "data.task.validation_prompts=16", "run.validate_every=2"]
+def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run, reader: list[str]) -> None:
+    own = [*reader, "self_rewarding.meta_judge_pcnt=[0.5,0]", "data.task.validation_prompts=16", "run.validate_every=2"]
     rows = learn(*own, "data.task.known=0")
     validated = {row["step"]: row for row in rows if "val/pairs/ok" in row}
     assert list(validated) == [0, 2, 4]
@@ -110,23 +151,30 @@ def test_the_plain_loop_asks_no_meta_judge(learn: Run) -> None:
 
 @pytest.mark.full
 def test_options_of_the_meta_judge(learn: Run) -> None:
-    always = ["self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0"]
-    one = steps(learn(*always, "run.folder=any"))[0]
-    assert judge_pairs("any")
-    learn(*always, "run.folder=short", "meta_judge.max_judgement_tokens=1", "run.max_steps=1")
-    assert not judge_pairs("short")
-    other = steps(learn(*always, "run.folder=agreed", "run.max_steps=1", "meta_judge.battles=order_consistency"))[0]
+    always = ["self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0", "run.max_steps=1"]
+    with served(read_mostly) as own:
+        one = steps(learn(*own, *always, "run.folder=any"))[0]
+        assert judge_pairs("any")
+        learn(*own, *always, "run.folder=short", "meta_judge.max_judgement_tokens=1")
+        assert not judge_pairs("short")
+        other = steps(learn(*own, *always, "run.folder=agreed", "meta_judge.battles=order_consistency"))[0]
     assert one["meta_judge/first_wins"] == other["meta_judge/first_wins"]
     assert one["meta_judge/elo_gap"] != other["meta_judge/elo_gap"]
 
 
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
-    whole = learn("run.folder=whole")
-    for _ in range(2):
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, reader: list[str]) -> None:
+    """One comparison an answer, so that skill shows after some steps only: what was seen is in the checkpoints."""
+    own = [*reader, "judge.num_evals_to_average=2", "data.task.train_prompts=28", "data.task.known=0"]
+    own += ["self_rewarding.max_iterations=1"]
+    whole = learn(*own, "run.folder=whole")
+    for _ in range(4):
         with pytest.raises(Stopped):
-            learn("run.folder=parts", "run.max_time_s=0.01")
-    assert learn("run.folder=parts") == whole
+            learn(*own, "run.folder=parts", "run.max_time_s=0.01")
+    assert learn(*own, "run.folder=parts") == whole
     assert judge_pairs("whole")
+    shares = [row["train/judge_pair_share"] for row in steps(whole)]
+    assert shares[:3] == [0, 0, 0]
+    assert sum(row["meta_judge/left_out"] for row in steps(whole)[:3]) > 0
     assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
     one, other = (load_file(f"{name}/final/model.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -134,11 +182,22 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) 
 
 @pytest.mark.proof
 @pytest.mark.needs("gloo")
-def test_two_ranks_choose_the_same_judge_pairs(learn: Run) -> None:
-    learn("run.folder=one", "run.max_steps=3")
-    learn("run.folder=two", "learner.parallel.dp=2", "run.max_steps=3")
+def test_two_ranks_choose_the_same_judge_pairs(learn: Run, reader: list[str]) -> None:
+    learn(*reader, "run.folder=one", "run.max_steps=3")
+    learn(*reader, "run.folder=two", "learner.parallel.dp=2", "run.max_steps=3")
     assert judge_pairs("one")
     assert Path("one/samples.jsonl").read_bytes() == Path("two/samples.jsonl").read_bytes()
+
+
+def test_a_meta_judge_that_shows_no_skill_teaches_nothing(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(not_read) as own:
+        rows = steps(learn(*own, "self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0"))
+    assert sum(row["meta_judge/left_out"] for row in rows) > 3
+    assert {row["train/judge_pair_share"] for row in rows} == {0.0}
+    assert all(row["meta_judge/luck"] > 0.01 for row in rows)
+    assert not judge_pairs()
+    said = capsys.readouterr().err
+    assert said.count("its pairs of judgements are left out until it shows skill") == 2  # once in each iteration
 
 
 @pytest.mark.full

@@ -1,0 +1,99 @@
+"""Does a judge of two see more than the order in which they are shown? A test that needs no label.
+
+Each two are compared in both orders, and the judge is consistent if it names the same winner twice. Under the null
+hypothesis it does not read them: it names the one shown first with some probability p, independently each time. Then
+
+    P(consistent) = 2·p·(1 − p)
+
+½ for a coin, and 0 for a judge that always names the first. p is unknown, but given how often the first won, F of the
+2n battles of n comparisons, it falls out, and the number C of consistent comparisons has an exact distribution:
+
+    P(C = c | n, F) = n! / (a!·c!·b!) · 2^c / C(2n, F),   a = (F − c)/2,   b = n − a − c
+
+with a comparisons that the first won twice, and b that the second did. (Geneticists test so for too many
+heterozygotes: each comparison draws two of 2n tickets.) Where p differs from one comparison to the next, a judge
+without skill is consistent more rarely still. So P(C ≥ c | n, F) at or below `LEVEL` says that the winners depend on
+what was shown. It does not say that they are right: whoever always prefers the longer one is consistent.
+
+The test may be made again as comparisons come in: at each of these moments the chance that a judge without skill
+passes is at most `LEVEL`, and so, on average, is the share of such moments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lockstep.objectives.battles import Battles
+
+LEVEL = 0.01
+"""The greatest chance at which a judge without skill passes."""
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Counts of comparisons that were decided in both orders.
+
+    Attributes:
+        total: n.
+        consistent: C, those with the same winner in both orders.
+        first_wins: F, battles of theirs that were won by the one shown first.
+    """
+
+    total: int = 0
+    consistent: int = 0
+    first_wins: int = 0
+
+    def __add__(self, other: Comparisons) -> Comparisons:
+        return Comparisons(
+            self.total + other.total, self.consistent + other.consistent, self.first_wins + other.first_wins
+        )
+
+    @property
+    def by_chance(self) -> float:
+        """Share of them that would be consistent by chance, with the first named as often; NaN where there are none."""
+        if not self.total:
+            return math.nan
+        first = self.first_wins / (2 * self.total)
+        return 2 * first * (1 - first)
+
+    @property
+    def luck(self) -> float:
+        """P(C ≥ c | n, F): the chance that a judge without skill is so consistent; 1 where there are none."""
+        most = min(self.first_wins, 2 * self.total - self.first_wins)
+        return min(1.0, math.fsum(self._probability(count) for count in range(self.consistent, most + 1, 2)))
+
+    @property
+    def show_skill(self) -> bool:
+        """True if the judge reads what it is shown."""
+        return self.luck <= LEVEL
+
+    def _probability(self, consistent: int) -> float:
+        """P(C = c | n, F)."""
+        first_twice = (self.first_wins - consistent) // 2
+        second_twice = self.total - first_twice - consistent
+        ways = _log_factorial(self.total) - sum(map(_log_factorial, (first_twice, consistent, second_twice)))
+        draws = _log_factorial(2 * self.total) - sum(
+            map(_log_factorial, (self.first_wins, 2 * self.total - self.first_wins))
+        )
+        return math.exp(ways + consistent * math.log(2) - draws)
+
+
+def count_comparisons(battles: Iterable[Battles]) -> Comparisons:
+    """Counts the comparisons of several sets of players, those that were decided in both orders."""
+    decided = [
+        (winner, back)
+        for own in battles
+        for (i, j), winner in own.items()
+        if i < j and winner is not None and (back := own.get((j, i))) is not None
+    ]
+    return Comparisons(
+        len(decided),
+        sum(one != other for one, other in decided),
+        sum((one == "first") + (other == "first") for one, other in decided),
+    )
+
+
+def _log_factorial(count: int) -> float:
+    return math.lgamma(count + 1)

@@ -1,0 +1,180 @@
+"""A letter that is wanted: answers, judgements of answers, and comparisons of judgements, learned in seconds.
+
+    want c                                      write five letters, as many of them c as may be
+     a c f c b                                  an answer that is worth 2
+    judge want c answer a c f c b
+     a no c yes f no c yes b no Score: 2
+    compare want c answer a c f c b A a no c yes f no c no b no B a no c yes f no c yes b no
+     a no both c yes both f no both c yes B b no both Winner: B
+
+As `letters`, and so much smaller that Meta-Rewarding takes two minutes with its warm start. Answers hold the wanted
+letter in one place of four, and one verdict in ten is wrong; who compares judgements learns to do it without mistakes,
+unless `compare_share` leaves little to learn from: then the meta-judge has the form, and no skill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from lockstep.config import Probability
+from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
+
+LETTERS = "abcdefgh"
+_LENGTH = 5
+_WANTED, _WRONG = 0.25, 0.1
+_DRAWS = 4 + 4 * _LENGTH
+
+
+class Wanted(Task):
+    """The task of a wanted letter."""
+
+    shared = ("train_prompts", "validation_prompts", "seed")
+    train_prompts: PositiveInt = Field(default=512, description="prompts to train on; each letter in turn")
+    validation_prompts: PositiveInt = Field(default=128, description="prompts to validate on: no letter is held out")
+    demonstrations: NonNegativeInt = Field(
+        default=0, description="answers, judgements and comparisons for SFT; 0: none"
+    )
+    judge_share: Probability = Field(default=0.4, description="share of judgements among the demonstrations")
+    compare_share: Probability = Field(default=0.4, description="share of comparisons of two judgements among them")
+    known: NonNegativeInt = Field(
+        default=0, description="judgements, and as many comparisons, by which judges are measured; 0: none"
+    )
+    seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        shares = ("judge_share", "compare_share")
+        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
+
+    @model_validator(mode="after")
+    def _shares_leave_room(self) -> Wanted:
+        if self.judge_share + self.compare_share > 1:
+            raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
+        return self
+
+    def write(self, folder: Path) -> TaskFiles:
+        files = TaskFiles(
+            folder / "train.jsonl",
+            folder / "validation.jsonl",
+            folder / "demonstrations.jsonl" if self.demonstrations else None,
+            folder / "judgements.jsonl" if self.known else None,
+            folder / "comparisons.jsonl" if self.known else None,
+        )
+        asked = (f"want {LETTERS[number % len(LETTERS)]}" for number in range(self.train_prompts))
+        write_rows(files.train, ({"question": question, "answer": ""} for question in asked))
+        write_rows(files.validation, (case.answer() for case in self._cases(self.validation_prompts, "validation")))
+        if files.demonstrations is not None:
+            write_rows(files.demonstrations, map(self._demonstrate, self._cases(self.demonstrations, "demonstrations")))
+        if files.judgements is not None and files.comparisons is not None:
+            cases = list(self._cases(self.known, "known"))
+            write_rows(files.judgements, ({**one.asked, "score": sum(one.right)} for one in cases))
+            write_rows(files.comparisons, ({**one.asked, **one.compared} for one in cases))
+        return files
+
+    def _cases(self, count: int, role: str) -> Iterator[_Case]:
+        return (_Case(draws) for draws in sample_uniforms(range(count), _DRAWS, self.seed, "wanted", role))
+
+    def _demonstrate(self, case: _Case) -> dict[str, str]:
+        """Writes an answer, a judgement or a comparison, each in its share."""
+        if case.kind < self.judge_share:
+            return case.judgement()
+        if case.kind < self.judge_share + self.compare_share:
+            return case.comparison()
+        return case.answer()
+
+
+class _Case:
+    """An answer and two judgements of it, of which one has fewer mistakes.
+
+    Args:
+        draws: Uniform numbers.
+
+    Attributes:
+        kind: A number in (0, 1) that decides what is shown of it.
+        wanted: The letter.
+        written: The answer.
+        right: Which of its letters are the wanted one.
+        judged: A judgement, by verdicts; each is wrong one time in ten.
+        first: A judgement to be compared.
+        second: Another one, with more mistakes, or with fewer.
+    """
+
+    def __init__(self, draws: Sequence[float]) -> None:
+        self.kind, letter, share, place, *rest = draws
+        self.wanted = LETTERS[int(letter * len(LETTERS))]
+        others = LETTERS.replace(self.wanted, "")
+        self._others = [others[int(draw * len(others))] for draw in rest[:_LENGTH]]
+        self._hits = rest[_LENGTH : 2 * _LENGTH]
+        self.written = self._write(share)
+        self.right = [letter == self.wanted for letter in self.written]
+        one, two = rest[2 * _LENGTH : 3 * _LENGTH], rest[3 * _LENGTH :]
+        self.first = [right != (draw < _WRONG) for right, draw in zip(self.right, one, strict=True)]
+        self.second = [right != (draw < _WRONG) for right, draw in zip(self.right, two, strict=True)]
+        self.judged = tuple(self.first)
+        if self._mistakes(self.first) == self._mistakes(self.second):
+            changed, where = (self.first, self.second)[place < 0.5], int(place * 2 % 1 * _LENGTH)
+            changed[where] = not changed[where]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The prompt and the answer."""
+        return {"prompt": f"want {self.wanted}", "response": _text(self.written)}
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """Both judgements, and the better one."""
+        return {
+            "judgement_a": self._reasons(self.first),
+            "judgement_b": self._reasons(self.second),
+            "winner": "A" if self._mistakes(self.first) < self._mistakes(self.second) else "B",
+        }
+
+    def answer(self) -> dict[str, str]:
+        """A poor answer, as a demonstration."""
+        return {"question": f"want {self.wanted}", "answer": _text(self._write(_WANTED))}
+
+    def judgement(self) -> dict[str, str]:
+        """A judgement with mistakes in it, as a demonstration."""
+        question = f"judge want {self.wanted} answer{_text(self.written)}"
+        return {"question": question, "answer": f" {self._reasons(self.judged)} Score: {sum(self.judged)}"}
+
+    def comparison(self) -> dict[str, str]:
+        """A comparison without mistakes, as a demonstration."""
+        marks = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
+        found = self.compared
+        verdicts = zip(self.written, self.right, self.first, self.second, strict=True)
+        said = [
+            f"{letter} {'yes' if right else 'no'} {marks[one == right, two == right]}"
+            for letter, right, one, two in verdicts
+        ]
+        judgements = f"A {found['judgement_a']} B {found['judgement_b']}"
+        question = f"compare want {self.wanted} answer{_text(self.written)} {judgements}"
+        return {"question": question, "answer": _text([*said, f"Winner: {found['winner']}"])}
+
+    def _write(self, share: float) -> list[str]:
+        return [self.wanted if hit < share else other for hit, other in zip(self._hits, self._others, strict=True)]
+
+    def _mistakes(self, verdicts: Sequence[bool]) -> int:
+        return sum(own != right for own, right in zip(verdicts, self.right, strict=True))
+
+    def _reasons(self, verdicts: Sequence[bool]) -> str:
+        return " ".join(
+            f"{letter} {'yes' if own else 'no'}" for letter, own in zip(self.written, verdicts, strict=True)
+        )
+
+
+def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
+    """What an answer is worth, from 0 to 5; a reward function. What is not five letters is worth nothing."""
+    written = response.split()
+    if len(written) != _LENGTH or any(word not in LETTERS for word in written):
+        return 0.0
+    return float(written.count(prompt.split()[1]))
+
+
+def _text(words: Sequence[str]) -> str:
+    """Joins words with a space in front of each, so that a letter is the same token at any place."""
+    return "".join(f" {word}" for word in words)

@@ -1,0 +1,60 @@
+"""A meta-judge's pairs wait until its comparisons of the iteration show skill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.algorithms.self_rewarding.skill import Skill
+from lockstep.objectives.order_consistency import Comparisons
+
+READS, GUESSES, FIRST = Comparisons(20, 18, 20), Comparisons(20, 10, 20), Comparisons(20, 0, 40)
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("found", "skilled"), [(READS, True), (GUESSES, False), (FIRST, False), (Comparisons(), False)]
+)
+def test_who_shows_skill_is_learned_from(notes: list[str], found: Comparisons, skilled: bool) -> None:
+    assert Skill(notes.append).show(0, 0, found) == skilled
+    assert len(notes) == (not skilled and found.total > 0)
+
+
+def test_evidence_adds_up_within_an_iteration(notes: list[str]) -> None:
+    skill, few = Skill(notes.append), Comparisons(4, 4, 4)
+    assert [skill.show(0, step, few) for step in range(4)] == [False, False, True, True]
+    assert skill.show(1, 4, few) is False  # another meta-judge
+    told = skill.metrics().floats()
+    assert (told["consistent_by_chance"], told["luck"]) == (few.by_chance, few.luck)
+    assert "consistent_by_chance" not in Skill(notes.append).metrics()
+
+
+def test_it_is_told_once_until_it_changes(notes: list[str]) -> None:
+    skill = Skill(notes.append)
+    for step, found in enumerate((GUESSES, FIRST, READS, READS, READS, READS, READS)):
+        skill.show(0, step, found)
+    assert len(notes) == 2
+    assert notes[0].startswith("at step 1 the meta-judge has named the same winner in both orders in 10 of 20 ")
+    assert "its pairs of judgements are left out until it shows skill" in notes[0]
+    assert "from now on its pairs of judgements are learned from" in notes[1]
+    skill.show(1, 7, GUESSES)
+    assert len(notes) == 3
+
+
+def test_what_was_shown_is_in_checkpoints(notes: list[str], tmp_path: Path) -> None:
+    skill, few = Skill(notes.append), Comparisons(4, 4, 4)
+    skill.show(2, 9, few)
+    skill.show(2, 10, few)
+    skill.save(tmp_path / "meta_judge")
+    again = Skill(notes.append)
+    again.load(tmp_path / "meta_judge")
+    assert again.metrics().floats() == skill.metrics().floats()
+    assert again.show(2, 11, few)
+    assert len(notes) == 2  # that it was poor was told before
+    again.load(tmp_path / "none")
+    assert again.show(2, 12, few)

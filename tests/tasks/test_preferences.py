@@ -1,0 +1,89 @@
+"""The task of preferences with a known worth: labels, and the best policy against a search."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.tasks.preferences import Preferences, Worth, distance
+
+WORTH = Worth(prompts=4, letters=3, length=3, spread=1.5, seed=0)
+
+
+def made(folder: Path, **spec: Any) -> list[dict[str, Any]]:
+    own = {"name": "preferences", "prompts": 4, "letters": 3, "pairs": 2000, **spec}
+    Preferences.model_validate(own).write(folder)
+    return [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+
+
+def gap(row: dict[str, Any]) -> float:
+    """What the chosen answer is truly worth more."""
+    worth = WORTH.of[row["question"]]
+    return worth[row["chosen"]] - worth[row["rejected"]]
+
+
+def test_worth_has_its_spread_and_differs_by_prompt() -> None:
+    assert len(WORTH.answers) == 27
+    for worth in WORTH.of.values():
+        assert sum(worth.values()) == pytest.approx(0)
+        assert sum(one**2 for one in worth.values()) / 27 == pytest.approx(1.5**2)
+    assert len({max(worth, key=worth.__getitem__) for worth in WORTH.of.values()}) > 1
+
+
+def test_labels_are_drawn_as_bradley_and_terry_have_it(tmp_path: Path) -> None:
+    rows = made(tmp_path)
+    expected = sum(1 / (1 + math.exp(-abs(gap(row)))) for row in rows) / len(rows)
+    assert sum(gap(row) > 0 for row in rows) / len(rows) == pytest.approx(expected, abs=0.03)
+    assert all(row["chosen"] != row["rejected"] and row["chosen_score"] > row["rejected_score"] for row in rows)
+    noise = [row["chosen_score"] - row["rejected_score"] - gap(row) for row in rows]
+    assert max(map(abs, noise)) > 1
+
+
+def test_labels_may_be_certain_or_wrong(tmp_path: Path) -> None:
+    rows = made(tmp_path / "certain", labels="certain")
+    assert all(row["chosen_score"] - row["rejected_score"] == pytest.approx(gap(row)) for row in rows)
+    assert all(gap(row) > 0 for row in rows)
+    rows = made(tmp_path / "wrong", labels="certain", wrong=0.25)
+    assert sum(gap(row) > 0 for row in rows) / len(rows) == pytest.approx(0.75, abs=0.03)
+
+
+def test_held_out_pairs_are_others_and_no_label_of_theirs_is_turned(tmp_path: Path) -> None:
+    rows = made(tmp_path, wrong=1.0)
+    held_out = [json.loads(line) for line in (tmp_path / "validation.jsonl").read_text().splitlines()]
+    assert held_out[:5] != rows[:5]
+    assert sum(map(gap, rows)) < 0 < sum(map(gap, held_out))
+
+
+def test_demonstrations_are_answers_of_all_kinds(tmp_path: Path) -> None:
+    made(tmp_path, demonstrations=2000)
+    rows = [json.loads(line) for line in (tmp_path / "demonstrations.jsonl").read_text().splitlines()]
+    counts = [sum(row["answer"] == answer for row in rows) for answer in WORTH.answers]
+    assert sum(counts) == 2000
+    assert min(counts) > 40
+
+
+@pytest.mark.parametrize("beta", [0.5, 2.0])
+def test_no_policy_is_better_than_the_best_one(beta: float) -> None:
+    """π* ∝ π_ref·exp(u/β) has distance 0, and what it loses of E[u] − β·KL, another policy loses by β·distance."""
+    worth = dict(list(WORTH.of["like 0"].items())[:4])
+    reference = dict(zip(worth, (0.1, 0.2, 0.3, 0.3), strict=True))
+    outside, floor = 1 - sum(reference.values()), min(worth.values())
+    weights = {answer: share * math.exp(worth[answer] / beta) for answer, share in reference.items()}
+    total = sum(weights.values()) + outside * math.exp(floor / beta)
+    best = {answer: weight / total for answer, weight in weights.items()}
+    assert distance(best, reference, worth, beta) == pytest.approx(0, abs=1e-9)
+
+    def objective(policy: dict[str, float]) -> float:
+        shares = [(policy[answer], reference[answer], worth[answer]) for answer in worth]
+        shares.append((1 - sum(policy.values()), outside, floor))
+        return sum(own * (value - beta * math.log(own / before)) for own, before, value in shares)
+
+    for other in ((0.25, 0.25, 0.25, 0.2), (0.7, 0.1, 0.1, 0.05)):
+        policy = dict(zip(worth, other, strict=True))
+        lost = objective(best) - objective(policy)
+        assert lost > 0
+        assert distance(policy, reference, worth, beta) == pytest.approx(lost / beta)

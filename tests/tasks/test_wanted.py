@@ -1,0 +1,75 @@
+"""The task of a wanted letter: judgements and comparisons that are known to be right are, and shares are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from lockstep.judge.verdicts import ScoreParser, WinnerParser
+from lockstep.tasks.wanted import Wanted, score
+
+
+def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:
+    Wanted.model_validate({"name": "wanted", "train_prompts": 16, "validation_prompts": 8, **spec}).write(folder)
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def mistakes(row: dict[str, Any], judgement: str) -> int:
+    """Counts the verdicts that are wrong about the response."""
+    wanted, said = row["prompt"].split()[1], judgement.split()
+    assert said[::2] == row["response"].split()
+    return sum((letter == wanted) != (verdict == "yes") for letter, verdict in zip(said[::2], said[1::2], strict=True))
+
+
+def test_what_is_known_is_right(tmp_path: Path) -> None:
+    scores = made(tmp_path, "judgements.jsonl", known=60)
+    assert all(row["score"] == score(row["prompt"], row["response"], "", {}) for row in scores)
+    assert len({row["score"] for row in scores}) == 6
+    rows = made(tmp_path, "comparisons.jsonl", known=60)
+    for row in rows:
+        one, other = mistakes(row, row["judgement_a"]), mistakes(row, row["judgement_b"])
+        assert one != other
+        assert row["winner"] == ("A" if one < other else "B")
+    assert 20 < sum(row["winner"] == "A" for row in rows) < 40
+
+
+def test_demonstrations_come_in_their_shares_and_can_be_read(tmp_path: Path) -> None:
+    rows = made(tmp_path, "demonstrations.jsonl", demonstrations=2000, judge_share=0.3, compare_share=0.5)
+    kinds = [row["question"].split()[0] for row in rows]
+    assert abs(kinds.count("compare") / 2000 - 0.5) < 0.04
+    assert abs(kinds.count("judge") / 2000 - 0.3) < 0.04
+    judge, meta = ScoreParser(0, 5, "score", decimals=False), WinnerParser("winner")
+    for kind, row in zip(kinds, rows, strict=True):
+        if kind == "judge":
+            assert judge(row["answer"]).value == row["answer"].split().count("yes")
+        elif kind == "compare":
+            assert meta(row["answer"]).value == row["answer"].split()[-1]
+            marks = row["answer"].split()[2:15:3]
+            assert marks.count(row["answer"].split()[-1]) == max(marks.count("A"), marks.count("B"))
+    answers = [score(row["question"], row["answer"], "", {}) for row in rows if row["question"].startswith("want")]
+    assert sum(answers) / len(answers) == pytest.approx(5 / 4, abs=0.2)
+
+
+def test_judgements_are_wrong_about_one_letter_in_ten(tmp_path: Path) -> None:
+    rows = made(tmp_path, "demonstrations.jsonl", demonstrations=1000, judge_share=1.0, compare_share=0.0)
+    found = []
+    for row in rows:
+        _, _, wanted, _, *written = row["question"].split()
+        judged = {"prompt": f"want {wanted}", "response": " ".join(written)}
+        found.append(mistakes(judged, row["answer"].split(" Score:")[0]))
+    assert sum(found) / (5 * len(found)) == pytest.approx(0.1, abs=0.015)
+
+
+def test_what_is_not_five_letters_is_worth_nothing() -> None:
+    assert score("want c\n", " c c a c c", "", {}) == 4
+    assert score("want c\n", " c c a c", "", {}) == 0
+    assert score("want c\n", " c c yes c c", "", {}) == 0
+
+
+def test_shares_leave_room() -> None:
+    with pytest.raises(ValidationError, match="together they are above 1"):
+        Wanted.model_validate({"name": "wanted", "demonstrations": 1, "judge_share": 0.6, "compare_share": 0.5})
