@@ -50,14 +50,19 @@ class Ladder:
             return
         folder = self.out / rung.name / f"{name}-{seed}-{key.recipe}-{key.code}"
         log = folder.with_suffix(".log")
-        first = loaded.warm_start
-        warm_s = self._train("lockstep", first.arguments, log) if first is not None else 0.0
+        before = (one.load(seed) for one in arm.before.values())
+        warm_s = sum(self._train_first(first, log) for first in (loaded.warm_start, *before) if first is not None)
         own = (f"run.folder={folder}",)
         cpu_s = self._train(arm.module, (*loaded.arguments, *own), log)
         result = collect(rung, key, folder, cpu_s, warm_s, environment())
         with lock:
             add_result(rung.name, result)
         print(f"{rung.name} · {name} · seed {seed} · {rung.metric} {result.end:.3f} · {cpu_s:.0f} CPU s", flush=True)
+
+    def _train_first(self, loaded: Loaded, log: Path) -> float:
+        """Trains what several arms begin with; CPU seconds, 0 where it has been trained."""
+        done = (ROOT / loaded.run_folder / "final").exists()
+        return 0.0 if done else self._train("lockstep", loaded.arguments, log)
 
     def _train(self, module: str, arguments: Iterable[str], log: Path) -> float:
         """Trains on one thread. Returns CPU seconds, those of child processes among them.
@@ -70,7 +75,7 @@ class Ladder:
         with log.open("a") as printed:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, "train", *arguments],
-                cwd=self.out, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
+                cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
             )  # fmt: skip
             _, status, usage = os.wait4(process.pid, 0)
         code = os.waitstatus_to_exitcode(status)
