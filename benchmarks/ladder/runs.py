@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from benchmarks.harness import environment
-from benchmarks.ladder.results import ROOT, Key, add_result, collect, digest_code, read_results
+from benchmarks.ladder.results import ROOT, Key, add_result, collect, digest_code, digest_recipe, read_results
 from benchmarks.ladder.rung import Arm, Rung
 from lockstep.config.loading import Loaded
 from lockstep.exit_codes import INCONCLUSIVE
@@ -32,7 +32,11 @@ class Ladder:
 
     def run(self, rungs: Sequence[Rung], arms: Sequence[str], seeds: Sequence[int] | None) -> None:
         """Trains what has not been measured: the arms of a rung and a seed in turn, since they share a warm start."""
-        groups = [(rung, seed) for rung in rungs for seed in (seeds if seeds is not None else range(rung.seeds))]
+        for rung in rungs:
+            if rung.missing:
+                print(f"left out: {rung.missing}", flush=True)
+        there = [rung for rung in rungs if not rung.missing]
+        groups = [(rung, seed) for rung in there for seed in (seeds if seeds is not None else range(rung.seeds))]
         lock = Lock()
         with ThreadPoolExecutor(self.jobs) as pool:
             for done in [pool.submit(self._run_group, rung, arms, seed, lock) for rung, seed in groups]:
@@ -87,4 +91,4 @@ class Ladder:
 
 def key_of(loaded: Loaded, arm: str, seed: int) -> Key:
     """The key of a run's result."""
-    return Key(arm, seed, loaded.digest, digest_code(loaded))
+    return Key(arm, seed, digest_recipe(loaded), digest_code(loaded))
