@@ -20,7 +20,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,12 @@ from lockstep.objectives.divergence import k1, k2, k3
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.tasks.stories import HAPPY, NAMES, openings, words_of
 from lockstep.types import Prompt, skip_timing
 
 Estimate = Callable[[Tensor, Tensor], Tensor]
 ESTIMATES: dict[str, Estimate] = {"k1": k1, "k2": k2, "k3": k3}
 BETA = 0.05
-HAPPY = {"happy", "smiled", "laughed", "loved", "love", "fun", "played", "play"}
-HAPPY |= {"friend", "friends", "good", "nice", "hugged", "proud"}
-NAMES = ("Lily", "Tom", "Anna", "Ben", "Mia", "Max", "Sara", "Tim")
-OPENINGS = (
-    "Once upon a time, there was a little child named {}.",
-    "One day, {} went to the park with",
-    "{} had a big red ball and",
-    "It was raining outside, and {} was very sad because",
-)
 
 
 class LyingReference:
@@ -88,7 +80,7 @@ class Happiness:
     ) -> list[float | None]:
         proxies: list[float | None] = []
         for response in responses:
-            words = ["".join(filter(str.isalpha, word)).lower() for word in response.split()]
+            words = words_of(response)
             share = sum(word in HAPPY for word in words) / max(len(words), 1)
             pairs = list(pairwise(words))
             proxies.append(min(1.0, 4 * share))
@@ -131,7 +123,7 @@ def run(args: argparse.Namespace, name: str, seed: int) -> list[dict[str, float]
     assert isinstance(policy.model, LogitsHead)
     reward, curve = Happiness(), []
     with tempfile.TemporaryDirectory() as folder:
-        rows = [opening.format(name) for opening, name in product(OPENINGS, NAMES)]
+        rows = openings(NAMES)
         file = Path(folder) / "openings.jsonl"
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
         prompts = Prompts(JsonlIndex(file, "error"), source.tokenizer, options.data)

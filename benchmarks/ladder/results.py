@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ladder.rung import Rung
+from benchmarks.ladder.rung import ASSETS, Rung
 from lockstep.algorithms.base import Algorithm, Load
 from lockstep.config.loading import Loaded, load_run
 from lockstep.report.log import TIMINGS, lines, numbers, read_metrics
@@ -102,6 +103,14 @@ def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, warm_start_cpu_s: 
     cpu_at = tuple(cpu_s * (clock[min(step, len(clock)) - 1] / clock[-1] if step else 0.0) for step in steps)
     per_step = _samples_per_step(load_run(folder).expect(Algorithm).largest_step)
     return Result(key, steps, curve, end, per_step, cpu_s, cpu_at, warm_start_cpu_s, machine)
+
+
+def digest_recipe(loaded: Loaded) -> str:
+    """Digest of the resolved recipe, whichever folder this machine has the assets in."""
+    assets, said = os.environ.get(ASSETS, ""), json.dumps(loaded.identity(), sort_keys=True)
+    if not assets or assets not in said:
+        return loaded.digest
+    return hashlib.sha256(said.replace(assets, f"${ASSETS}").encode()).hexdigest()[:10]
 
 
 def digest_code(loaded: Loaded) -> str:

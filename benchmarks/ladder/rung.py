@@ -7,6 +7,7 @@ number of which more is better.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from pathlib import Path
 from lockstep.config.loading import Loaded, load
 
 RUNGS = Path(__file__).parent / "rungs"
+ASSETS = "LOCKSTEP_ASSETS"
+"""The variable that names a folder of models and data that do not ship."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +28,20 @@ class Arm:
         recipe: A YAML file beside the rung, or a recipe that ships.
         options: Overrides, `key=value`.
         module: The program to run in place of `lockstep`, such as `benchmarks.unshifted`.
+        before: Arms that are trained first, with the same seed, by the option that takes the folder of their run: a
+            reward model by `reward_model.path`. It is named by all that matters, so another one is another result.
     """
 
     recipe: str
     options: tuple[str, ...] = ()
     module: str = "lockstep"
+    before: Mapping[str, Arm] = field(default_factory=dict)
 
     def load(self, seed: int) -> Loaded:
         """Resolves the recipe for a seed."""
         beside = RUNGS / self.recipe
-        return load(str(beside) if beside.is_file() else self.recipe, [*self.options, f"seed={seed}"])
+        folders = [f"{option}={arm.load(seed).run_folder}" for option, arm in self.before.items()]
+        return load(str(beside) if beside.is_file() else self.recipe, [*self.options, *folders, f"seed={seed}"])
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ class Rung:
         last: The end of a curve is the mean of so many of its last points.
         measure: Another measure of a finished run, such as the exact value of its policy; it takes the run's folder.
             It replaces the end of the curve.
+        needs_assets: True if its recipes name a model in the folder that LOCKSTEP_ASSETS names.
     """
 
     name: str
@@ -82,11 +90,19 @@ class Rung:
     threshold: float | None = None
     last: int = 1
     measure: Callable[[Path], float] | None = field(default=None, compare=False)
+    needs_assets: bool = False
 
     def __post_init__(self) -> None:
         for claim in self.claims:
             for name in (claim.better, claim.worse):
                 assert name in self.arms, f"rung {self.name}: a claim names the arm {name}, which it does not have"
+
+    @property
+    def missing(self) -> str:
+        """What keeps the rung from being run on this machine; empty where nothing does."""
+        if not self.needs_assets or os.environ.get(ASSETS):
+            return ""
+        return f"the rung {self.name} needs a model that does not ship; set {ASSETS} to the folder that has it"
 
 
 def list_rungs() -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from benchmarks.harness import environment
-from benchmarks.ladder.results import ROOT, Key, add_result, collect, digest_code, read_results
+from benchmarks.ladder.results import ROOT, Key, add_result, collect, digest_code, digest_recipe, read_results
 from benchmarks.ladder.rung import Arm, Rung
 from lockstep.config.loading import Loaded
 from lockstep.exit_codes import INCONCLUSIVE
@@ -32,7 +32,11 @@ class Ladder:
 
     def run(self, rungs: Sequence[Rung], arms: Sequence[str], seeds: Sequence[int] | None) -> None:
         """Trains what has not been measured: the arms of a rung and a seed in turn, since they share a warm start."""
-        groups = [(rung, seed) for rung in rungs for seed in (seeds if seeds is not None else range(rung.seeds))]
+        for rung in rungs:
+            if rung.missing:
+                print(f"left out: {rung.missing}", flush=True)
+        there = [rung for rung in rungs if not rung.missing]
+        groups = [(rung, seed) for rung in there for seed in (seeds if seeds is not None else range(rung.seeds))]
         lock = Lock()
         with ThreadPoolExecutor(self.jobs) as pool:
             for done in [pool.submit(self._run_group, rung, arms, seed, lock) for rung, seed in groups]:
@@ -50,14 +54,19 @@ class Ladder:
             return
         folder = self.out / rung.name / f"{name}-{seed}-{key.recipe}-{key.code}"
         log = folder.with_suffix(".log")
-        first = loaded.warm_start
-        warm_s = self._train("lockstep", first.arguments, log) if first is not None else 0.0
+        before = (one.load(seed) for one in arm.before.values())
+        warm_s = sum(self._train_first(first, log) for first in (loaded.warm_start, *before) if first is not None)
         own = (f"run.folder={folder}",)
         cpu_s = self._train(arm.module, (*loaded.arguments, *own), log)
         result = collect(rung, key, folder, cpu_s, warm_s, environment())
         with lock:
             add_result(rung.name, result)
         print(f"{rung.name} · {name} · seed {seed} · {rung.metric} {result.end:.3f} · {cpu_s:.0f} CPU s", flush=True)
+
+    def _train_first(self, loaded: Loaded, log: Path) -> float:
+        """Trains what several arms begin with; CPU seconds, 0 where it has been trained."""
+        done = (ROOT / loaded.run_folder / "final").exists()
+        return 0.0 if done else self._train("lockstep", loaded.arguments, log)
 
     def _train(self, module: str, arguments: Iterable[str], log: Path) -> float:
         """Trains on one thread. Returns CPU seconds, those of child processes among them.
@@ -82,4 +91,4 @@ class Ladder:
 
 def key_of(loaded: Loaded, arm: str, seed: int) -> Key:
     """The key of a run's result."""
-    return Key(arm, seed, loaded.digest, digest_code(loaded))
+    return Key(arm, seed, digest_recipe(loaded), digest_code(loaded))

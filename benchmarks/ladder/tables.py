@@ -26,6 +26,8 @@ def table(rung: Rung) -> str:
         "",
         *(f"* {sentence}" for sentence in (judge(claim, results) for claim in rung.claims)),
     ]
+    if rung.missing:
+        return "\n".join([*lines, "", f"Not compared with this tree's recipes: {rung.missing}."]) + "\n"
     stale = count_stale(rung, results)
     if stale:
         lines += ["", f"{stale} of {len(results)} runs are of other code or recipes than this tree's."]

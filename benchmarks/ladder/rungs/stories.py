@@ -1,0 +1,31 @@
+"""Real text: happy words in stories, where moving away from the first policy costs what it gains."""
+
+from benchmarks.ladder.rung import Arm, Claim, Rung
+from benchmarks.ladder.stories_objective import measure
+
+RLOO = ("grpo.baseline=leave_one_out", "grpo.scale_rewards=none")
+
+RUNG = Rung(
+    name="stories",
+    question="Happy words from a story model of 260 K parameters, less .1 per nat of KL of the response.",
+    # The curve is of training openings, without KL of the reward alone; the end is the objective of held-out ones.
+    metric="train/shaped_reward",
+    arms={
+        "RLOO, KL in the reward": Arm("stories.yaml", (*RLOO, "grpo.kl.placement=reward")),
+        "RLOO, KL in the loss": Arm("stories.yaml", RLOO),
+        "GRPO, KL in the reward": Arm("stories.yaml", ("grpo.kl.placement=reward",)),
+        "GRPO, KL in the loss": Arm("stories.yaml"),
+        "RLOO, no KL": Arm("stories.yaml", (*RLOO, "grpo.kl.coef=0.0")),
+    },
+    seeds=3,
+    claims=(
+        Claim("RLOO, KL in the reward", "RLOO, no KL", "because without KL the policy leaves the stories behind"),
+        Claim("RLOO, KL in the reward", "RLOO, KL in the loss", "because a token pays for where it leads"),
+        Claim(
+            "RLOO, KL in the loss", "GRPO, KL in the loss",
+            "because a group's deviation, by which rewards are divided, makes the KL count for less",
+        ),
+    ),
+    measure=measure,
+    needs_assets=True,
+)  # fmt: skip
