@@ -1,0 +1,115 @@
+"""Generated walks on a graph, paid at the end: each move is right or wrong by itself, and the walk earns the right ones.
+
+    walk from ka over mo                            two ways lead on from each place; one of them is right
+     be wrong so right ti right                     after each move the walker notes whether it was right: 2 of 3
+
+A model that has learned from random walks knows the ways and, once it has moved, whether that was right; it does not
+choose by it. The reward of a whole walk says little about one move. A critic that reads the notes knows what each move
+has earned, so this is where credit can be told apart from luck. The best policy is always right: its reward is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
+
+_LETTERS = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
+RIGHT, WRONG = "right", "wrong"
+
+
+class Walk(Task):
+    """The task of walks on a graph."""
+
+    shared = ("places", "validation_walks", "moves", "seed")
+    places: PositiveInt = Field(default=128, description="places of the graph")
+    validation_walks: PositiveInt = Field(default=48, description="walks whose beginning is held out")
+    moves: PositiveInt = Field(default=24, description="moves of a walk that count")
+    demonstrations: NonNegativeInt = Field(default=0, description="random walks with right notes, for SFT; 0: none")
+    seed: int = Field(default=0, description="of the graph and the rows; the run's seed does not change them")
+
+    @model_validator(mode="after")
+    def _there_are_so_many(self) -> Walk:
+        if not 3 <= self.places <= len(name_places()):
+            raise ValueError(f"a graph has 3 to {len(name_places())} places, but places is {self.places}")
+        if self.validation_walks >= 2 * self.places:
+            raise ValueError(f"walks begin in {2 * self.places} ways; hold out fewer than that")
+        return self
+
+    def write(self, folder: Path) -> TaskFiles:
+        files = TaskFiles(
+            folder / "train.jsonl",
+            folder / "validation.jsonl",
+            folder / "demonstrations.jsonl" if self.demonstrations else None,
+        )
+        beginnings = permute(2 * self.places, self.seed, "beginnings")
+        held_out, train = beginnings[: self.validation_walks], beginnings[self.validation_walks :]
+        about = {"places": self.places, "moves": self.moves, "seed": self.seed}
+        for path, own in ((files.train, train), (files.validation, held_out)):
+            write_rows(path, ({**row, **about} for row in self._walks(own, path.stem)))
+        if files.demonstrations is not None:
+            order = permute(self.demonstrations, self.seed, "order")
+            write_rows(files.demonstrations, self._walks([train[one % len(train)] for one in order], "demonstrations"))
+        return files
+
+    def _walks(self, beginnings: Sequence[int], role: str) -> Iterator[dict[str, Any]]:
+        """Random walks with right notes; some moves longer than what counts, so that no walk that counts stops."""
+        names, ways = name_places(), draw_ways(self.places, self.seed)
+        draws = sample_uniforms(range(len(beginnings)), self.moves + _LONGER, self.seed, "walks", role)
+        for beginning, chances in zip(beginnings, draws, strict=True):
+            start, first = divmod(beginning, 2)
+            place, words = ways[start][first], list[str]()
+            question = f"walk from {names[start]} over {names[place]}"
+            for chance in chances:
+                choice = int(2 * chance)
+                place = ways[place][choice]
+                words += [names[place], (RIGHT, WRONG)[choice]]
+            yield {"question": question, "answer": "".join(f" {word}" for word in words)}
+
+
+_LONGER = 4  # moves of a demonstration beyond those that count
+
+
+def name_places() -> list[str]:
+    """Names of places: one-syllable words."""
+    first, second, last = _LETTERS
+    return [a + b + c for c in ("", *last) for a in first for b in second]
+
+
+@cache
+def number_places() -> dict[str, int]:
+    """Numbers of places by their names."""
+    return {name: number for number, name in enumerate(name_places())}
+
+
+@cache
+def draw_ways(places: int, seed: int) -> list[tuple[int, int]]:
+    """The two places to which the ways from each place lead: the right one first."""
+    draws = sample_uniforms(range(places), 2, seed, "ways")
+    ways = list[tuple[int, int]]()
+    for place, (one, two) in enumerate(draws):
+        right = (place + 1 + int(one * (places - 1))) % places
+        others = [other for other in range(places) if other not in (place, right)]
+        ways.append((right, others[int(two * len(others))]))
+    return ways
+
+
+def reward(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
+    """The share of right moves, of all that a walk has; a reward function (docs/guides/rewards.md).
+
+    A move to where no way leads is wrong, and the walk goes on from there; at a word that is no place it ends. The
+    walker's notes earn nothing.
+    """
+    numbers, ways = number_places(), draw_ways(row["places"], row["seed"])
+    place, earned = numbers[row["question"].split()[-1]], 0
+    for word in response.split()[: 2 * row["moves"] : 2]:
+        if numbers.get(word, row["places"]) >= row["places"]:
+            break
+        earned += numbers[word] == ways[place][0]
+        place = numbers[word]
+    return earned / row["moves"]
