@@ -1,11 +1,11 @@
-"""Generated walks on a graph, paid at the end: each move is right or wrong by itself, and the walk earns the right ones.
+"""Generated walks through a marsh, paid at the end: each move leads to a dry place or to a wet one.
 
-    walk from ka over mo                            two ways lead on from each place; one of them is right
-     be wrong so right ti right                     after each move the walker notes whether it was right: 2 of 3
+    walk from ka over mo                            from each place one way leads to a dry place, one to a wet one
+     be wet so dry ti dry                           after each move the walker notes the ground: 2 of 3 moves were right
 
-A model that has learned from random walks knows the ways and, once it has moved, whether that was right; it does not
-choose by it. The reward of a whole walk says little about one move. A critic that reads the notes knows what each move
-has earned, so this is where credit can be told apart from luck. The best policy is always right: its reward is 1.
+A model that has learned from random walks knows the ways, and the ground once it stands there; it does not choose by
+it. The reward of a whole walk says little about one move. A critic that reads the notes knows what each move has
+earned, so this is where credit can be told apart from luck. The best policy is always dry: its reward is 1.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
 
+_LONGER = 4  # moves of a demonstration beyond those that count
 _LETTERS = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
-RIGHT, WRONG = "right", "wrong"
+DRY, WET = "dry", "wet"
 
 
 class Walk(Task):
@@ -30,15 +31,18 @@ class Walk(Task):
     places: PositiveInt = Field(default=128, description="places of the graph")
     validation_walks: PositiveInt = Field(default=48, description="walks whose beginning is held out")
     moves: PositiveInt = Field(default=24, description="moves of a walk that count")
+    checked: PositiveInt = Field(default=3, description="moves of a walk that the reward `spot_check` looks at")
     demonstrations: NonNegativeInt = Field(default=0, description="random walks with right notes, for SFT; 0: none")
     seed: int = Field(default=0, description="of the graph and the rows; the run's seed does not change them")
 
     @model_validator(mode="after")
     def _there_are_so_many(self) -> Walk:
-        if not 3 <= self.places <= len(name_places()):
-            raise ValueError(f"a graph has 3 to {len(name_places())} places, but places is {self.places}")
+        if not 4 <= self.places <= len(name_places()):
+            raise ValueError(f"a graph has 4 to {len(name_places())} places, but places is {self.places}")
         if self.validation_walks >= 2 * self.places:
             raise ValueError(f"walks begin in {2 * self.places} ways; hold out fewer than that")
+        if self.checked > self.moves:
+            raise ValueError(f"checked is {self.checked}, but a walk has {self.moves} moves")
         return self
 
     def write(self, folder: Path) -> TaskFiles:
@@ -49,7 +53,7 @@ class Walk(Task):
         )
         beginnings = permute(2 * self.places, self.seed, "beginnings")
         held_out, train = beginnings[: self.validation_walks], beginnings[self.validation_walks :]
-        about = {"places": self.places, "moves": self.moves, "seed": self.seed}
+        about = {"places": self.places, "moves": self.moves, "checked": self.checked, "seed": self.seed}
         for path, own in ((files.train, train), (files.validation, held_out)):
             write_rows(path, ({**row, **about} for row in self._walks(own, path.stem)))
         if files.demonstrations is not None:
@@ -68,11 +72,8 @@ class Walk(Task):
             for chance in chances:
                 choice = int(2 * chance)
                 place = ways[place][choice]
-                words += [names[place], (RIGHT, WRONG)[choice]]
+                words += [names[place], (DRY, WET)[choice]]
             yield {"question": question, "answer": "".join(f" {word}" for word in words)}
-
-
-_LONGER = 4  # moves of a demonstration beyond those that count
 
 
 def name_places() -> list[str]:
@@ -89,27 +90,38 @@ def number_places() -> dict[str, int]:
 
 @cache
 def draw_ways(places: int, seed: int) -> list[tuple[int, int]]:
-    """The two places to which the ways from each place lead: the right one first."""
+    """The two places to which the ways from each place lead: to a dry one first, then to a wet one."""
+    shuffled = permute(places, seed, "ground")
+    dry, wet = shuffled[: places // 2], shuffled[places // 2 :]
     draws = sample_uniforms(range(places), 2, seed, "ways")
-    ways = list[tuple[int, int]]()
-    for place, (one, two) in enumerate(draws):
-        right = (place + 1 + int(one * (places - 1))) % places
-        others = [other for other in range(places) if other not in (place, right)]
-        ways.append((right, others[int(two * len(others))]))
-    return ways
+    return [(dry[int(one * len(dry))], wet[int(other * len(wet))]) for one, other in draws]
 
 
-def reward(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
-    """The share of right moves, of all that a walk has; a reward function (docs/guides/rewards.md).
+def share(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
+    """The share of right moves, of all that a walk has; a reward function (docs/guides/rewards.md)."""
+    return sum(_judge(response, row)) / row["moves"]
 
-    A move to where no way leads is wrong, and the walk goes on from there; at a word that is no place it ends. The
-    walker's notes earn nothing.
+
+def spot_check(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
+    """The share of right moves among a few that are drawn: `share` with noise; a reward function.
+
+    The draw depends on the question and the response alone, so that a run can be repeated.
+    """
+    verdicts = _judge(response, row)
+    drawn = permute(row["moves"], row["seed"], row["question"], response)[: row["checked"]]
+    return sum(verdicts[move] for move in drawn) / row["checked"]
+
+
+def _judge(response: str, row: dict[str, Any]) -> list[bool]:
+    """Judges each move of a walk; its notes do not matter.
+
+    A move to where no way leads is wrong, and the walk goes on from there; at a word that is no place it ends.
     """
     numbers, ways = number_places(), draw_ways(row["places"], row["seed"])
-    place, earned = numbers[row["question"].split()[-1]], 0
-    for word in response.split()[: 2 * row["moves"] : 2]:
+    place, verdicts = numbers[row["question"].split()[-1]], [False] * row["moves"]
+    for move, word in enumerate(response.split()[: 2 * row["moves"] : 2]):
         if numbers.get(word, row["places"]) >= row["places"]:
             break
-        earned += numbers[word] == ways[place][0]
+        verdicts[move] = numbers[word] == ways[place][0]
         place = numbers[word]
-    return earned / row["moves"]
+    return verdicts
