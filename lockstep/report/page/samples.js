@@ -135,6 +135,8 @@ class SamplesView {
     const recipe = state.runs[run[row]].recipe;
     if (state.runs.length > 1) facts.unshift(["run", state.runs[run[row]].name]);
     const whitened = Object.entries(recipe).some(([key, value]) => key.endsWith(".whiten_advantages") && value === true);
-    this.tokens.show(facts, this.block.header.rows[place[row]], this.block.columns, whitened);
+    const told = this.block.header.rows[place[row]];
+    if (told.logged_as) facts.push(["logged as", told.logged_as]);
+    this.tokens.show(facts, told, this.block.columns, whitened);
   }
 }
