@@ -71,7 +71,8 @@ def choose_rows(
     chosen: dict[int, Reason] = {}
     for number, reason in _rank_groups(step) if prompts else ():
         rows = _rank_rows(step, np.flatnonzero(step.group == number).tolist())
-        chosen = dict.fromkeys(rows[: count - len(chosen)], reason) | chosen
+        for row in rows[: count - len(chosen)]:
+            chosen.setdefault(row, reason)
         if len(chosen) >= count:
             break
     return dict(sorted(chosen.items()))

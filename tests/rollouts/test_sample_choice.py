@@ -23,7 +23,8 @@ def choose(scores: list[float], count: int, group: int = 1, cut: tuple[int, ...]
 def test_single_responses_show_the_ends_and_what_went_wrong() -> None:
     scores = [0.5, 0.5, 0.5, 0.25, 0.5, 1.0, NONE, 0.5, 1.0]
     assert choose(scores, 6, cut=(7, 8)) == [
-        (0, "next in order"), (1, "next in order"), (3, "worst score"), (5, "best score"), (6, "no verdict"), (7, "cut off"),
+        (0, "next in order"), (1, "next in order"), (3, "worst score"), (5, "best score"), (6, "no verdict"),
+        (7, "cut off"),
     ]  # fmt: skip
     assert choose(scores, 2) == [(3, "worst score"), (5, "best score")]
 
