@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from xml.sax.saxutils import escape
 from lockstep.report.agreement import AgreementSummary, summarize_agreement
 from lockstep.report.log import read_metrics
 
-WIDTH, HEIGHT = 760, 420
+WIDTH, HEIGHT = 760, 438
 LEFT, RIGHT = 64, 640
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328 }
@@ -99,16 +100,16 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
         *_draw_agreement(rows, summary, last),
         *(_write_step(step, last) for step in range(0, last + 1, max(last // 6, 1))),
     ]
-    verdict = (
-        f"{summary.word}: {summary.tokens:,} tokens compared, largest |Δ| {summary.largest:.1e}, "
-        f"mean e^|Δ| at most {summary.highest:.6f} (bound {summary.bound:g})"
-    )
+    verdict = summary.sentence
+    parts += [
+        f'<text x="{LEFT}" y="{HEIGHT - 26 + 18 * number}">{escape(line)}</text>'
+        for number, line in enumerate(textwrap.wrap(verdict, 80))
+    ]
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(f"{name}: held-out accuracy {held[0].value:.3f} to {held[-1].value:.3f}; {verdict}")}">\n'
-        f"<style>{STYLE}</style>\n{body}\n"
-        f'<text x="{LEFT}" y="{HEIGHT - 8}">{escape(verdict)}</text>\n</svg>\n'
+        f"<style>{STYLE}</style>\n{body}\n</svg>\n"
     )
 
 

@@ -25,6 +25,7 @@ from lockstep.commands import (
 from lockstep.commands import eval as evaluate
 from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
+from lockstep.unread import is_unread, outlive_reader, silence
 
 COMMANDS = (
     train,
@@ -46,13 +47,27 @@ COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
+    sys.stderr = outlive_reader(sys.stderr)
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not is_unread(sys.stdout):
+            raise
+        silence(sys.stdout)
+        return exit_codes.UNREAD
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = parse(arguments)
     process_defaults.stay_offline()
     hear_interrupts()
     try:
         return options.command(options)
     except (LockstepError, OSError) as error:
-        if options.traceback:
+        if options.traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
             raise
         print(f"lockstep: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, LockstepError) else exit_codes.INPUT

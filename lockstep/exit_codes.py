@@ -13,5 +13,7 @@ OUT_OF_TIME = 75
 """`run.max_time_s` ended the run; the same command resumes it. EX_TEMPFAIL of sysexits.h, "try again later"."""
 HUNG_UP = 129
 INTERRUPTED = 130
+UNREAD = 141
 TERMINATED = 143
-"""Killed by a signal, as shells number them: SIGHUP, Ctrl-C and SIGTERM."""
+"""Killed by a signal, as shells number them: SIGHUP, Ctrl-C, SIGPIPE (the reader of the output, such as
+`head`, has ended) and SIGTERM."""

@@ -40,9 +40,15 @@ compdef _lockstep lockstep
 _FISH = r"""# lockstep completion fish: for ~/.config/fish/config.fish, `lockstep completion fish | source`
 function __lockstep_complete
     set -l words (commandline -opc)
-    $words[1] complete -- $words[2..-1] (commandline -ct) 2> /dev/null
+    set -l program (string replace -r '^~(?=/)' $HOME -- $words[1])
+    set -l found ($program complete -- $words[2..-1] (commandline -ct) 2> /dev/null)
+    if set -q found[1]
+        printf '%s\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c lockstep -a '(__lockstep_complete)'
+complete -c lockstep -f -a '(__lockstep_complete)'
 """
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.unread import outlive_reader
 
 
 def add(parsers: Parsers) -> None:
@@ -28,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
         print(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
+    sys.stdout = outlive_reader(sys.stdout)  # a run is worth more than what it prints
     from lockstep.report.agreement import read_agreement
     from lockstep.run.train import require_trained, train
 

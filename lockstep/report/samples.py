@@ -83,7 +83,7 @@ class _Block:
     def add(self, row: Mapping[str, Any]) -> None:
         columns = row.get("token", {"text": ()})
         texts = columns["text"]
-        about = {name: row.get(name) for name in ("prompt", "answer")}
+        about = {name: row.get(name) for name in ("prompt", "answer", "logged_as")}
         pair = {name: row[name] for name in _PAIR if name in row}
         self._rows.append({**about, **pair, "response": _response(row), "texts": texts, "begin": self._tokens})
         self._tokens += len(texts)

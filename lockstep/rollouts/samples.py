@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
+from lockstep.rollouts.sample_choice import choose_rows
 
 # Columns of the batch that are logged, and their names there.
 _SHOWN = {
@@ -27,8 +28,9 @@ _POWERS = np.array([float(f"1e{power}") for power in range(23)])  # exact as flo
 
 
 def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, count: int) -> list[dict[str, Any]]:
-    """The first `count` rollouts as rows of JSON types. A score of NaN is no verdict.
+    """Rollouts that say something (`choose_rows`) as rows of JSON types. A score of NaN is no verdict.
 
+    `logged_as` in a row says what it was chosen for. Since most are chosen, their mean is not the step's.
     `token` in a row has columns over the response, from the first token that the policy chose: `text`, `mask` (1:
     trained on), `logprob` (of the learner before the update), `gap` (that less the sampler's log-probability, taken
     before either is rounded), and `value`, `advantage`, `reward`, `return`, `kl` as far as the batch has them. Numbers
@@ -40,7 +42,13 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
         collector: The collector that sampled them.
         count: Number of rows, or fewer if there are fewer.
     """
-    rows = range(min(count, len(batch)))
+    chosen = choose_rows(
+        round_significant(rollouts.batch["score"].cpu().numpy()),
+        rollouts.batch["truncated"].cpu().numpy(),
+        [prompt.id for prompt in rollouts.prompts],
+        count,
+    )
+    rows = list(chosen)
     sampled, batch = rollouts.batch.select(rows).to("cpu"), batch.select(rows).to("cpu")
     spans = [slice(int(start), int(start + length)) for start, length in zip(*_responses(sampled), strict=True)]
     texts = _texts([sampled.tokens[span].tolist() for span in spans], collector.decode)
@@ -51,10 +59,11 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
             "prompt": rollouts.prompts[row].text,
             "response": rollouts.responses[row],
             "answer": collector.prompts.answer(rollouts.prompts[row]),
-            **{name: column[row] for name, column in scores.items()},
-            "token": {"text": texts[row], **{name: column[spans[row]] for name, column in columns.items()}},
+            "logged_as": reason,
+            **{name: column[place] for name, column in scores.items()},
+            "token": {"text": texts[place], **{name: column[spans[place]] for name, column in columns.items()}},
         }
-        for row in rows
+        for place, (row, reason) in enumerate(chosen.items())
     ]
 
 

@@ -5,6 +5,7 @@ A checkpoint of a run with `learner.lora` holds adapters alone; a model is those
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection
 from lockstep.config.loading import Loaded, load_run
+from lockstep.config.run import Best
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.report.card import card
-from lockstep.report.log import require_run
+from lockstep.report.held_out import best, figures
+from lockstep.report.log import read_metrics, require_run
 from lockstep.run.checkpoint import Checkpoint, Checkpoints, NoCheckpointError
 from lockstep.run.folder import FRAME
 from lockstep.run.identity import differences, model_files
@@ -53,6 +56,8 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
     if adapter and lora is None:
         raise InputError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
     found = _choose(Checkpoints(run / "checkpoints", keep=1), which)
+    if which == "best" and recipe.run.best is not None:
+        _tell_better(run, recipe.run.best, found.step)
     is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
     saved = found.folder / trained.name
@@ -105,6 +110,20 @@ def _make_room(out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder {out} cannot be made ({error.strerror}); name another place") from error
+
+
+def _tell_better(run: Path, by: Best, exported: int) -> None:
+    """Says so where the run was better at a step that has no checkpoint."""
+    series = figures(read_metrics(run), by.metric)
+    at = [figure.value for figure in series if figure.step == exported]
+    top = best(series, "higher" if by.mode == "max" else "lower") if series else None
+    if top is None or not at or top.value == at[-1]:
+        return
+    print(
+        f"note: {by.metric} was best at step {top.step}, {top.value:.4g}, which has no checkpoint; exported is step "
+        f"{exported}, {at[-1]:.4g}; a smaller run.save_every saves more of the steps",
+        file=sys.stderr,
+    )
 
 
 def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:

@@ -125,7 +125,7 @@ def test_samples_are_filtered_by_step_and_text(written: Written, opened: Opened)
     page.fill("#search", "apple")
     assert rows(page, 5) == ["apples", "Apples", "apples"]
     page.fill("#to-step", "2")
-    assert rows(page, 0) == ["1", "2"]
+    assert rows(page, 0) == ["2", "1"]
     page.check("text=only cut off")
     assert rows(page, 5) == ["Apples"]
     assert page.locator(".found").inner_text() == "1 of 4"
@@ -283,7 +283,7 @@ def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
     page = opened(page_of(folder), "samples")
     page.wait_for_selector(".line")
     page.locator(".scroller").evaluate("scroller => (scroller.scrollTop = scroller.scrollHeight)")
-    until(page, "[...document.querySelectorAll('.line')].some(line => line.textContent.includes('r999999'))")
+    until(page, "[...document.querySelectorAll('.line')].some(line => line.textContent.includes('r1999'))")
     page.click(".head:has-text('score')")
     until(page, "document.querySelector('.line').children[1].textContent === '0'")
     assert rows(page, 1)[:3] == ["0", "1", "2"]
@@ -331,7 +331,7 @@ def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(writte
     assert cells.all_inner_texts() == ["ok", "Q?", "first", "4", "bad\nend", "1.5", "tie", "R?", "", "–", "", "–"]
     page.click("nav >> text=Samples")
     page.wait_for_selector(".line")
-    assert rows(page, 1) == ["held out", "held out", "", "", "held out"]
+    assert rows(page, 1) == ["", "held out", "", "held out", "held out"]
 
 
 @pytest.mark.full
@@ -346,7 +346,7 @@ def test_held_out_figures_have_their_interval_and_their_best_step(written: Writt
     ]  # fmt: skip
     assert traces(page, "validation/accuracy")[-1]["x"] == [2]  # the ring around the best step
     assert not page.locator("[data-metric='validation/accuracy_low']").count()
-    told = page.locator(".run").inner_text()
+    told = page.locator(".run").inner_text().replace("\xa0", " ")  # an interval stays on its line
     assert "held-out accuracy 0.250 [0.150, 0.300] → 0.500 [0.400, 0.550] · best 0.750 [0.650, 0.800] at step 2" in told
 
 

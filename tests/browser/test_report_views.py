@@ -109,17 +109,47 @@ def test_validations_are_dots(written: Written, opened: Opened) -> None:
 
 
 def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Written, opened: Opened) -> None:
-    logged = [sample(text, id=prompt) for text, prompt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"))]
+    logged = [
+        sample(text, id=prompt, logged_as="best score")
+        for text, prompt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"))
+    ]
     page = opened(page_of(written(samples=[logged])), "samples")
     page.wait_for_selector(".rollout dd")
     assert rows(page, 5) == ["a1", "a2", "b1", "b2"]
     assert page.locator(".line.begins").all_inner_texts()[0].split("\n").count("b1") == 1
     assert page.locator(".line.begins").count() == 1
     assert "1 of 2" in page.locator(".rollout .facts").inner_text()
+    assert "logged as\nbest score" in page.locator(".rollout .facts").inner_text()
     page.click(".head:has-text('response')")
     page.click(".head:has-text('response')")
     assert rows(page, 5) == ["b2", "b1", "a2", "a1"]
     assert page.locator(".line.begins").count() == 0
+
+
+def test_the_newest_samples_are_on_top(written: Written, opened: Opened) -> None:
+    folders = [written(name, samples=[[sample(f"{name}{step}")] for step in (1, 2)]) for name in ("one", "two")]
+    page = opened(page_of(*folders), "samples")
+    assert rows(page, 6) == ["one2", "two2", "one1", "two1"]
+
+
+def test_marks_on_an_axis_are_told_apart(written: Written, opened: Opened) -> None:
+    page = opened(page_of(written(metrics=METRICS)))
+    tell = "splits => tickTexts(splits, 'linear')"
+    assert page.evaluate(tell, [0.9999995, 1, 1.0000005]) == ["0.9999995", "1.0000000", "1.0000005"]
+    assert page.evaluate(tell, [0, 1e-5, 2e-5, 4e-5]) == ["0", "1e−5", "2e−5", "4e−5"]
+    assert page.evaluate(tell, [1e-5, 1.5e-5]) == ["1.0e−5", "1.5e−5"]
+    assert page.evaluate(tell, [0.5, 0.75, 1]) == ["0.50", "0.75", "1.00"]
+    assert page.evaluate(tell, [2e6, 2.5e6]) == ["2.0e6", "2.5e6"]
+    assert page.evaluate(tell, [10, 20]) == ["10", "20"]
+
+
+def test_what_goes_on_in_a_phase_is_said(written: Written, opened: Opened) -> None:
+    timings = [{"generate": 1.0, "mine": 3.0, "beside/generate": 9.0, "beside/mine": 8.0}]
+    page = opened(page_of(written(metrics=METRICS, timings=timings)), "time")
+    told = page.locator("#time td:last-child").all_inner_texts()
+    scored = "the sampler answers prompts, and the answers are scored"
+    beside = "while the phases above went on"
+    assert told == ["", scored, "", f"{scored}, {beside}", beside]
 
 
 def test_a_recipe_is_searched_and_compared_with_the_shipped_one(written: Written, opened: Opened) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from lockstep.cli import main
-from lockstep.commands.completion import SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,11 +68,87 @@ def test_bash_completes(program: Path, line: str, wanted: list[str]) -> None:
     assert complete_in_bash(program, line) == wanted
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_another_shell_reads_its_script(program: Path, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    subprocess.run([shell, "-n"], input=SCRIPTS[shell], text=True, check=True, capture_output=True)
+def complete_in_fish(program: Path, line: str) -> list[str]:
+    """What fish would list."""
+    script = f"{program} completion fish | source; complete -C {shlex.quote(line)}"
+    here = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(program.parent)}
+    command = ["fish", "--no-config", "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=program.parent, env=here)
+    return run.stdout.split()
+
+
+def take(said: Path) -> str:
+    """The line in a file, as soon as it is there; the file is gone then."""
+    for _ in range(2400):
+        if said.exists() and (text := said.read_text()).endswith("\n"):
+            said.unlink()
+            return text.removesuffix("\n")
+        time.sleep(0.05)
+    raise AssertionError(f"nothing was written to {said}")
+
+
+def complete_in_zsh(program: Path, line: str) -> str:
+    """The line that zsh has after the key, typed at a terminal."""
+    said = program.parent / "said"
+    terminal, own_end = pty.openpty()
+    here = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(program.parent), "TERM": "dumb"}
+    shell = subprocess.Popen(
+        ["zsh", "-f", "-i"], stdin=own_end, stdout=own_end, stderr=own_end, cwd=program.parent, env=here,
+        start_new_session=True,
+    )  # fmt: skip
+    setup = (
+        "autoload -Uz compinit && compinit -u -D; source <(lockstep completion zsh)\n"
+        f"tell() {{ print -r -- \"$BUFFER\" > {said} }}; zle -N tell; bindkey '^X' tell; print ready > {said}\n"
+    )
+    os.write(terminal, setup.encode())
+    try:
+        take(said)
+        os.write(terminal, f"{line}\t\x18".encode())
+        return take(said)
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(own_end)
+        os.close(terminal)
+
+
+def need_shell(name: str) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("lockstep tra", ["train"]),
+        ("~/lockstep doctor an", ["analyze"]),
+        ("lockstep train ppo_ar", ["ppo_arithmetic"]),
+        ("lockstep train ppo_arithmetic seed=1 sampler=v", ["sampler=vllm"]),
+        ("lockstep train ppo_arithmetic ppo.gae_lambda_", ["ppo.gae_lambda_policy=", "ppo.gae_lambda_value="]),
+        ("lockstep report ./tra", ["./traces/"]),
+    ],
+)
+def test_fish_completes(program: Path, line: str, wanted: list[str]) -> None:
+    need_shell("fish")
+    (program.parent / "traces").mkdir()
+    assert complete_in_fish(program, line) == wanted
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("lockstep tra", "lockstep train "),
+        ("~/lockstep doctor an", "~/lockstep doctor analyze "),
+        ("lockstep train ppo_ar", "lockstep train ppo_arithmetic "),
+        ("lockstep train ppo_gsm8k seed=1 sampler=v", "lockstep train ppo_gsm8k seed=1 sampler=vllm "),
+        ("lockstep train ppo_arithmetic learner.dev", "lockstep train ppo_arithmetic learner.device="),
+        ("lockstep report ./tra", "lockstep report ./traces/"),
+    ],
+)
+def test_zsh_completes(program: Path, line: str, wanted: str) -> None:
+    need_shell("zsh")
+    (program.parent / "traces").mkdir()
+    assert complete_in_zsh(program, line) == wanted
 
 
 def test_what_is_completed_is_not_listed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:

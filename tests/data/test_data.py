@@ -18,7 +18,7 @@ Run = Callable[..., list[dict[str, Any]]]
 MIXTURE = (
     "data.train=[easy.jsonl, hard.jsonl.gz, more.parquet]", "data.weights=[1, 2, 1]", "data.validation=[held.jsonl]",
     "data.bad_rows=skip", "data.overlong_prompts=skip", "data.fields={level: number}", "data.completion='{question}'",
-    "data.max_prompt_tokens=8",
+    "data.max_prompt_tokens=8", "run.num_logged_samples=16",
 )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def files(in_tmp: Path) -> None:
 
 
 def drawn(folder: str) -> list[str]:
-    """The ids of the prompts that the table of samples shows, four of each step; each is answered twice."""
+    """The ids of the prompts of a run that logs all samples; each is answered twice."""
     lines = Path(folder, "samples.jsonl").read_text().splitlines()
     return [json.loads(line)["id"] for line in lines if json.loads(line)["step"]][::2]
 
@@ -54,7 +54,7 @@ def test_a_mixture_counts_what_it_skips_and_goes_on_to_the_same_bits(
     assert "easy.jsonl, line 8: has text in the field 'level', which should be number" in said
     assert "held.jsonl, line 4: is not JSON" in said
     assert Counter(name.split(":")[0] for name in drawn("whole")) == {
-        "easy.jsonl": 4, "hard.jsonl.gz": 8, "more.parquet": 4,
+        "easy.jsonl": 8, "hard.jsonl.gz": 16, "more.parquet": 8,
     }  # fmt: skip
     run(*MIXTURE, "run.folder=stopped", "run.max_steps=4", "run.save_every=2")
     shutil.rmtree("stopped/final")

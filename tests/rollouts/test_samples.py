@@ -36,7 +36,11 @@ def decoder(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def rows_of(
-    responses: Sequence[Sequence[int]], decode: Any, count: int = 8, **columns: torch.Tensor
+    responses: Sequence[Sequence[int]],
+    decode: Any,
+    count: int = 8,
+    score: torch.Tensor | None = None,
+    **columns: torch.Tensor,
 ) -> list[dict[str, Any]]:
     """Samples of responses to a prompt of two tokens."""
     lengths = torch.tensor([2 + len(response) for response in responses])
@@ -44,7 +48,7 @@ def rows_of(
     mask = torch.cat([torch.arange(int(length)) >= 2 for length in lengths])
     zeros = torch.zeros(len(tokens))
     sampled = Batch(tokens, lengths, {"mask": mask, "sampler_logprob": zeros}, {
-        "score": torch.full((len(lengths),), 0.1), "truncated": lengths > 3,
+        "score": torch.full((len(lengths),), 0.1) if score is None else score, "truncated": lengths > 3,
     })  # fmt: skip
     used = sampled.with_columns({"old_logprob": zeros, **columns}, {"shaped_score": sampled["score"] - 1})
     prompts = [Prompt(f"t:{i}", f"p{i}", (0, 0), {}) for i in range(len(responses))]
@@ -66,7 +70,8 @@ def test_a_row_has_columns_over_the_response_alone() -> None:
     assert "advantage" not in one["token"]
     about = {name: value for name, value in two.items() if name not in ("token", "score", "shaped_score")}
     assert about == {
-        "id": "t:1", "prompt": "p1", "response": "def", "answer": "p1p1", "tokens": 3, "truncated": True,
+        "id": "t:1", "prompt": "p1", "response": "def", "answer": "p1p1", "logged_as": "next in order", "tokens": 3,
+        "truncated": True,
     }  # fmt: skip
     assert two["shaped_score"] == -0.9
 
@@ -90,6 +95,19 @@ def test_tokens_that_left_the_training_stay_in_the_response() -> None:
 @pytest.mark.parametrize("count", [0, 1, 9])
 def test_no_more_rows_than_asked_for(count: int) -> None:
     assert len(rows_of([[1], [2]], letters, count)) == min(count, 2)
+
+
+def test_a_row_that_is_chosen_is_whole() -> None:
+    value = torch.arange(12.0)
+    (row,) = rows_of([[1], [2], [3, 4]], letters, 1, torch.tensor([0.0, 0.0, 1.0]), old_value=value[:10])
+    assert (row["id"], row["response"], row["token"]["text"]) == ("t:2", "de", ["d", "e"])
+    assert row["token"]["value"] == [8.0, 9.0]
+
+
+def test_scores_that_differ_by_rounding_alone_are_equal() -> None:
+    near = torch.tensor([0.1, 0.1 + 1e-7, 0.1 - 1e-7])
+    assert [row["id"] for row in rows_of([[1], [2], [3]], letters, 1, near)] == ["t:0"]
+    assert [row["id"] for row in rows_of([[1], [2], [3]], letters, 1, near + torch.tensor([0, 1e-3, 0]))] == ["t:1"]
 
 
 TEXTS = ["Ada has 5 coins.\n", "12+30=42\n#### 42", "  two spaces"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.config import registry
+from lockstep.config.loading import load_section
+from lockstep.config.recipe_files import Layer
 from lockstep.data.rows import DataError
 from lockstep.errors import InputError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.setup import Setup
     from lockstep.learners.base import Learner
 
+_OPTION = "self_rewarding.first_iteration"
 _SHARED: tuple[str, ...] = ("seed", "model", "data", "learner", "cluster", "optimizer")
 """Sections in which the first iteration follows the recipe."""
 
@@ -30,26 +32,22 @@ def build_first_recipe(recipe: SelfRewardingRecipe, said: Mapping[str, JsonValue
     Its own section follows in rows per step and in the longest sequence, unless `said` has them.
 
     Raises:
-        ValueError: There is no such algorithm, it lacks an option, or it cannot take the first iteration.
+        RecipeError: One of its options is wrong.
+        ValueError: There is no such algorithm, or it cannot take the first iteration.
     """
     name = str(said.get("algorithm"))
     found = registry.find(name)
     if found is None or not issubclass(found, Algorithm):
-        raise ValueError(f"first_iteration.algorithm is {name}, and no algorithm; say sft")
+        raise ValueError(f"{_OPTION}.algorithm is {name}, and no algorithm; say sft")
     rows, longest = recipe.self_rewarding.global_batch_size, recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
     section = said.get(name, {})
     shared = recipe.model_dump(mode="json", include=set(_SHARED) & found.model_fields.keys())
     own = {"global_batch_size": rows, "max_tokens": longest, **(section if isinstance(section, dict) else {})}
-    try:
-        tree = {**shared, "run": {"max_steps": 1}, **said, name: own}
-        first = found.model_validate_json(json.dumps(tree), strict=True)
-    except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ValueError(f"first_iteration: {told}") from error
+    first = load_section(found, Layer(_OPTION, {**shared, "run": {"max_steps": 1}, **said, name: own}))
     if first.inference is not None:
-        raise ValueError(f"first_iteration: {name} samples; choose an algorithm that learns from rows, such as sft")
+        raise ValueError(f"{_OPTION}: {name} samples; choose an algorithm that learns from rows, such as sft")
     if first.models[0] != recipe.policy_role:
-        raise ValueError("first_iteration trains the same policy; leave model, learner and optimizer out of it")
+        raise ValueError(f"{_OPTION} trains the same policy; leave model, learner and optimizer out of it")
     return first
 
 
@@ -66,10 +64,10 @@ def open_first_iteration(recipe: SelfRewardingRecipe, policy: Learner, setup: Se
     try:
         job = first.open(setup.for_part(replace(setup.files, validation=None), {recipe.policy_role: policy}))
     except DataError as error:
-        raise DataError(f"self_rewarding.first_iteration: {error}") from error
+        raise DataError(f"{_OPTION}: {error}") from error
     if job.run_length.rows_per_step != rows.global_batch_size:
         raise InputError(
-            f"self_rewarding.first_iteration takes {job.run_length.rows_per_step} rows a step, and "
+            f"{_OPTION} takes {job.run_length.rows_per_step} rows a step, and "
             f"self_rewarding.global_batch_size is {rows.global_batch_size}; make them equal"
         )
     return job

@@ -197,13 +197,13 @@ function tickTexts(splits, type) {
   const most = Math.max(...known.map(Math.abs));
   if (type === "log") return splits.map((value) => (value === null ? "" : shown(value)));
   const gap = known.length > 1 ? known[1] - known[0] : most || 1;
-  if (most >= 1e6 || (most < 1e-3 && most > 0)) return splits.map((value) => (value === 0 ? "0" : tidy(value.toExponential(Math.max(0, Math.ceil(Math.log10(Math.abs(value) / gap) - 1e-9))))));
+  const isFar = most >= 1e6 || (most < 1e-3 && most > 0);
+  const print = (value, digits) => (isFar ? value.toExponential(digits) : value.toFixed(digits));
   let digits = 0;
-  while (digits < 12 && !isRound(gap, digits)) digits++;
-  return splits.map((value) => tidy(value.toFixed(digits)));
+  while (digits < 12 && !known.every((value) => Math.abs(Number(print(value, digits)) - value) < 1e-3 * gap)) digits++;
+  return splits.map((value) => (isFar && value === 0 ? "0" : tidy(print(value, digits))));
 }
 
-const isRound = (gap, digits) => Math.abs(gap * 10 ** digits - Math.round(gap * 10 ** digits)) < 1e-6;
 const tidy = (text) => text.replaceAll("-", "−").replace("e+", "e");
 
 const legendEntry = ({ name, line, marker }) => {

@@ -100,7 +100,7 @@ function metricCard(metric, note = "") {
     { "data-metric": metric },
     element("figcaption", {}, element("span.name", {}, visible(metric)), small ? element("small", {}, small) : ""),
     ...verdicts(metric),
-    element("p.sentence", {}, state.sentences[metric] ?? ""),
+    element("p.sentence", {}, kept(state.sentences[metric] ?? "")),
     new Chart(() => metricTraces(metric), () => metricLayout(metric)).place,
   );
 }
@@ -184,7 +184,7 @@ function curveControls() {
     element("label", {}, "Smoothing ", element("input", { id: "smoothing", type: "range", min: 0, max: 0.98, step: 0.02, value: 0, oninput: smoothing }), amount),
     element("label", {}, element("input", { id: "logarithmic", type: "checkbox", onchange: logarithmic }), " logarithmic"),
     element("input", { type: "search", placeholder: "find a metric…", "aria-label": "show metrics whose name holds", oninput: search }),
-    element("span.hint", {}, "drag to zoom all curves, double-click to see all steps"),
+    element("span.hint", {}, "each over the steps of the run; drag to zoom all, double-click to see all steps"),
   );
 }
 
@@ -203,7 +203,7 @@ function showMatching(text) {
 
 /* The measures of agreement, and what each is where both sides are the same. */
 const AGREEMENT = {
-  token_mult_prob_error: 1, max_abs_logprob_diff: 0, sampler_kl_k1: 0, sampler_kl_k3: 0, sequence_ess: 1, bound: 1, breach: 0,
+  token_mult_prob_error: 1, max_abs_logprob_diff: 0, sampler_kl_k1: 0, sampler_kl_k3: 0, sequence_ess: 1, breach: 0,
   weights_age: 0, weight: 1, sequences_masked: 0,
 };
 

@@ -35,6 +35,9 @@ function visible(text) {
     .replace(/[\x80-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]/g, name);
 }
 
+/** Text whose numbers keep their percent sign and their interval on the line. */
+const kept = (text) => text.replace(/(\d) (?=%)/g, "$1\u00a0").replace(/(\[[^\s\]]+,) (?=[^\s\]]+\])/g, "$1\u00a0");
+
 /** A table of plain cells; `rows` are lists of text or elements. */
 function plainTable(head, rows) {
   const cells = (kind, row) => row.map((cell) => element(kind, {}, cell));

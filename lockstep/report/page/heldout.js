@@ -18,7 +18,7 @@ async function heldOutView() {
   const indexes = await Promise.all(state.runs.map((_, run) => inflated(`samples-${run}`)));
   const samples = joined(indexes.map(unpack));
   const tables = heldOutTables(samples);
-  if (!tables.length) return [element("p.empty", {}, "No table of held-out prompts has been logged: a run of self-rewarding writes one at each validation.")];
+  if (!tables.length) return [element("p.empty", {}, "No table of held-out prompts has been logged: a run of self-rewarding writes one at each validation. What any run measures on held-out rows is under Curves, as validation/… or val/….")];
   const place = element("div.table");
   const name = ({ run, step }) => (state.runs.length > 1 ? `${state.runs[run].name}, step ${step}` : `step ${step}`);
   const show = async (number) => place.replaceChildren(await heldOutTable(samples, tables[number]));

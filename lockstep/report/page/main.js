@@ -32,7 +32,7 @@ function runLine(run, number) {
     element(`span.state.${STATE_BADGES[run.state]}`, {}, run.state),
     ...(run.about_state ? [visible(run.about_state)] : []),
     ...(run.left_s === null || run.left_s === undefined ? [] : [`about ${clock(run.left_s)} left`]),
-    ...run.headlines,
+    ...run.headlines.map(kept),
   ];
   const swatch = element("span.swatch");
   swatch.style.background = runColour(number);

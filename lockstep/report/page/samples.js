@@ -34,7 +34,7 @@ class SamplesView {
     return `${run[row]} ${step[row]} ${prompt[row]}`;
   }
 
-  /** Rows as logged, but those of one group together, where its first one stands. */
+  /** Rows as logged, but the newest step first, and those of one group together, where its first one stands. */
   inGroups() {
     this.groups = new Map();
     for (let row = 0; row < this.count; row++) {
@@ -42,7 +42,8 @@ class SamplesView {
       if (!this.groups.has(name)) this.groups.set(name, []);
       this.groups.get(name).push(row);
     }
-    return Uint32Array.from([...this.groups.values()].flatMap((rows) => rows));
+    const { step } = this.columns;
+    return Uint32Array.from([...this.groups.values()].sort(([one], [other]) => step[other] - step[one]).flat());
   }
 
   /** True where a group of several begins below another row, as long as rows are in groups. */
@@ -134,6 +135,8 @@ class SamplesView {
     const recipe = state.runs[run[row]].recipe;
     if (state.runs.length > 1) facts.unshift(["run", state.runs[run[row]].name]);
     const whitened = Object.entries(recipe).some(([key, value]) => key.endsWith(".whiten_advantages") && value === true);
-    this.tokens.show(facts, this.block.header.rows[place[row]], this.block.columns, whitened);
+    const told = this.block.header.rows[place[row]];
+    if (told.logged_as) facts.push(["logged as", told.logged_as]);
+    this.tokens.show(facts, told, this.block.columns, whitened);
   }
 }

@@ -42,6 +42,18 @@ const WORKERS = {
   "critic learner": ["critic", "values", "save"],
   teachers: ["teachers"],
 };
+/* What goes on in a phase; of a loop of the user's own, its name has to say that. */
+const PHASES = {
+  "start samplers": "inference engines start", "start learners": "models are loaded for training",
+  "self-check": "the model is proven to be computed as transformers does", refit: "the sampler takes over the policy's weights",
+  data: "rows are read", prompts: "new prompts are written", generate: "the sampler answers prompts, and the answers are scored",
+  judge: "answers are judged", meta_judge: "judgements are judged", teachers: "teachers score the tokens",
+  reference: "the reference policy scores the tokens", values: "the critic estimates the tokens' values",
+  logprobs: "the learner scores the tokens as they were sampled, before it learns", watch: "sampler and learner are compared",
+  critic: "the critic learns", policy: "the policy learns", reward_model: "the reward model learns",
+  "wait for rollouts": "the learner waits for what is sampled ahead", metrics: "the step's figures arrive from the learners",
+  log: "logs and trackers are written", validate: "held-out rows are answered or scored", save: "a checkpoint is begun",
+};
 const DRIVER = "driver, data and all else";
 const NEWEST = 5; // steps of the timeline
 
@@ -108,8 +120,8 @@ function shareTable(run) {
     const share = (100 * seconds) / all;
     const bar = element("span.bar");
     Object.assign(bar.style, { width: `${share}%`, background: colours.get(name) });
-    return [visible(name), shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar)];
+    return [visible(name), shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar), element("span.prose", {}, PHASES[name] ?? "")];
   });
-  const beside = sorted(run).filter(isBeside).map(([name, { value }]) => [visible(name), shown(total(value)), shown(total(value) / value.length), "", ""]);
-  return plainTable(["phase", "seconds", "per step that had it", "share", ""], [...rows, ["all", shown(all), "", "", ""], ...beside]);
+  const beside = sorted(run).filter(isBeside).map(([name, { value }]) => [visible(name), shown(total(value)), shown(total(value) / value.length), "", "", `${PHASES[name.replace(BESIDE, "")] ?? ""}, while the phases above went on`.replace(/^, /, "")]);
+  return plainTable(["phase", "seconds", "per step that had it", "share", "", "what goes on"], [...rows, ["all", shown(all), "", "", "", ""], ...beside]);
 }

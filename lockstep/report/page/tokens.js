@@ -75,7 +75,7 @@ class TokenView {
     };
     return element(
       "div.chooser",
-      { role: "radiogroup", "aria-label": "colour of tokens" },
+      { role: "radiogroup", "aria-label": "color of tokens" },
       ...names.map((name) => element("button", { type: "button", role: "radio", "data-colouring": name, onclick: () => choose(name) }, COLOURINGS[name].title)),
     );
   }

@@ -98,9 +98,13 @@ def test_answers_longer_than_the_policys_are_refused(learn: Run) -> None:
             "self_rewarding.first_iteration.algorithm=generate",
             "first_iteration.algorithm is generate, and no algorithm",
         ),
-        ("self_rewarding.first_iteration={algorithm: grpo}", "first_iteration: sampling: Field required"),
+        ("self_rewarding.first_iteration={algorithm: grpo}", "self_rewarding.first_iteration: sampling is missing"),
         ("self_rewarding.first_iteration.optimizer={lr: 1.0}", "trains the same policy; leave model, learner and"),
-        ("self_rewarding.first_iteration.sft={max_token: 9}", "first_iteration: sft.max_token: "),
+        ("self_rewarding.first_iteration.sft={max_token: 9}", r"option sft.max_token; did you mean sft.max_tokens\?"),
+        (
+            "self_rewarding.first_iteration.sft={global_batch_size: x}",
+            'first_iteration: sft.global_batch_size is "x", but should be a whole number',
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:

@@ -1,0 +1,117 @@
+"""The choice of the few responses of a step that the sample log shows: those that a reader would look for first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Reason = Literal["most different scores", "best score", "worst score", "cut off", "no verdict", "next in order"]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The responses of a step.
+
+    Attributes:
+        score: Scores; NaN: no verdict.
+        truncated: True where a response was cut off.
+        group: The number of each row's group: neighbors that answer one prompt.
+    """
+
+    score: NDArray[np.float64]
+    truncated: NDArray[np.bool_]
+    group: NDArray[np.int64]
+
+    @property
+    def judged(self) -> NDArray[np.bool_]:
+        """True where there is a verdict."""
+        return np.isfinite(self.score)
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """How far the scores of each group lie apart; 0 where it has none."""
+        highest = np.full(self.group[-1] + 1, -np.inf)
+        lowest = -highest
+        np.maximum.at(highest, self.group[self.judged], self.score[self.judged])
+        np.minimum.at(lowest, self.group[self.judged], self.score[self.judged])
+        return np.where(highest >= lowest, highest - np.where(np.isinf(lowest), 0.0, lowest), 0.0)
+
+    def find(self, wanted: NDArray[np.bool_]) -> list[int]:
+        """The groups that hold a row of these, in order."""
+        return np.unique(self.group[wanted]).tolist()
+
+
+def choose_rows(
+    score: NDArray[np.float64], truncated: NDArray[np.bool_], prompts: Sequence[str], count: int
+) -> dict[int, Reason]:
+    """Chooses rows by what the step's responses are alone, so that every layout of a run chooses the same.
+
+    Whole groups of neighbors that answer one prompt are chosen: the one whose scores differ most, which is what a
+    comparison learns from, or, where no group's differ, those of the best and of the worst score; then one with a
+    response that was cut off, and one with a response that has no verdict, unless the former show that; then the first
+    of the step, which show what is usual. Of a group that is larger than the room left, the best, the worst, those
+    that were cut off and those without a verdict come first.
+
+    Args:
+        score: A score for each row; NaN: no verdict. Scores that differ by rounding alone should be equal here.
+        truncated: True where a response was cut off.
+        prompts: The name of each row's prompt.
+        count: Number of rows, or fewer if there are fewer.
+
+    Returns:
+        Rows in their order, each with the reason for which its group was chosen.
+    """
+    changes = [own != before for own, before in itertools.pairwise(prompts)]
+    step = _Step(score, truncated, np.cumsum([0, *changes], dtype=np.int64)[: len(prompts)])
+    chosen: dict[int, Reason] = {}
+    for number, reason in _rank_groups(step) if prompts else ():
+        rows = _rank_rows(step, np.flatnonzero(step.group == number).tolist())
+        for row in rows[: count - len(chosen)]:
+            chosen.setdefault(row, reason)
+        if len(chosen) >= count:
+            break
+    return dict(sorted(chosen.items()))
+
+
+def _rank_groups(step: _Step) -> Iterator[tuple[int, Reason]]:
+    """Yields groups in the order in which they are worth a reader's time; one can come again."""
+    shown: list[int] = []
+    for number, reason in _find_extremes(step):
+        shown.append(number)
+        yield number, reason
+    telling: tuple[tuple[NDArray[np.bool_], Reason], ...] = (
+        (step.truncated, "cut off"),
+        (~step.judged, "no verdict"),
+    )
+    for wanted, reason in telling:
+        found = step.find(wanted)
+        if found and not set(found) & set(shown):
+            shown.append(found[0])
+            yield found[0], reason
+    for number in range(int(step.group[-1]) + 1):
+        yield number, "next in order"
+
+
+def _find_extremes(step: _Step) -> Iterator[tuple[int, Reason]]:
+    """Yields the group whose scores differ most, or those with the best and the worst score, as far as any differ."""
+    spread, known = step.spread, step.score[step.judged]
+    if spread.max() > 0:
+        yield int(spread.argmax()), "most different scores"
+    elif known.size and known.max() > known.min():
+        yield step.find(step.score == known.max())[0], "best score"
+        yield step.find(step.score == known.min())[0], "worst score"
+
+
+def _rank_rows(step: _Step, rows: list[int]) -> list[int]:
+    """The rows of a group, the telling ones first."""
+    verdict = step.judged
+    judged = [row for row in rows if verdict[row]]
+    ends = [max(judged, key=step.score.__getitem__), min(judged, key=step.score.__getitem__)] if judged else []
+    cut = [row for row in rows if step.truncated[row]]
+    unjudged = [row for row in rows if not verdict[row]]
+    return list(dict.fromkeys([*ends, *cut[:1], *unjudged[:1], *rows]))

@@ -1,0 +1,63 @@
+"""Output that no one reads any more: a pipe whose reader, such as `head`, has ended. Imports no torch."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import stat
+from typing import Any, TextIO
+
+
+def is_unread(stream: TextIO) -> bool:
+    """True if a stream is a pipe whose reader is gone."""
+    number = _pipe(stream)
+    if number is None:
+        return False
+    asked = select.poll()
+    asked.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
+
+
+def silence(stream: TextIO) -> None:
+    """Lets a pipe lead nowhere from now on, also what is still to be flushed into it."""
+    number = _pipe(stream)
+    if number is not None:
+        _lead_nowhere(number)
+
+
+def outlive_reader(stream: TextIO) -> TextIO:
+    """A stream to use instead, in which what is printed after its reader has gone is lost and no error."""
+    number = _pipe(stream)
+    if number is None:
+        return stream
+    stream.flush()
+    file = io.BufferedWriter(_Tolerant(number, "w", closefd=False))
+    return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
+
+
+class _Tolerant(io.FileIO):
+    """A pipe that is silent as soon as its reader is gone."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _lead_nowhere(self.fileno())
+            return super().write(data)
+
+
+def _pipe(stream: TextIO) -> int | None:
+    """The number of the stream's file where that is a pipe or a socket."""
+    try:
+        number = stream.fileno()
+        mode = os.fstat(number).st_mode
+    except (OSError, ValueError):  # a stream of a test or of a notebook has none, and one may be closed
+        return None
+    return number if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None
+
+
+def _lead_nowhere(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)

@@ -1,0 +1,66 @@
+"""What the sample log shows of a step: the telling responses, whole groups of them, and then the first."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.rollouts.sample_choice import choose_rows
+
+NONE = math.nan
+
+
+def choose(scores: list[float], count: int, group: int = 1, cut: tuple[int, ...] = ()) -> list[tuple[int, str]]:
+    truncated = np.isin(np.arange(len(scores)), cut)
+    prompts = [f"t:{row // group}" for row in range(len(scores))]
+    return list(choose_rows(np.array(scores), truncated, prompts, count).items())
+
+
+def test_single_responses_show_the_ends_and_what_went_wrong() -> None:
+    scores = [0.5, 0.5, 0.5, 0.25, 0.5, 1.0, NONE, 0.5, 1.0]
+    assert choose(scores, 6, cut=(7, 8)) == [
+        (0, "next in order"), (1, "next in order"), (3, "worst score"), (5, "best score"), (6, "no verdict"),
+        (7, "cut off"),
+    ]  # fmt: skip
+    assert choose(scores, 2) == [(3, "worst score"), (5, "best score")]
+
+
+def test_a_whole_group_shows_what_a_comparison_learns_from() -> None:
+    scores = [0.0, 0.0, 1.0, 0.5, 0.0, 1.0, 1.0, 1.0]
+    assert choose(scores, 4, group=2) == [
+        (0, "next in order"), (1, "next in order"), (4, "most different scores"), (5, "most different scores"),
+    ]  # fmt: skip
+    shown = choose(scores, 4, group=2, cut=(7,))
+    assert [row for row, reason in shown if reason == "cut off"] == [6, 7]
+
+
+def test_what_is_shown_already_is_not_chosen_for() -> None:
+    scores = [NONE, 0.0, 1.0, 0.0, 0.0, NONE]
+    reasons = {reason for _, reason in choose(scores, 6, group=3, cut=(1, 4))}
+    assert reasons == {"most different scores", "next in order"}
+
+
+def test_of_a_large_group_the_telling_responses_come_first() -> None:
+    scores = [0.5, 0.5, 0.25, 0.5, 1.0, NONE, 0.5, 0.5]
+    assert [row for row, _ in choose(scores, 4, group=8, cut=(7,))] == [2, 4, 5, 7]
+
+
+def test_where_scores_are_equal_the_first_stand_for_the_step() -> None:
+    assert choose([1.0] * 9, 2) == [(0, "next in order"), (1, "next in order")]
+    assert choose([NONE] * 4, 2, group=2) == [(0, "no verdict"), (1, "no verdict")]
+    assert choose([0.0, 0.0, 1.0, 1.0], 2, group=2) == [(2, "best score"), (3, "best score")]
+
+
+@pytest.mark.parametrize("group", [1, 3, 4])
+@given(
+    scores=st.lists(st.sampled_from([NONE, 0.0, 0.5, 1.0]), max_size=6), count=st.integers(0, 30),
+    cut=st.sets(st.integers(0, 23)),
+)  # fmt: skip
+def test_rows_are_as_many_as_asked_for_and_in_order(group: int, scores: list[float], count: int, cut: set[int]) -> None:
+    rows = [row for row, _ in choose(scores * group, count, group, tuple(cut))]
+    assert rows == sorted(set(rows))
+    assert len(rows) == min(count, len(scores) * group)
