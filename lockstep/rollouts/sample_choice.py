@@ -34,7 +34,7 @@ class _Step:
 
     @property
     def spread(self) -> NDArray[np.float64]:
-        """How far the scores of each group lie apart; 0 where it has none."""
+        """Distance between the best and the worst score of each group; 0 where it has none."""
         highest = np.full(self.group[-1] + 1, -np.inf)
         lowest = -highest
         np.maximum.at(highest, self.group[self.judged], self.score[self.judged])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -22,12 +23,14 @@ from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.report.card import card
-from lockstep.report.held_out import best, figures
+from lockstep.report.held_out import Better, best, figures
 from lockstep.report.log import read_metrics, require_run
 from lockstep.run.checkpoint import Checkpoint, Checkpoints, NoCheckpointError
 from lockstep.run.folder import FRAME
 from lockstep.run.identity import differences, model_files
 from lockstep.types import Head
+
+_BETTER: dict[Literal["max", "min"], Better] = {"max": "higher", "min": "lower"}
 
 
 def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", adapter: bool = False) -> int:
@@ -116,7 +119,7 @@ def _tell_better(run: Path, by: Best, exported: int) -> None:
     """Says so where the run was better at a step that has no checkpoint."""
     series = figures(read_metrics(run), by.metric)
     at = [figure.value for figure in series if figure.step == exported]
-    top = best(series, "higher" if by.mode == "max" else "lower") if series else None
+    top = best(series, _BETTER[by.mode]) if series else None
     if top is None or not at or top.value == at[-1]:
         return
     print(
