@@ -70,7 +70,7 @@ class Ladder:
         with log.open("a") as printed:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, "train", *arguments],
-                cwd=self.out, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
+                cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
             )  # fmt: skip
             _, status, usage = os.wait4(process.pid, 0)
         code = os.waitstatus_to_exitcode(status)
