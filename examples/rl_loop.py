@@ -17,7 +17,12 @@ class Reinforce:
     denominator: Literal["tokens"] = "tokens"
 
     def __call__(self, outputs, batch):
-        return -(outputs.logprob * batch["advantage"]).sum(), lockstep.Metrics()
+        return -(outputs.logprob * batch["advantage"]).sum(), lockstep.Metrics()  # log π is 0 on prompts
+
+
+def count_e(prompt, response, answer, row):
+    """The reward of a response; `answer` and `row` are its prompt's."""
+    return response.count("e")
 
 
 model, prompts = sys.argv[1], [f"Once upon a time there was a {name}" for name in ("dog", "cat", "boy", "girl")]
@@ -25,17 +30,10 @@ learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
 sampler = lockstep.open_sampler(model, learner)
 for step in range(10):
     proof = lockstep.sync(learner, sampler)  # each tensor that the sampler computes with is compared, or it raises
-    rollouts = lockstep.rollout(
-        sampler,
-        prompts,
-        lambda prompt, response, answer, row: response.count("e"),
-        max_tokens=24,
-        num_generations=8,
-        seed=step,
-    )
+    rollouts = lockstep.rollout(sampler, prompts, count_e, max_tokens=24, num_generations=8, seed=step)
     score = rollouts.batch["score"].view(-1, 8)
     advantage = (score - score.mean(1, keepdim=True)).flatten()[rollouts.batch.row]
-    batch = rollouts.batch.with_columns({"advantage": advantage * rollouts.batch.mask})
+    batch = rollouts.batch.with_columns({"advantage": advantage})
     gap = (learner.logprobs(batch) - batch["sampler_logprob"]).abs().max()  # of one token, nats
     learner.forward_backward(batch, Reinforce())
     learner.optim_step()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 Number = float | Tensor
 
 
+@runtime_checkable
 class Reduction(Protocol):
     """A partial result that merges with its like and ends in one number."""
 

@@ -97,6 +97,11 @@ def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
     return f"{len(rows)} {what} ({rows.selection.account})"
 
 
+def describe_updates(updates: int) -> str:
+    """Describes how many optimizer steps a step of the algorithm makes."""
+    return "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
+
+
 def validate_figures(measure: Callable[[int], Metrics] | None) -> Validate | None:
     """Wraps a measurement as a validation without samples; None stays None."""
     return None if measure is None else lambda step: Validation(measure(step))

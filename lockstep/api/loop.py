@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from lockstep.api.values import read_arguments
+from lockstep.api.words import speak_python
 from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
 from lockstep.cluster.workers import Workers
 from lockstep.config import Cluster, LearnerSection, Optimizer, SamplerSection, user_code
 from lockstep.config.loading import load_section
-from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource, open_source
@@ -63,11 +64,12 @@ def open_learner(
     """
     if head not in get_args(Head):
         raise InputError(f"open_learner: head is {head!r}; there are: {', '.join(get_args(Head))}")
-    section = load_section(LearnerSection, Layer("lockstep.open_learner", {**options}))
-    chosen = None if optimizer is None else load_section(Optimizer, Layer("optimizer", {**optimizer}))
+    section = load_section(LearnerSection, read_arguments("lockstep.open_learner", options))
+    chosen = None if optimizer is None else load_section(Optimizer, read_arguments("optimizer", optimizer))
     spec = LearnerSpec(str(model), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
-    return open_models.open_learner(spec, None, Cluster().timeout_s, show_notes(), _WORKERS)
+    with speak_python("learner"):
+        return open_models.open_learner(spec, None, Cluster().timeout_s, show_notes(), _WORKERS)
 
 
 def save(learner: Learner, folder: str | Path) -> None:
@@ -127,12 +129,13 @@ def open_sampler(
         RecipeError: An option is wrong.
         ModelError: The model is not computed right here.
     """
-    section = load_section(SamplerSection, Layer("lockstep.open_sampler", {**options}))
+    section = load_section(SamplerSection, read_arguments("lockstep.open_sampler", options))
     computation = LearnerSection() if learner is None else open_models.section_of(learner)
-    require_sampler(section, computation)
-    spec = SamplerSpec(str(model), section, computation)
-    shared = None if learner is None else open_models.share_weights(learner, computation, spec, _WORKERS)
-    return TextSampler(shared or nearest(spec, show_notes(), _WORKERS), open_source(model))
+    with speak_python("sampler"):
+        require_sampler(section, computation)
+        spec = SamplerSpec(str(model), section, computation)
+        shared = None if learner is None else open_models.share_weights(learner, computation, spec, _WORKERS)
+        return TextSampler(shared or nearest(spec, show_notes(), _WORKERS), open_source(model))
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,19 @@ class Run:
         return read_agreement(self.folder)
 
     @property
-    def summary(self) -> str:
-        """The summary that a run ends with."""
-        from lockstep.run.train import summarize_run
+    def has_trained(self) -> bool:
+        """True if a step has learned from anything; False, too, where all rewards were equal."""
+        from lockstep.report.summary import has_trained
 
-        return summarize_run(self.folder)
+        return has_trained(self.folder)
+
+    @property
+    def summary(self) -> str:
+        """The summary that a run ends with; its last sentence says so where the run has learned from nothing."""
+        from lockstep.run.train import describe_nothing_trained, summarize_run
+
+        parts = summarize_run(self.folder), describe_nothing_trained(self.folder)
+        return "\n\n".join(part for part in parts if part is not None)
 
     def report(self) -> Path:
         """Writes the report, one HTML file, and returns its path."""

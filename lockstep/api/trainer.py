@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from lockstep.algorithms.base import Algorithm
 from lockstep.api.run import Run
 from lockstep.api.values import build_tree
+from lockstep.api.words import speak_python
 from lockstep.config import user_code
 from lockstep.config.loading import Loaded, describe, load_options
 from lockstep.config.recipe_files import Layer
@@ -49,9 +50,10 @@ class Trainer:
             raise TypeError("Trainer needs an algorithm: a class derived from Algorithm, or file.py:Class")
         text = named if isinstance(named, str) else user_code.refer(named)
         base = str(recipe) if recipe is not None else self.algorithm
-        tree = {"algorithm": text, **build_tree(options)}
         name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
-        self.loaded = load_options(name, base, Layer(f"lockstep.{type(self).__name__}", tree))
+        with speak_python():
+            tree = {"algorithm": text, **build_tree(options)}
+            self.loaded = load_options(name, base, Layer(f"lockstep.{type(self).__name__}", tree, in_yaml=False))
 
     @property
     def folder(self) -> Path:
@@ -70,7 +72,8 @@ class Trainer:
         """
         from lockstep.run.dry_run import dry_run
 
-        return dry_run(self.loaded)
+        with speak_python():
+            return dry_run(self.loaded)
 
     def train(
         self,
@@ -86,7 +89,8 @@ class Trainer:
 
         Args:
             on_step: Called after each step with the step's number and its metrics, validation's among them.
-            on_validation: Called after each validation, the one before the first step too.
+            on_validation: Called after each validation with its metrics, the one before the first step too; after a
+                step's `on_step`.
             allow_changes: Resume even if data, first model or code have changed.
         """
         return train_loaded(self.loaded, Callbacks(on_step, on_validation), allow_changes)
@@ -96,14 +100,20 @@ class Trainer:
 
 
 def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = False) -> Run:
-    """Trains a resolved recipe; a run that is stopped early was saved, and is returned as it is."""
+    """Trains a resolved recipe; a run that is stopped early was saved, and is returned as it is.
+
+    What the command line would tell by its exit code of a run that came to an end is a line.
+    """
     from lockstep.run.stop import Stopped
-    from lockstep.run.train import train
+    from lockstep.run.train import describe_nothing_trained, train
 
     try:
-        train(loaded, allow_changes, callbacks=callbacks)
+        with speak_python():
+            ending = describe_nothing_trained(train(loaded, allow_changes, callbacks=callbacks))
     except Stopped as stopped:
-        print(f"lockstep: {stopped}", file=sys.stderr)
+        ending = str(stopped)
+    if ending is not None:
+        print(f"lockstep: {ending}", file=sys.stderr)
     return Run(loaded.run_folder)
 
 
@@ -116,5 +126,7 @@ def train(
     **options: Any,
 ) -> Run:
     """Trains a recipe by its name or file, as `lockstep train` does, with options as those of `Trainer`."""
-    loaded = load_options(Path(recipe).stem, str(recipe), Layer("lockstep.train", build_tree(options)))
+    with speak_python():
+        said = Layer("lockstep.train", build_tree(options), in_yaml=False)
+        loaded = load_options(Path(recipe).stem, str(recipe), said)
     return train_loaded(loaded, Callbacks(on_step, on_validation), allow_changes)

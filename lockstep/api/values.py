@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from lockstep.config import user_code
+from lockstep.config.recipe_files import Layer
 from lockstep.config.sources import VERIFIERS
 from lockstep.errors import InputError
 from lockstep.whole_files import write_once
@@ -45,7 +49,7 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
         tree["model"] = {"path": str(tree["model"])}
     for key in _REWARDS:
         if isinstance(tree.get(key), str):
-            tree[key] = {"type": tree[key]} if tree[key] in VERIFIERS else {"type": "python", "function": tree[key]}
+            tree[key] = _name_reward(tree[key], key)
         elif callable(tree.get(key)):
             tree[key] = {"type": "python", "function": tree[key]}
     if isinstance(tree.get("environment"), str | type):
@@ -53,8 +57,36 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _plain(value, key) for key, value in tree.items()}
 
 
+def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
+    """Reads keyword arguments that are options of a section.
+
+    Args:
+        source: The function that takes them, for messages.
+        options: The arguments.
+
+    Raises:
+        InputError: A value has no place in a recipe.
+    """
+    return Layer(source, {key: _plain(value, key) for key, value in options.items()}, in_yaml=False)
+
+
+def _name_reward(name: str, key: str) -> dict[str, Any]:
+    """The section of a reward that is a verifier's name, or the place of a function."""
+    if name in VERIFIERS:
+        return {"type": name}
+    if ":" in name:
+        return {"type": "python", "function": name}
+    close = get_close_matches(name, VERIFIERS, 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise InputError(
+        f"{key} is {name!r}; {hint}there are: {', '.join(VERIFIERS)}; or give a function, or its place, file.py:name"
+    )
+
+
 def _plain(value: Any, key: str) -> Any:
     match value:
+        case np.generic():
+            return _plain(value.item(), key)
         case None | bool() | int() | float() | str():
             return value
         case Path():

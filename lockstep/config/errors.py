@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lockstep.config import Section, old_names, registry
+from lockstep.config import Section, foreign_names, old_names, registry
 from lockstep.errors import InputError
 
 KeyPath = Sequence[int | str]
@@ -91,8 +91,8 @@ def algorithm_sentence(given: Any) -> str:
     )
 
 
-def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
-    """Describes one problem that validation found at `path`."""
+def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool) -> str:
+    """Describes one problem that validation found at `path`, and how YAML would say it where it was said `in_yaml`."""
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
         case "extra_forbidden":
@@ -107,9 +107,9 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
     if expected is None and not message.startswith("Input should be "):
         return f"{key}: {message}"
     expected = expected or message.removeprefix("Input should be ")
-    quoting = (
-        f"""; quote text that YAML reads as something else: {key}='"…"'""" if problem["type"] == "string_type" else ""
-    )
+    quoting = ""
+    if in_yaml and problem["type"] == "string_type":
+        quoting = f"""; quote text that YAML reads as something else: {key}='"…"'"""
     return f"{key} is {format_value(problem['input'])}, but should be {expected}{quoting}"
 
 
@@ -147,6 +147,9 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
         return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
     everywhere = list(_all_keys(recipe, ()))
+    foreign = foreign_names.find(wrong, everywhere)
+    if foreign is not None:
+        return f"what other libraries call {wrong} is {foreign}=… here"
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
     meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)

@@ -22,7 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -232,7 +232,7 @@ def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
     algorithm = _join([*layers, *overriding]).get("algorithm")
     kind = registry.find(algorithm) if isinstance(algorithm, str) else None
     if kind is None:
-        raise RecipeError(f"{_source(layers, overriding, ['algorithm'])}: {algorithm_sentence(algorithm)}")
+        raise RecipeError(f"{_last(layers, overriding, ['algorithm']).source}: {algorithm_sentence(algorithm)}")
     return kind
 
 
@@ -342,9 +342,9 @@ def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
     """Expands scalars that stand for a section."""
     meant = find_short_forms(kind)
     return [
-        Layer(
-            layer.source,
-            {
+        replace(
+            layer,
+            tree={
                 key: {meant[key]: value} if key in meant and not isinstance(value, dict | list | None) else value
                 for key, value in layer.tree.items()
             },
@@ -409,17 +409,18 @@ def _validate(kind: type[S], tree: dict[str, Any], layers: Sequence[Layer], over
         return kind.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
+    found = ((problem, _last(layers, overriding, problem["loc"])) for problem in problems)
     sentences = [
-        f"{_source(layers, overriding, problem['loc'])}: {sentence(problem, problem['loc'], Shape(kind, tree))}"
-        for problem in problems
+        f"{layer.source}: {sentence(problem, problem['loc'], Shape(kind, tree), layer.in_yaml)}"
+        for problem, layer in found
     ]
     raise RecipeError("\n".join(sentences))
 
 
-def _source(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> str:
+def _last(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> Layer:
     """Returns the layer that last set `path`; the recipe itself for what no layer sets."""
-    sources = [layer.source for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
-    return sources[-1] if sources else layers[-1].source
+    found = [layer for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
+    return found[-1] if found else layers[-1]
 
 
 def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:

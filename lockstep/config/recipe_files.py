@@ -15,10 +15,17 @@ from lockstep.paths import expand
 
 @dataclass(frozen=True)
 class Layer:
-    """Options from one source: a recipe file, an override or a command."""
+    """Options from one source: a recipe file, an override, a command or a program.
+
+    Attributes:
+        source: Its name, for messages.
+        tree: The options.
+        in_yaml: True if its author wrote YAML, and not Python.
+    """
 
     source: str
     tree: dict[str, Any]
+    in_yaml: bool = True
 
 
 def find_shipped() -> dict[str, Path]:

@@ -44,7 +44,13 @@ class Learner(Protocol):
         ...
 
     def optim_step(self) -> Metrics:
-        """Divides the gathered gradient by the count of what is active, clips it, and updates the weights."""
+        """Divides the gathered gradient by the count of what is active, clips it, and updates the weights.
+
+        Where nothing is active it updates nothing and says `updates_skipped`.
+
+        Raises:
+            InputError: If `forward_backward` was not called since the last `optim_step`.
+        """
         ...
 
     def reset_optimizer(self) -> None:
@@ -58,7 +64,8 @@ class Learner(Protocol):
     def save(self, folder: Path) -> None:
         """Begins to write weights, optimizer moments and counters as they are now, as safetensors and JSON.
 
-        Returns as soon as training may continue; `poll_save` tells when all is written.
+        Returns as soon as training may continue, which is before all is written: `poll_save(wait=True)` returns when it
+        is, and reports errors of the disk. `lockstep.save(learner, folder)` does both.
         """
         ...
 

@@ -19,12 +19,13 @@ from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
+from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
 from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import pack
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
-from lockstep.losses.base import Loss, Outputs, active
+from lockstep.losses.base import Loss, Outputs, active, find_denominator
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import resolve_device
 
@@ -78,6 +79,7 @@ class RankLearner(ABC):
         self.section, self._settings, self._ranks = section, optimizer, ranks
         self._optimizer = None if optimizer is None else AdamW(self.pieces, optimizer)
         self._count = torch.zeros((), device=self.device)
+        self._has_gathered = False
         self._updates = 0
         self._writer = StateWriter()
 
@@ -95,12 +97,19 @@ class RankLearner(ABC):
         return value, final_value
 
     def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
-        self._count += active(batch, loss.denominator).to(self.device)
+        self._count += active(batch, find_denominator(loss)).to(self.device)
+        self._has_gathered = True
         return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
 
     def optim_step(self) -> Metrics:
         assert self._optimizer is not None, "this learner was built without an optimizer"
         assert self._settings is not None, "an optimizer comes with its settings"
+        if not self._has_gathered:
+            raise InputError(
+                "optim_step: no gradient has been gathered since the step before; call forward_backward(batch, loss) "
+                "first"
+            )
+        self._has_gathered = False
         for name in ("dp_replicate", "dp"):
             all_reduce_sum([self._count], self._ranks.group(name))
         count, lr = float(self._count), learning_rate(self._settings, self._updates)
@@ -155,6 +164,7 @@ class RankLearner(ABC):
             with Boxes(find_written(folder, "optimizer")) as saved:
                 self._optimizer.restore(saved)
         self._count.zero_()
+        self._has_gathered = False
         self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
 
     @abstractmethod

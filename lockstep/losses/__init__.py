@@ -1,4 +1,7 @@
-"""Losses as values: frozen dataclasses that any process can be sent, see `lockstep.losses.base.Loss`."""
+"""Losses as values: frozen dataclasses that any process can be sent, see `lockstep.losses.base.Loss`.
+
+Here is what one of your own needs, too: `Outputs`, `Denominator`, `Metrics` and what these hold.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
     from lockstep.losses.preference import Preference
     from lockstep.losses.reward import BradleyTerry
+    from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 
 __all__ = [
     "BradleyTerry",
@@ -22,8 +26,13 @@ __all__ = [
     "Denominator",
     "Distillation",
     "Loss",
+    "Max",
+    "Mean",
+    "Metrics",
+    "Min",
     "Outputs",
     "Preference",
+    "Sum",
 ]
 
 _PLACES = {
@@ -40,6 +49,13 @@ _PLACES = {
     ),
     "lockstep.losses.preference": ("Preference",),
     "lockstep.losses.reward": ("BradleyTerry",),
+    "lockstep.metrics": (
+        "Max",
+        "Mean",
+        "Metrics",
+        "Min",
+        "Sum",
+    ),
 }
 """Modules, and the names of theirs that are exported here."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, assert_never
+from typing import Literal, Protocol, assert_never, get_args
 
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.metrics import Metrics
+from lockstep.errors import InputError
+from lockstep.metrics import Metrics, Reduction
 
 Denominator = Literal["tokens", "rows", "pairs"]
 
@@ -45,6 +46,58 @@ class Loss(Protocol):
     def denominator(self) -> Denominator: ...
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]: ...
+
+
+def find_denominator(loss: Loss) -> Denominator:
+    """Returns what a loss is divided by the count of.
+
+    Raises:
+        InputError: The loss does not say.
+    """
+    named = loss.denominator if hasattr(loss, "denominator") else None
+    if named is None or named not in get_args(Denominator):
+        found = "has no denominator" if named is None else f"has the denominator {named!r}"
+        raise InputError(
+            f"loss {type(loss).__name__} {found}; it says by the count of what the learner divides the sum, so give it "
+            f"one of: {', '.join(get_args(Denominator))}"
+        )
+    return named
+
+
+def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+    """Calls a loss, which may be the user's, on a micro-batch.
+
+    Raises:
+        InputError: It returned something else than a sum and metrics that can be merged.
+    """
+    name = f"loss {type(loss).__name__}"
+    match loss(outputs, batch):
+        case (Tensor() as total, Metrics() as metrics) if total.numel() == 1 and total.requires_grad:
+            pass
+        case found:
+            raise InputError(
+                f"{name} returned {_describe(found)}; return two things: the sum over the batch, a tensor of one "
+                "number that depends on the outputs, and lockstep.Metrics(…), which may be empty"
+            )
+    for metric, value in metrics.items():
+        if not isinstance(value, Reduction):
+            raise InputError(
+                f"{name}: its metric {metric} is a {type(value).__name__}; say how parts of a batch are merged, such "
+                "as lockstep.losses.Mean(total, count)"
+            )
+    return total, metrics
+
+
+def _describe(found: object) -> str:
+    """Describes what a loss returned by types and shapes."""
+    match found:
+        case tuple():
+            return f"({', '.join(map(_describe, found))})"
+        case Tensor():
+            free = "" if found.requires_grad else " without a gradient"
+            return f"a tensor of shape {list(found.shape)}{free}"
+        case _:
+            return type(found).__name__
 
 
 def active(batch: Batch, denominator: Denominator) -> Tensor:

@@ -37,7 +37,9 @@ class ClippedSurrogate:
         entropy_coef: c, of the entropy bonus (Schulman et al. 2017, eq. 9).
         mean: Over what; "constant" is over responses, of sums divided by `max_tokens` (Dr. GRPO, Liu et al. 2025).
         max_tokens: Longest response.
-        sequence_ratio: A token's ratio is the geometric mean of its response's (GSPO, Zheng et al. 2025, eq. 7).
+        sequence_ratio: A token's ratio is the geometric mean of its response's, and its gradient goes through its own
+            log π alone (GSPO-token, Zheng et al. 2025, eq. 13), so that tokens may have advantages of their own; where
+            all of a response's are equal, that is GSPO (eq. 5).
         cispo: The surrogate is log π, weighed by the ratio, which is clipped above (CISPO, MiniMax 2025).
     """
 
@@ -90,7 +92,8 @@ class ClippedSurrogate:
         if self.cispo:
             return cispo_loss(logprob_N, old_N, advantage_N, self.clip_high)
         if self.sequence_ratio:
-            logprob_N, old_N = (_of_response(x_N, batch) for x_N in (logprob_N, old_N))
+            own_N = logprob_N - logprob_N.detach()
+            logprob_N, old_N = _of_response(logprob_N.detach(), batch) + own_N, _of_response(old_N, batch)
         return clip_surrogate(
             logprob_N,
             old_N,

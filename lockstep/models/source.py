@@ -34,8 +34,14 @@ class ModelSource:
     vocabulary: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """A response as text, without its stop token."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """A response as text, as it continues its prompt, without its stop token.
+
+        It is decoded after a letter, because some tokenizers (Llama 2's) drop the space before the first word of a
+        text.
+        """
+        letter = self.token_ids("a")
+        before, text = (self.tokenizer.decode(ids, skip_special_tokens=True) for ids in (letter, [*letter, *tokens]))
+        return str(text)[len(str(before)) :]
 
     def token_ids(self, text: str) -> list[int]:
         """Encodes a text that continues another: nothing is put around it."""

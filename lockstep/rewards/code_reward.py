@@ -74,7 +74,7 @@ class CodeReward:
     def _program(self, response: str) -> str | None:
         match self.section.program:
             case "text":
-                return response
+                return response.lstrip()  # Python reads the space between prompt and response as an indent
             case "fenced":
                 return extract_code_block(response)
             case _:

@@ -50,7 +50,7 @@ class Reward(Protocol):
 
         Args:
             prompts: The prompts, one per response.
-            responses: Text, without the stop token.
+            responses: Text as it continues the prompt, without the stop token.
             answers: The right answers, from `data.answer`.
         """
         ...

@@ -99,12 +99,5 @@ def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
 
 def _texts(responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]) -> list[list[str]]:
     """The text that each token adds to its response; a token with only part of a character becomes U+FFFD."""
-    first = cache(lambda token: decode([token]))
-
-    @cache
-    def later(token: int) -> str:
-        # Decoded after itself, because some tokenizers drop the space before the first token of a text.
-        alone, twice = first(token), decode([token, token])
-        return twice.removeprefix(alone) if twice.startswith(alone) else alone
-
-    return [[(later if k else first)(token) for k, token in enumerate(response)] for response in responses]
+    text = cache(lambda token: decode([token]))
+    return [[text(token) for token in response] for response in responses]

@@ -55,16 +55,22 @@ class Hooks:
         """Runs all hooks after a step."""
         self._log(event)
         self._warn(event)
-        every = self.run.validate_every
+        every, validated = self.run.validate_every, None
         if self.job.validate is not None and (event.finished or (every and event.step % every == 0)):
             with self.save_if_lost(event.step, event.result.position):
-                event.values.update(self.validate(event.step))
+                validated = self._measure(event.step)
+            event.values.update(validated)
         self._save(event)
         self.callbacks.step(event.step, event.values)
+        if validated is not None:
+            self.callbacks.validation(event.step, validated)
         self.tracker.timings(event.step, self.progress.take_timings())
 
-    def validate(self, step: int) -> dict[str, float]:
-        """Validates the policy on held-out rows and logs the metrics."""
+    def validate(self, step: int) -> None:
+        """Validates the policy on held-out rows, logs the metrics, and calls the user's program."""
+        self.callbacks.validation(step, self._measure(step))
+
+    def _measure(self, step: int) -> dict[str, float]:
         assert self.job.validate is not None, "asked only where there are held-out rows"
         with self.progress.phase("validate"):
             found = self.job.validate(step)
@@ -76,7 +82,6 @@ class Hooks:
         text = sentence(step, values)
         if text is not None:
             self.progress.note(text)
-        self.callbacks.validation(step, values)
         return values
 
     @contextmanager

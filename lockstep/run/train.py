@@ -130,11 +130,20 @@ def summarize_run(folder: Path) -> str:
 
 def require_trained(folder: Path) -> None:
     """Raises NothingTrainedError if a finished run has learned from nothing in any step."""
-    if not has_trained(folder):
-        raise NothingTrainedError(
-            f"{folder} is finished, and no step of it trained on anything: {folder / 'final'} has learned nothing, "
-            "since every response was taken out or all rewards were equal; read samples.jsonl"
-        )
+    sentence = describe_nothing_trained(folder)
+    if sentence is not None:
+        raise NothingTrainedError(sentence)
+
+
+def describe_nothing_trained(folder: Path) -> str | None:
+    """Describes a finished run that has learned from nothing in any step; None for every other."""
+    final = folder / "final"
+    if has_trained(folder) or not final.is_dir():
+        return None
+    return (
+        f"{folder} is finished, and no step of it trained on anything: {final} has learned nothing, "
+        "since every response was taken out or all rewards were equal; read samples.jsonl"
+    )
 
 
 def _run_with_restarts(

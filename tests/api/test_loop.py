@@ -8,7 +8,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def model(assets: Path) -> str:
 
 def test_the_readme_shows_the_example() -> None:
     assert CODE.rstrip() in (ROOT / "README.md").read_text()
-    assert len([line for line in CODE.splitlines() if line.strip()]) <= 40
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 26
 
 
 def test_the_example_learns(model: str, in_tmp: Path) -> None:
@@ -56,6 +57,88 @@ def test_the_example_learns(model: str, in_tmp: Path) -> None:
     assert len(rewards) == 10
     assert rewards[-1] > 2 * rewards[0]
     assert all("49 tensors proven" in line for line in lines)
+
+
+@dataclass(frozen=True)
+class Returning:
+    """A loss that returns what it was given in place of two values."""
+
+    kind: str
+    denominator: Any = "tokens"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Any:
+        assert outputs.logprob is not None
+        total = -outputs.logprob.sum()
+        return {
+            "sum": total,
+            "tokens": (-outputs.logprob, lockstep.Metrics()),
+            "detached": (total.detach(), lockstep.Metrics()),
+            "number": (total, lockstep.Metrics({"loss": cast(Any, total.detach())})),
+            "right": (total, lockstep.losses.Metrics(loss=lockstep.losses.Mean(total.detach(), batch.mask.sum()))),
+        }[self.kind]
+
+
+class Undivided:
+    """A loss without a denominator."""
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Any:
+        raise AssertionError("refused before")
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            Returning("sum"),
+            r"loss Returning returned a tensor of shape \[\]; return two things: the sum over the batch",
+        ),
+        (Returning("tokens"), r"loss Returning returned \(a tensor of shape \[\d+\], Metrics\); return two things"),
+        (Returning("detached"), r"returned \(a tensor of shape \[\] without a gradient, Metrics\); return two things"),
+        (Returning("number"), r"its metric loss is a Tensor; say how .* lockstep\.losses\.Mean\(total, count\)"),
+        (Returning("right", "token"), "has the denominator 'token'; .* one of: tokens, rows, pairs"),
+        (Undivided(), "loss Undivided has no denominator; .* one of: tokens, rows, pairs"),
+    ],
+)
+def test_a_loss_that_is_none_is_told_what_to_return(model: str, loss: Any, message: str) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
+    batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
+    with pytest.raises(InputError, match=message):
+        learner.forward_backward(batch, loss)
+
+
+def test_a_loss_of_ones_own_logs_metrics(model: str) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
+    batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
+    logged = learner.forward_backward(batch, Returning("right")).floats()
+    assert logged["loss"] == pytest.approx(-float(learner.logprobs(batch).sum()) / int(batch.mask.sum()), rel=1e-5)
+
+
+def test_the_guide_s_loss_logs_what_the_guide_says(model: str) -> None:
+    guide = (ROOT / "docs/guides/python.md").read_text()
+    [block] = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "def __call__" in block]
+    names: dict[str, Any] = {"__name__": "guide"}
+    sys.modules["guide"] = ModuleType("guide")  # where dataclasses looks types up
+    exec(block, names)
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
+    batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
+    batch = batch.with_columns({"advantage": batch.mask.float()})
+    logged = (learner.forward_backward(batch, names["WithEntropy"]()) + learner.optim_step()).floats()
+    assert set(logged) == {"loss", "entropy", "grad_norm", "lr"}
+    assert logged["entropy"] > 0
+
+
+def test_a_step_without_a_gradient_is_refused_and_one_without_rows_is_not(model: str) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
+    batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
+    nothing = batch.with_columns({"mask": torch.zeros_like(batch.mask)})
+    with pytest.raises(InputError, match=r"optim_step: no gradient .*; call forward_backward\(batch, loss\) first"):
+        learner.optim_step()
+    learner.forward_backward(nothing, Returning("right"))
+    assert learner.optim_step().floats() == {"updates_skipped": 1.0}
+    learner.forward_backward(batch, Returning("right"))
+    assert learner.optim_step().floats()["grad_norm"] > 0
+    with pytest.raises(InputError, match="optim_step: no gradient"):
+        learner.optim_step()
 
 
 def test_other_weights_are_seen(model: str) -> None:
@@ -139,6 +222,20 @@ def test_two_ranks_and_two_samplers_compute_the_same(model: str, tmp_path: Path)
         for sizes in (("1", "1"), ("2", "2"))
     ]
     assert results[0].stdout == results[1].stdout
+
+
+def test_a_reward_reads_a_response_as_it_continues_its_prompt(model: str) -> None:
+    """Also by a tokenizer that drops the space before the first word of a text."""
+    sampler = lockstep.open_sampler(model)
+    seen: list[str] = []
+    rollouts = lockstep.rollout(
+        sampler, ["Once upon a time there was"], lambda _, response, *__: seen.append(response), max_tokens=8,
+        num_generations=4,
+    )  # fmt: skip
+    whole = [sampler.source.tokenizer.decode(tokens[1:].tolist()) for tokens in rollouts.batch.sequences()]
+    assert whole == [f"Once upon a time there was{response}" for response in seen]
+    assert seen == rollouts.responses
+    assert all(response.startswith(" ") for response in seen)
 
 
 def test_scores_may_be_whole_numbers(model: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
 from lockstep.config.loading import RecipeError, load
-from lockstep.errors import InputError
+from lockstep.errors import InputError, NothingTrainedError
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import require_trained, train
 
 ROWS = [{"question": f"Once upon a time there was a {name}"} for name in ("dog", "cat", "boy", "girl")]
 SMALL: dict[str, Any] = {
@@ -71,6 +71,8 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
     assert run.metrics == read_metrics(train(load("own.yaml")))
     assert seen == [1, 2]
     assert run.is_finished
+    assert run.has_trained
+    assert "trained on anything" not in run.summary
     assert (run.model / "model.safetensors").is_file()
     assert run.agreement is not None
     assert run.agreement.word == "AGREE"
@@ -81,12 +83,29 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
     assert "sampled reward" in run._repr_html_()
 
 
+def test_a_run_that_learned_from_nothing_says_so_as_the_command_line_does(
+    assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = grpo(assets, reward=lambda prompt, response, answer, row: 1.0).train()
+    assert run.is_finished
+    assert not run.has_trained
+    with pytest.raises(NothingTrainedError) as told:
+        require_trained(run.folder)
+    assert "all rewards were equal" in str(told.value)
+    assert run.summary.endswith(f"\n\n{told.value}")
+    assert f"lockstep: {told.value}\n" in capsys.readouterr().err
+
+
 def test_validation_calls_back_before_the_first_step_too(assets: Path, in_tmp: Path) -> None:
-    seen: list[tuple[int, float]] = []
-    grpo(assets, validation=ROWS[:2]).train(
-        on_validation=lambda step, values: seen.append((step, values["validation/reward"]))
-    )
-    assert [step for step, _ in seen] == [0, 2]
+    seen: list[tuple[str, int, bool]] = []
+
+    def note(name: str) -> Callable[[int, Mapping[str, float]], None]:
+        return lambda step, values: seen.append((name, step, "validation/reward" in values))
+
+    grpo(assets, validation=ROWS[:2]).train(on_step=note("step"), on_validation=note("validation"))
+    assert seen == [
+        ("validation", 0, True), ("step", 1, False), ("step", 2, True), ("validation", 2, True),
+    ]  # fmt: skip
 
 
 def test_what_a_callback_raises_ends_the_run_and_the_same_call_resumes(assets: Path, in_tmp: Path) -> None:
@@ -224,7 +243,7 @@ def test_rewards_of_the_program_keep_their_contract(assets: Path, in_tmp: Path) 
 
 def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:
     trainer = grpo(assets)
-    assert "4 prompts" in trainer.dry_run()
+    assert "4 prompts × 4 = 16 responses → 1 optimizer step of 16 responses" in trainer.dry_run()
     assert "num_prompts_per_step: 4" in trainer.describe()
     assert not Path("runs").joinpath(trainer.folder.name).exists()
     assert repr(trainer) == f"<lockstep.GRPO → {trainer.folder}>"

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from lockstep.config import Section, registry
 from lockstep.config.errors import section_of
+from lockstep.config.foreign_names import MEANT
 
 PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
 KEYS = PAGE[PAGE.index("## Keys of a recipe") : PAGE.index("## Metrics")]
@@ -54,6 +55,19 @@ def test_a_value_is_one_that_the_option_takes(name: str) -> None:
     for field in OPTIONS[keys]:
         assert field.annotation is not None
         assert TypeAdapter(field.annotation).validate_python(value) == value
+
+
+@pytest.mark.parametrize("word", MEANT)
+def test_words_that_messages_know_are_those_of_the_page(word: str) -> None:
+    ours = {
+        key.replace("ppo.", "grpo.", 1) if grpo else key
+        for row in re.findall(rf"^\|.*`{word}`.*$", KEYS, re.MULTILINE)
+        for key in re.findall(r"`([^`]+)`", row.split("|")[1])
+        for grpo in (False, True)
+    }
+    ours |= {key.replace("policy.", "optimizer.", 1) for key in ours}  # as the page says above its tables
+    assert set(MEANT[word]) <= ours
+    assert set(MEANT[word]) <= OPTIONS.keys()
 
 
 def test_what_ppo_has_below_ppo_grpo_has_below_grpo() -> None:

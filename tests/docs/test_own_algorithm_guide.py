@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,18 @@ import pytest
 import lockstep.algorithms
 from lockstep.algorithms import Algorithm, Job, Setup
 from lockstep.config import Common
+from lockstep.config.loading import load
+from lockstep.report.log import read_metrics
+from lockstep.run.callbacks import Callbacks
+from lockstep.run.train import train
 
 ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples/custom_algorithm"
 GUIDE = (ROOT / "docs/guides/own_algorithm.md").read_text()
-EXAMPLE = (ROOT / "examples/custom_algorithm/reinforce.py").read_text()
+EXAMPLE = (FOLDER / "reinforce.py").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+[STATE] = [block for block in BLOCKS if "def load" in block]
+USED = "self.average.update(float(reward_N.mean())); metrics += rl.Metrics(average=rl.Mean(self.average.value))"
 
 
 def members(heading: str) -> set[str]:
@@ -24,9 +33,39 @@ def members(heading: str) -> set[str]:
 
 
 def test_what_it_shows_is_the_example() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    assert len(blocks) == 5
-    assert [block for block in blocks if block.rstrip("\n") not in EXAMPLE] == []
+    assert len(BLOCKS) == 6
+    assert [block for block in BLOCKS if block.rstrip("\n") not in EXAMPLE] == [STATE]
+
+
+def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
+    """The example with the guide's state: stopped after a step and resumed, it logs what a whole run does."""
+    (in_tmp / "rewards.py").write_text((FOLDER / "rewards.py").read_text())
+    (in_tmp / "recipe.yaml").write_text((FOLDER / "recipe.yaml").read_text())
+    changed = EXAMPLE
+    for before, after in (
+        ("from collections.abc", "import json\nfrom pathlib import Path\nfrom collections.abc"),
+        ("        validate = None", "        average, validate = RewardAverage(), None"),
+        ("collector, agreement),", "collector, agreement, average),"),
+        ('"critic": critic}', '"critic": critic, "average": average}'),
+        ("@dataclass(frozen=True)\nclass Step", f"{STATE}\n\n@dataclass(frozen=True)\nclass Step"),
+        ("    agreement: rl.Agreement\n", "    agreement: rl.Agreement\n    average: RewardAverage\n"),
+        ("        samples =", f"        {USED}\n        samples ="),
+    ):
+        assert changed.count(before) == 1
+        changed = changed.replace(before, after)
+    (in_tmp / "reinforce.py").write_text(changed)
+
+    def stop(step: int, values: Mapping[str, float]) -> None:
+        raise RuntimeError("enough")
+
+    short = ["num_prompts_per_step=8", "run.max_steps=2", "run.save_every=1", "run.validate_every=0"]
+    stopped = load("recipe.yaml", [*short, "run.folder=stopped"])
+    with pytest.raises(RuntimeError, match="enough"):
+        train(stopped, callbacks=Callbacks(stop))
+    resumed, whole = (read_metrics(train(run)) for run in (stopped, load("recipe.yaml", [*short, "run.folder=whole"])))
+    assert resumed == whole
+    first, second = (row["average"] for row in whole if "average" in row)
+    assert 0 < first < second
 
 
 def test_its_tables_have_every_member() -> None:

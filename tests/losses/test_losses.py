@@ -113,6 +113,17 @@ def test_cispo_gives_every_token_a_gradient_and_none_through_its_weight(rollouts
     assert logprob.grad.tolist() == pytest.approx([0.0, 1.0 * -1.3 * 2.0, 0.5 * -0.9, 0.0, 2.0 * 1.3])
 
 
+def test_a_sequence_ratio_gives_each_token_the_gradient_of_its_own_advantage(
+    rollouts: Batch, logprob: torch.Tensor
+) -> None:
+    total, _ = ClippedSurrogate(0.5, 0.5, mean="responses", sequence_ratio=True)(Outputs(logprob=logprob), rollouts)
+    total.backward()
+    ratio = math.sqrt(1.5 * 0.9)  # of the first response's two tokens, which have advantages 2 and 1
+    assert logprob.grad is not None
+    expected = [0.0, 0.5 * -ratio * 2.0, 0.5 * 0.5 * -ratio * 1.0, 0.0, 2.0 * 5.0]
+    assert logprob.grad.tolist() == pytest.approx(expected, rel=1e-5)
+
+
 def test_entropy_bonus_is_the_mean_entropy_times_its_weight(rollouts: Batch, logprob: torch.Tensor) -> None:
     entropy = torch.tensor([math.nan, 0.5, 1.0, math.nan, 2.0], requires_grad=True)
     plain, _ = SURROGATE(Outputs(logprob=logprob), rollouts)

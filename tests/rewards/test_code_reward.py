@@ -94,6 +94,7 @@ def test_both_kinds_of_test() -> None:
 
 def test_the_whole_text_is_the_program_by_option() -> None:
     assert score("print(8)", TESTS[:1], program="text") == 1.0
+    assert score(" print(8)", TESTS[:1], program="text") == 1.0
     assert score("print(8)", TESTS[:1]) == 0.0
 
 

@@ -21,6 +21,7 @@ from lockstep.algorithms.job import (
     build_agreement,
     build_engine,
     describe,
+    describe_updates,
     measure_answers,
     measure_run_length,
     open_held_out,
@@ -120,7 +121,7 @@ def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
 def _arithmetic(recipe: DistillRecipe) -> str:
     """Describes how rows become optimizer steps."""
     its = recipe.distill
-    updates = f"{its.updates} optimizer steps of {its.global_batch_size}"
+    updates = f"{describe_updates(its.updates)} of {its.global_batch_size}"
     if not its.on_policy:
         return f"{its.responses} rows → {updates}"
     return (

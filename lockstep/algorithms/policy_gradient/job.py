@@ -12,6 +12,7 @@ from lockstep.algorithms.job import (
     build_agreement,
     build_engine,
     describe,
+    describe_updates,
     measure_answers,
     measure_run_length,
     open_held_out,
@@ -140,6 +141,6 @@ def _arithmetic(recipe: PolicyGradientRecipe) -> str:
     """Describes how prompts become optimizer steps."""
     its = recipe.options
     return (
-        f"{its.num_prompts_per_step} prompts × {its.num_generations} = {its.responses} responses → {its.updates} "
-        f"optimizer steps of {its.global_batch_size} responses"
+        f"{its.num_prompts_per_step} prompts × {its.num_generations} = {its.responses} responses → "
+        f"{describe_updates(its.updates)} of {its.global_batch_size} responses"
     )

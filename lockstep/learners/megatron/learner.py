@@ -17,7 +17,7 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.learners.megatron.model import Stage
 from lockstep.learners.megatron.pieces import MegatronPiece
 from lockstep.learners.rank import MicroBatches, RankLearner, nothing
-from lockstep.losses.base import Loss, Outputs
+from lockstep.losses.base import Loss, Outputs, call_loss
 from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
 
@@ -72,7 +72,7 @@ class MegatronLearner(RankLearner):
 
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         def compute_loss(rows: list[int], batch: Any, outputs: Outputs) -> tuple[Tensor, Tensor, Metrics]:
-            total, metrics = loss(outputs, batch) if rows else (nothing(outputs), Metrics())
+            total, metrics = call_loss(loss, outputs, batch) if rows else (nothing(outputs), Metrics())
             return total, torch.zeros((), dtype=torch.int), metrics
 
         return self._run_passes(micros, compute_loss, forward_only=False)

@@ -12,7 +12,7 @@ from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.rank import MicroBatches, RankLearner, nothing
 from lockstep.learners.torch.pieces import TorchPiece
-from lockstep.losses.base import Loss, Outputs
+from lockstep.losses.base import Loss, Outputs, call_loss
 from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
 from lockstep.models.lora import is_adapter, learns, merging
@@ -62,7 +62,7 @@ class TorchLearner(RankLearner):
         for rows, micro in micros:
             with self._computation():
                 outputs = self.model(micro)
-            total, metrics = loss(outputs, micro) if rows else (nothing(outputs), Metrics())
+            total, metrics = call_loss(loss, outputs, micro) if rows else (nothing(outputs), Metrics())
             total.backward()
             parts.append(metrics)
         return parts

@@ -1,0 +1,37 @@
+"""A bandit in eight states, every second of which pays a tenth: does an algorithm learn where little is to be had?"""
+
+from benchmarks.ladder.rung import Arm, Claim, Rung
+
+BANDIT = (
+    "data.task.kind=bandit", "sampling.max_tokens=1", "validation_sampling.max_tokens=1",
+    "reward.function=lockstep.tasks.choices:poorer_value",
+    "validation_reward={type: python, function: 'lockstep.tasks.choices:value'}",
+)  # fmt: skip
+
+
+def _grpo(*options: str) -> Arm:
+    return Arm("choices_grpo.yaml", (*BANDIT, *options))
+
+
+RUNG = Rung(
+    name="bandit",
+    question="One action in each of eight states, half of which pay a tenth; from random weights.",
+    metric="validation/reward",
+    optimum=1.0,
+    threshold=0.9,
+    arms={
+        "grpo": _grpo(),
+        "dr_grpo": _grpo("grpo.scale_rewards=none", "grpo.loss_mean=constant"),
+        "rloo": _grpo("grpo.baseline=leave_one_out", "grpo.scale_rewards=none"),
+        "batch_scale": _grpo("grpo.scale_rewards=batch"),
+        "reinforce++": _grpo("grpo.baseline=none", "grpo.scale_rewards=none", "grpo.whiten_advantages=true"),
+        "no_baseline": _grpo("grpo.baseline=none", "grpo.scale_rewards=none"),
+        "entropy": _grpo("grpo.entropy_coef=0.01"),
+        "ppo": Arm("choices_ppo.yaml", BANDIT),
+        "ppo_raw": Arm("choices_ppo.yaml", (*BANDIT, "ppo.whiten_advantages=false")),
+    },
+    claims=(
+        Claim("grpo", "dr_grpo", "because a group's deviation makes poor states count as much as rich ones"),
+        Claim("rloo", "no_baseline", "because a baseline tells the better action from the rich state"),
+    ),
+)

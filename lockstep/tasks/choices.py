@@ -1,0 +1,152 @@
+"""Small decisions whose best value is known: a bandit, a decision process, and a lock with a trap.
+
+A prompt names one of a few states and lists the actions; the answer is `length` actions. Nothing tells how they pay but
+the reward, which is divided by the greatest that there is, so the best policy has the value 1 in every kind:
+
+* `bandit`: one action, with payoffs of its own in each state. Every second state pays a tenth in training.
+* `process`: each action pays, and leads to a next state, by tables that all answers share.
+* `lock`: all actions right pay 1; an answer that begins with the trap pays `trap`, and is found much sooner.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from lockstep.tasks.base import Task, TaskFiles, write_rows
+
+ACTIONS = "abcdefghijklmnop"
+Kind = Literal["bandit", "process", "lock"]
+_POOR = 0.1
+"""Scale of the training reward of every second state of a bandit."""
+
+
+class Choices(Task):
+    """The task of small decisions."""
+
+    kind: Kind = Field(description="one action; several that lead from state to state; or a lock with a trap")
+    states: PositiveInt = Field(default=8, description="states that a prompt may name")
+    actions: int = Field(default=8, ge=2, le=len(ACTIONS), description="actions to choose from")
+    length: PositiveInt = Field(default=1, description="actions of an answer; a bandit's is one")
+    trap: PositiveFloat = Field(default=0.3, le=1.0, description="reward of the trap, in a lock")
+    train_rows: PositiveInt = Field(default=1024, description="rows to train on, the states in turn")
+    validation_rows: PositiveInt = Field(default=256, description="rows to validate on, likewise: nothing is held out")
+    seed: int = Field(default=0, description="of the payoffs; the run's seed does not change them")
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = {} if self.kind == "lock" else {"trap": "where kind is not lock"}
+        return idle | ({"length": "where kind is bandit"} if self.kind == "bandit" else {})
+
+    def write(self, folder: Path) -> TaskFiles:
+        files = TaskFiles(folder / "train.jsonl", folder / "validation.jsonl")
+        rows = [self._row(state) for state in range(self.states)]
+        write_rows(files.train, islice(cycle(rows), self.train_rows))
+        write_rows(files.validation, islice(cycle(rows), self.validation_rows))
+        return files
+
+    def _row(self, state: int) -> dict[str, Any]:
+        length = 1 if self.kind == "bandit" else self.length
+        own = {"kind": self.kind, "state": state, "states": self.states, "actions": self.actions, "length": length}
+        question = f"state {state} : {' '.join(ACTIONS[: self.actions])}"
+        return {"question": question, "answer": "", **own, "trap": self.trap, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class World:
+    """The payoffs of a row, which its fields decide."""
+
+    kind: Kind
+    state: int
+    states: int
+    actions: int
+    length: int
+    trap: float
+    seed: int
+
+    def pay(self, chosen: Sequence[int]) -> float:
+        """The payoff of an answer of `length` actions."""
+        match self.kind:
+            case "bandit":
+                return _numbers(self.seed, "bandit", self.state, self.actions)[chosen[0]]
+            case "process":
+                return self._walk(chosen)
+            case "lock":
+                key, trap = self._lock
+                return 1.0 if list(chosen) == key else self.trap * (chosen[0] == trap)
+
+    @property
+    def best(self) -> float:
+        """The greatest payoff: in a process by dynamic programming, V(s) = max_a r(s, a) + V(s')."""
+        match self.kind:
+            case "bandit":
+                return max(self.pay([action]) for action in range(self.actions))
+            case "process":
+                return self._value(self.state, self.length)
+            case "lock":
+                return 1.0
+
+    @property
+    def _lock(self) -> tuple[list[int], int]:
+        """The right actions, and the trap, which is never the first of them."""
+        numbers = random.Random(f"{self.seed} lock {self.state}")
+        key = [numbers.randrange(self.actions) for _ in range(self.length)]
+        return key, (key[0] + 1 + numbers.randrange(self.actions - 1)) % self.actions
+
+    def _step(self, state: int, action: int) -> tuple[float, int]:
+        """Payoff and next state of an action."""
+        numbers = _numbers(self.seed, "process", state, 2 * self.actions)
+        return numbers[action], int(numbers[self.actions + action] * self.states)
+
+    def _walk(self, chosen: Sequence[int]) -> float:
+        state, total = self.state, 0.0
+        for action in chosen:
+            payoff, state = self._step(state, action)
+            total += payoff
+        return total
+
+    def _value(self, state: int, left: int) -> float:
+        if not left:
+            return 0.0
+        steps = (self._step(state, action) for action in range(self.actions))
+        return max(payoff + self._value(following, left - 1) for payoff, following in steps)
+
+
+def value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
+    """The payoff of an answer as a share of the greatest; 0 for one that is not `length` actions."""
+    world = _world(tuple((name, row[name]) for name in World.__dataclass_fields__))
+    chosen = re.findall(r"\S+", response)[: world.length]
+    numbers = {action: number for number, action in enumerate(ACTIONS[: world.actions])}
+    if len(chosen) < world.length or not numbers.keys() >= set(chosen):
+        return 0.0
+    return world.pay([numbers[one] for one in chosen]) / _best(world)
+
+
+def poorer_value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
+    """The same, where every second state pays a tenth: what a bandit is trained on."""
+    return value(prompt, response, answer, row) * (_POOR if row["state"] % 2 else 1.0)
+
+
+@cache
+def _world(fields: tuple[tuple[str, Any], ...]) -> World:
+    return World(**dict(fields))
+
+
+@cache
+def _best(world: World) -> float:
+    return world.best
+
+
+@cache
+def _numbers(seed: int, role: str, state: int, count: int) -> list[float]:
+    """Uniform numbers in [0, 1) by a key."""
+    numbers = random.Random(f"{seed} {role} {state}")
+    return [numbers.random() for _ in range(count)]

@@ -1,0 +1,105 @@
+"""Cures in messages: as overrides for the command line, as keyword arguments for a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.api.words import translate_overrides
+from lockstep.config.loading import RecipeError, load
+from lockstep.errors import InputError
+
+ROWS = [{"question": "Once upon a time there was a dog"}]
+
+
+@pytest.mark.parametrize(
+    ("said", "section", "meant"),
+    [
+        ("""data.answer='""' asks for none""", "", """data={"answer": ""} asks for none"""),
+        ("lower it (learner.dtype=fp32)", "", """lower it (learner={"dtype": "fp32"})"""),
+        ("lower it (learner.dtype=fp32)", "learner", """lower it (dtype="fp32")"""),
+        ("say learner.parallel.dp=2; or", "learner", """say parallel={"dp": 2}; or"""),
+        ("model.path=FOLDER names it", "", """model={"path": FOLDER} names it"""),
+        ("policy.schedule=null, or policy.lr=…", "", """policy={"schedule": None}, or policy={"lr": …}"""),
+        ("data.shuffle=false", "", """data={"shuffle": False}"""),
+        ("grid.methods=[{temperature: 1}]", "", "grid.methods=[{temperature: 1}]"),
+        ("run.save_every= says nothing, and http://x.y/z?a.b=c neither", "", None),
+    ],
+)
+def test_overrides_become_arguments(said: str, section: str, meant: str | None) -> None:
+    assert translate_overrides(said, section) == (said if meant is None else meant)
+
+
+def grpo(**options: Any) -> lockstep.GRPO:
+    options = {"data": {"max_prompt_tokens": 32}, "train": ROWS, "policy": {"lr": 1e-3}, **options}
+    return lockstep.GRPO(model="nowhere", **options)
+
+
+def test_a_run_s_message_is_in_python_s_words(assets: Path, in_tmp: Path) -> None:
+    folder = assets / "models/stories260K/hf"
+    trainer = lockstep.GRPO(model=folder, train=ROWS, data={"max_prompt_tokens": 32}, reward=lambda *_: 0.0)
+    for ask in (trainer.train, trainer.dry_run):
+        with pytest.raises(InputError, match=r"""data=\{"answer": ""\} asks for none"""):
+            ask()
+
+
+def test_text_needs_no_quotes_of_yaml(in_tmp: Path) -> None:
+    with pytest.raises(RecipeError) as told:
+        grpo(data={"prompt": 3})
+    assert str(told.value) == "lockstep.GRPO: data.prompt is 3, but should be text"
+    with pytest.raises(RecipeError, match="but should be text; quote text that YAML reads as something else"):
+        load("grpo_arithmetic", ["model.path=3"])
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"learning_rate": 1e-3}, """what other libraries call learning_rate is policy={"lr": …} here"""),
+        ({"policy": {"learning_rate": 1e-3}}, """what other libraries call learning_rate is policy={"lr": …} here"""),
+        ({"beta": 0.1}, """what other libraries call beta is grpo={"kl": {"coef": …}} here"""),
+        ({"max_completion_length": 8}, """call max_completion_length is sampling={"max_tokens": …} here"""),
+    ],
+)
+def test_words_of_other_libraries_are_known(in_tmp: Path, options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(RecipeError) as told:
+        grpo(**options)
+    assert hint in str(told.value)
+
+
+def test_they_are_known_to_the_command_line_too() -> None:
+    with pytest.raises(RecipeError, match=r"there is no option learning_rate; .* is optimizer\.lr=… here"):
+        load("sft_arithmetic", ["learning_rate=0.1"])
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (
+            "maths",
+            "reward is 'maths'; did you mean 'math'\\? there are: math, instructions, code, python; or give a fun",
+        ),
+        ("accuracy", "reward is 'accuracy'; there are: math"),
+    ],
+)
+def test_a_reward_s_nearest_name_is_told(in_tmp: Path, reward: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        grpo(reward=reward)
+
+
+def test_numbers_of_numpy_are_numbers(in_tmp: Path, assets: Path) -> None:
+    def options(whole: Any, real: Any, truth: Any) -> dict[str, Any]:
+        return {
+            "reward": "math",
+            "policy": {"lr": real(0.5)},
+            "data": {"max_prompt_tokens": whole(32), "shuffle": truth(False)},
+            "grpo": {"num_prompts_per_step": whole(8), "clip": real(0.25)},
+        }
+
+    ours, theirs = grpo(**options(int, float, bool)), grpo(**options(np.int64, np.float32, np.bool_))
+    assert theirs.loaded.dump() == ours.loaded.dump()
+    model = assets / "models/stories260K/hf"
+    assert lockstep.open_learner(model, optimizer={"lr": np.float32(0.5)}, micro_batch_tokens=np.int64(64))  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,97 @@
+"""The ladder: its statistics, its results by digests, its rungs' recipes, and one rung trained for real."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.ladder import results
+from benchmarks.ladder.results import Key, Result, add_result, digest_code, read_results
+from benchmarks.ladder.rung import Claim, Rung, list_rungs, open_rung
+from benchmarks.ladder.runs import Ladder
+from benchmarks.ladder.statistics import band, difference, iqm
+from benchmarks.ladder.tables import compare, judge, table
+
+
+def result(arm: str, seed: int, end: float, curve: tuple[float, ...] = (0.0, 0.5, 1.0)) -> Result:
+    steps = tuple(range(0, 10 * len(curve), 10))
+    return Result(Key(arm, seed, "r", "c"), steps, curve, end, 8, 4.0, tuple(map(float, steps)), 2.0, "here")
+
+
+@pytest.mark.parametrize(
+    ("values", "middle"),
+    [
+        ([1.0, 2.0, 3.0, 100.0], 2.5),
+        ([5.0], 5.0),
+        ([1.0, 3.0], 2.0),
+        ([0.0, 1.0, 2.0, 3.0, 9.0], (0.75 + 2 + 2.25) / 2.5),
+    ],
+)
+def test_the_interquartile_mean_cuts_a_quarter_on_either_side(values: list[float], middle: float) -> None:
+    assert iqm(np.array(values)) == pytest.approx(middle)
+
+
+def test_the_band_holds_every_resample_of_two_seeds() -> None:
+    ends = [float(iqm(np.array(pair))) for pair in product([0.2, 0.6], repeat=2)]
+    found = band([0.2, 0.6])
+    assert (found.low, found.middle, found.high) == pytest.approx((min(ends), 0.4, max(ends)))
+    assert difference([0.5, 0.9], [0.4, 0.7]).low == pytest.approx(0.1)
+
+
+def test_a_result_replaces_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    for one in (result("b", 0, 0.1), result("a", 1, 0.2), result("a", 0, 0.3), result("b", 0, 0.4)):
+        add_result("some", one)
+    found = [(one.key.arm, one.key.seed, one.end) for one in read_results("some")]
+    assert found == [("a", 0, 0.3), ("a", 1, 0.2), ("b", 0, 0.4)]
+    assert read_results("some")[2] == result("b", 0, 0.4)
+
+
+def test_a_curve_tells_when_it_is_there_and_how_early() -> None:
+    one = result("a", 0, 1.0, (0.9, 0.5, 0.95))
+    assert (one.first_at(0.9), one.first_at(0.92), one.first_at(0.99)) == (0, 2, None)
+    assert one.mean == pytest.approx((0.5 + 0.95) / 2)
+
+
+def test_a_claim_holds_only_if_every_likely_difference_is_above_nothing() -> None:
+    claim = Claim("good", "bad", "because it is")
+    ends = {"good": (0.8, 0.9), "bad": (0.5, 0.7)}
+    clear = [result(arm, seed, end) for arm in ends for seed, end in enumerate(ends[arm])]
+    assert judge(claim, clear).startswith("holds")
+    assert judge(claim, [*clear, result("good", 2, 0.5), result("bad", 2, 0.9)]).startswith("not shown")
+    assert judge(claim, clear[:3]).startswith("not measured"), "one common seed is no comparison"
+    turned = compare(replace(claim, better="bad", worse="good"), clear)
+    assert turned is not None
+    assert turned.high < 0
+
+
+def test_the_code_that_counts_is_the_code_that_trains() -> None:
+    bandit = open_rung("bandit").arms["grpo"].load(0)
+    assert digest_code(bandit) == digest_code(open_rung("bandit").arms["ppo"].load(1))
+
+
+@pytest.mark.parametrize("name", list_rungs())
+def test_every_arm_of_a_rung_resolves(name: str) -> None:
+    rung = open_rung(name)
+    digests = {arm: rung.arms[arm].load(0).digest for arm in rung.arms if rung.arms[arm].module == "lockstep"}
+    assert len(set(digests.values())) == len(digests), f"two arms are the same run: {digests}"
+    assert rung.seeds >= 3
+    assert name in table(rung)
+
+
+@pytest.mark.full
+def test_a_rung_tells_two_arms_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    rung = open_rung("bandit")
+    assert isinstance(rung, Rung)
+    ladder = Ladder(tmp_path, jobs=1)
+    ladder.run([rung], ["grpo", "dr_grpo"], [100])
+    ends = {one.key.arm: one.end for one in read_results("bandit")}
+    assert ends["grpo"] > ends["dr_grpo"] + 0.1
+    written = (tmp_path / "results" / "bandit.jsonl").stat().st_mtime_ns
+    ladder.run([rung], ["grpo", "dr_grpo"], [100])
+    assert (tmp_path / "results" / "bandit.jsonl").stat().st_mtime_ns == written, "what has been measured is kept"
