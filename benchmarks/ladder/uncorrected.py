@@ -1,0 +1,29 @@
+"""`lockstep train` in which `correction.kind: token_tis` weighs every token 1: stale samples pass for fresh ones.
+
+    python -m benchmarks.ladder.uncorrected train RECIPE key=value …
+
+An experiment of the rung `stale`, and no option of the product: it refuses to run one step ahead without a correction.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch import Tensor
+
+from lockstep import cli
+from lockstep.algorithms.policy_gradient import step
+from lockstep.objectives.mismatch import TokenTIS
+
+
+class Unweighted(TokenTIS):
+    """No weights at all."""
+
+    def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
+        return mask_N.float()
+
+
+step.TokenTIS = Unweighted
+
+if __name__ == "__main__":
+    sys.exit(cli.main(sys.argv[1:]))

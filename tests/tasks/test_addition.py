@@ -1,0 +1,87 @@
+"""Sums in words: right, distinct, held out, and demonstrated with as many mistakes as asked for."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.config import TaskFiles
+from lockstep.tasks.addition import DIGITS, Addition, score
+
+SPEC = Addition(
+    name="addition", train_questions=500, validation_questions=100, longest=5, demonstrations=1200, demonstrated=4,
+    mistakes=0.2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
+    return SPEC.write(tmp_path_factory.mktemp("made"))
+
+
+def rows(path: Path | None) -> list[dict[str, Any]]:
+    assert path is not None
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def number(words: str) -> int:
+    """Reads digits, the last one first, with other means than those that wrote them."""
+    return sum(DIGITS.index(word) * 10**place for place, word in enumerate(words.split()))
+
+
+def solved(question: str) -> int:
+    first, second = question.removeprefix("add").removesuffix("make").split("and")
+    assert len(first.split()) == len(second.split()) == SPEC.longest
+    return number(first) + number(second)
+
+
+def test_answers_are_the_sums_without_leading_zeros(files: TaskFiles) -> None:
+    for row in rows(files.train) + rows(files.validation):
+        assert number(row["answer"]) == solved(row["question"])
+        assert not row["answer"].endswith(" zero")
+        assert score("", row["answer"], row["answer"], row) == 1.0
+
+
+def test_lengths_take_turns(files: TaskFiles) -> None:
+    lengths = [row["digits"] for row in rows(files.validation)]
+    assert [lengths.count(digits) for digits in range(2, 6)] == [25] * 4
+    for row in rows(files.validation):
+        first, second = row["question"].removeprefix("add").removesuffix("make").split("and")
+        assert {len(str(number(first))), len(str(number(second)))} == {row["digits"]}
+
+
+def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: TaskFiles) -> None:
+    train = [row["question"] for row in rows(files.train)]
+    validation = [row["question"] for row in rows(files.validation)]
+    assert (len(train), len(validation)) == (500, 100)
+    assert len({*train, *validation}) == 600
+
+
+def test_demonstrations_are_short_sums_with_mistakes(files: TaskFiles) -> None:
+    train = {row["question"]: row for row in rows(files.train)}
+    shown = rows(files.demonstrations)
+    assert len(shown) == 1200
+    assert {row["digits"] for row in shown} == {2, 3, 4}
+    pairs = [
+        pair
+        for row in shown
+        for pair in zip(row["answer"].split(), train[row["question"]]["answer"].split(), strict=True)
+    ]
+    assert abs(sum(one != other for one, other in pairs) / len(pairs) - 0.2) < 0.03
+    passes = [[row["question"] for row in shown[start : start + 375]] for start in (0, 375, 750)]
+    assert all(len({*one}) == 375 for one in passes)
+    assert all(one != other for one, other in pairwise(passes))
+
+
+def test_only_the_right_words_score() -> None:
+    assert score("", " one two", " one two", {}) == 1.0
+    assert score("", " one", " one two", {}) == 0.0
+    assert score("", " one two zero", " one two", {}) == 0.0
+    assert score("", "", " one", {}) == 0.0
+
+
+def test_too_many_questions_are_refused() -> None:
+    with pytest.raises(ValueError, match="ask for fewer"):
+        Addition(name="addition", train_questions=100_000, validation_questions=1, longest=3)
