@@ -4,7 +4,7 @@
      f q c h a          names three of four, and two others: worth 3/4 − 2/10
 
 No demonstration names a letter twice, so the pairs, which are of such answers, do not say what a repetition is worth.
-`score`, which is gold, says that it costs as much as a letter that nobody wanted. A reward model that has learned from
+`score`, which is gold, says that it costs as much as a letter that was not wanted. A reward model that has learned from
 few pairs is a proxy: mostly right about answers like those that it has seen, and not about those that a policy finds.
 """
 
@@ -69,9 +69,9 @@ class Proxy(Task):
             write_rows(files.validation, islice(held_out, self.validation_prompts))
         else:
             write_rows(files.train, (_row(wish) for wish in train))
-            write_rows(files.validation, islice(_answered(validation, self.seed, "validation"), len(validation)))
+            write_rows(files.validation, islice(_answer(validation, self.seed, "validation"), len(validation)))
         if files.demonstrations is not None:
-            write_rows(files.demonstrations, islice(_answered(train, self.seed, "demonstrations"), self.demonstrations))
+            write_rows(files.demonstrations, islice(_answer(train, self.seed, "demonstrations"), self.demonstrations))
         return files
 
 
@@ -86,7 +86,7 @@ def worth(wish: Sequence[str], named: Sequence[str]) -> float:
     return found / len(wish) - _COST * (len(named) - found)
 
 
-class _Draws:
+class _ProxyDraws:
     """Uniform numbers of a row, one after the other."""
 
     def __init__(self, numbers: Sequence[float]) -> None:
@@ -106,10 +106,10 @@ class _Draws:
         return next(self._numbers) < probability
 
 
-def _draws(seed: int, role: str) -> Iterator[_Draws]:
+def _draws(seed: int, role: str) -> Iterator[_ProxyDraws]:
     for block in count():
         rows = range(block * _BLOCK, (block + 1) * _BLOCK)
-        yield from (_Draws(numbers) for numbers in sample_uniforms(rows, _DRAWS, seed, "proxy", role))
+        yield from (_ProxyDraws(numbers) for numbers in sample_uniforms(rows, _DRAWS, seed, "proxy", role))
 
 
 def _distinct(number: int, seed: int) -> list[tuple[str, ...]]:
@@ -123,7 +123,7 @@ def _distinct(number: int, seed: int) -> list[tuple[str, ...]]:
     return list(found)
 
 
-def _write_answer(wish: Sequence[str], draws: _Draws) -> list[str]:
+def _write_answer(wish: Sequence[str], draws: _ProxyDraws) -> list[str]:
     """Writes an answer of which some share is wanted, a third at least; no letter comes twice."""
     share = draws.between_shares(1 / 3, 1.0)
     wanted, others = list(wish), [letter for letter in LETTERS if letter not in wish]
@@ -133,7 +133,7 @@ def _write_answer(wish: Sequence[str], draws: _Draws) -> list[str]:
     ]
 
 
-def _answered(wishes: Sequence[tuple[str, ...]], seed: int, role: str) -> Iterator[dict[str, str]]:
+def _answer(wishes: Sequence[tuple[str, ...]], seed: int, role: str) -> Iterator[dict[str, str]]:
     for index, draws in enumerate(_draws(seed, role)):
         wish = wishes[index % len(wishes)]
         yield _row(wish) | {"answer": _text(_write_answer(wish, draws))}

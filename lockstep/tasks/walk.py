@@ -104,7 +104,7 @@ def draw_ways(places: int, seed: int) -> list[tuple[int, int]]:
 def reward(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
     """The share of dry places, of all that a walk has; a reward function (docs/guides/rewards.md).
 
-    Only the ground counts: a walker that leaves the ways is as well off on a dry place as others, and notes earn nothing.
+    Only the ground counts: notes earn nothing, and a walker that leaves the ways is as well off on a dry place.
     """
     numbers, dry = number_places(), find_dry(row["places"], row["seed"])
     reached = [numbers[word] for word in response.split() if word in numbers]

@@ -1,6 +1,6 @@
 """Long credit assignment: 24 moves that are right or wrong by themselves, paid by one number at the end.
 
-Of a walk's reward one move decides a 24th, so to a method that hands the whole reward to every token the other moves are
+Of a walk's reward one move decides a 24th, so to one that hands the whole reward to every token the other moves are
 noise: each token's signal is 1/√24 of its noise, and spot checks of some of the moves add to that. A critic that reads
 which moves were right predicts the reward so far, and with λ < 1 a token is paid for its own move. What the policy has
 to learn, one way or the other at each of 128 places, is in nothing that it has been shown.
