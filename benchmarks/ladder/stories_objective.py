@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class Responses:
 
 def measure(run: Path) -> float:
     """The objective of a finished run."""
-    return sample(weights_of(run), Path(str(load_run(run).training.model.path)), 256).objective()[0]
+    return sample(weights_of(run), Path(str(load_run(run).training.model.path)), 128).objective()[0]
 
 
 def reference() -> Path:
@@ -83,7 +83,7 @@ def sample(policy: Path, reference: Path, samples: int) -> Responses:
 
 @torch.no_grad()
 def _respond(
-    models: list[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, opening: str, samples: int
+    models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, opening: str, samples: int
 ) -> tuple[Tensor, Tensor]:
     prompt = torch.tensor(tokenizer(opening)["input_ids"])
     parts = [_sample_part(models, prompt, size) for size in _sizes(samples)]
@@ -97,7 +97,7 @@ def _sizes(samples: int) -> Iterator[int]:
         yield min(_AT_ONCE, samples - first)
 
 
-def _sample_part(models: list[PreTrainedModel], prompt: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+def _sample_part(models: Sequence[PreTrainedModel], prompt: Tensor, samples: int) -> tuple[Tensor, Tensor]:
     """Some responses with log π/π_ref of each; what follows a stop token is padding and does not count."""
     stops = torch.tensor(models[1].generation_config.eos_token_id)
     rows_ST = models[0].generate(  # pyright: ignore[reportCallIssue]
