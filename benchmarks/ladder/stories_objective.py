@@ -59,7 +59,7 @@ class Responses:
 
 def measure(run: Path) -> float:
     """The objective of a finished run."""
-    return sample(weights_of(run), Path(str(load_run(run).training.model.path)), 256).objective()[0]
+    return sample(weights_of(run), Path(str(load_run(run).training.model.path)), 128).objective()[0]
 
 
 def reference() -> Path:
