@@ -118,11 +118,11 @@ class Worth:
 
     @cached_property
     def of(self) -> dict[str, dict[str, float]]:
-        """What each answer to each prompt is worth; a prompt's mean is 0."""
+        """Worth of each answer to each prompt; a prompt's mean is 0."""
         draws = sample_uniforms(range(self.prompts), self.letters * self.length, self.seed, "preferences", "worth")
-        return {question: self._scaled(own) for question, own in zip(self.questions, draws, strict=True)}
+        return {question: self._scale(own) for question, own in zip(self.questions, draws, strict=True)}
 
-    def _scaled(self, draws: list[float]) -> dict[str, float]:
+    def _scale(self, draws: list[float]) -> dict[str, float]:
         parts = [_NORMAL.inv_cdf(draw) for draw in draws]
         sums = [
             sum(parts[place * self.letters + _LETTERS.index(letter)] for place, letter in enumerate(answer.split()))
