@@ -13,7 +13,7 @@ hypothesis it does not read them: it names the one shown first with some probabi
 with a comparisons that the first won twice, and b that the second did. (Geneticists test so for too many
 heterozygotes: each comparison draws two of 2n tickets.) Where p differs from one comparison to the next, a judge
 without skill is consistent more rarely still. So P(C ≥ c | n, F) at or below `LEVEL` says that the winners depend on
-what was shown. It does not say that they are right: to prefer always the longer one is consistent, too.
+what was shown. It does not say that they are right: a judge that always prefers the longer one is consistent.
 
 The test may be made again as comparisons come in: at each of these moments the chance that a judge without skill
 passes is at most `LEVEL`, and so, on average, is the share of such moments.

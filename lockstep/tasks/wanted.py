@@ -168,7 +168,7 @@ class _Case:
 
 
 def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
-    """The worth of an answer, from 0 to 5; a reward function. What is not five letters is worth nothing."""
+    """Scores an answer from 0 to 5; a reward function. What is not five letters is worth nothing."""
     written = response.split()
     if len(written) != _LENGTH or any(word not in LETTERS for word in written):
         return 0.0

@@ -62,7 +62,7 @@ class Skill:
 
 
 def _describe(seen: Comparisons, step: int, skilled: bool) -> str:
-    """Evidence of the comparisons so far, and its consequence."""
+    """Describes what the comparisons so far show, and what follows."""
     figures = (
         f"at step {step + 1} the meta-judge has named the same winner in both orders in {seen.consistent} of "
         f"{seen.total} comparisons of this iteration, where one that does not read them would in {seen.by_chance:.0%}"
