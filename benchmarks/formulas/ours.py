@@ -11,7 +11,6 @@ from torch import Tensor
 
 from benchmarks.formulas import references as paper
 from benchmarks.formulas.cases import Case
-from benchmarks.formulas.recurring import share_credit
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 from lockstep.algorithms.grpo.options import GRPOSection
 from lockstep.algorithms.grpo.step import with_advantages
@@ -160,7 +159,7 @@ def cases() -> list[Case]:
         Case("clip_higher", partial(_policy, clip_high=paper.CLIP_HIGH), policy),
         Case("dual_clip", partial(_policy, dual_clip=paper.DUAL_CLIP), policy),
         Case("gspo", partial(_policy, per_response=True, **gspo), policy),
-        share_credit(partial(_policy, **gspo), policy),
+        Case("gspo_token", partial(_policy, **gspo), policy),
         Case("cispo", partial(_policy, cispo=True), policy),
         Case("tis_token", partial(_policy, correction=TokenTIS(paper.TIS_HIGH)), f"{mismatch}:TokenTIS"),
         Case("tis_sequence", partial(_policy, correction=SequenceTIS(paper.TIS_HIGH)), f"{mismatch}:SequenceTIS"),

@@ -25,7 +25,7 @@ from benchmarks.formulas.rollouts import Answer, Rollouts, draw_rollouts
 from benchmarks.harness import RESULTS
 
 ROOT = Path(__file__).parents[2]
-DIFFERENT = {"grpo": "convention", "gspo_token": "substance"}
+DIFFERENT = {"grpo": "convention"}
 """What the page says of Lockstep; all else equals the paper."""
 
 SMOOTH = ("ppo_tokens", "dual_clip", "gspo", "tis_sequence", "k3", "value_loss", "entropy", "dpo", "ipo")

@@ -49,7 +49,9 @@ def _answers(
 
 
 def _arm(loss: str, *options: str) -> Arm:
-    return Arm("preferences.yaml", (f"dpo.preference_loss={loss}", *options))
+    scores = ("data.chosen_score=chosen_score", "data.rejected_score=rejected_score")
+    reads = scores if loss == "scale" or loss.startswith("rpo") else ()
+    return Arm("preferences.yaml", (f"dpo.preference_loss={loss}", *reads, *options))
 
 
 CERTAIN, WRONG = "data.task.labels=certain", "data.task.wrong=0.25"
