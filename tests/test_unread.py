@@ -1,4 +1,4 @@
-"""A pipe whose reader has ended, such as `head`: a command ends quietly, and a run goes on."""
+"""A pipe whose reader has ended, such as `head`: a command ends quietly, and a run trains to its end."""
 
 from __future__ import annotations
 

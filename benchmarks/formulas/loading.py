@@ -1,7 +1,7 @@
 """Functions of other libraries, imported from files of their checkouts: only files that hold formulas are executed.
 
 A file imports much that a formula does not use: engines, clusters, loggers. Executing all that would need each
-library's own environment and GPUs, so whatever it imports from the packages that are named beforehand, its own other
+library's own environment and GPUs, so what it imports from the packages that are named beforehand, its own other
 files included, is a stand-in: it can be a base class, an annotation or a decorator that changes nothing. It has no
 arithmetic: a formula that used one would end in an error, not in a number. `torch`, `numpy`, `pydantic` are real.
 """

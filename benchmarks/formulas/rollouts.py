@@ -1,6 +1,6 @@
 """Rollouts that every library is given: small, ragged, drawn once from a seed, and like what a run records.
 
-Four prompts with four responses each. One response calls a tool, whose tokens nobody trains on; one was cut off; one
+Four prompts with four responses each. One response calls a tool, whose tokens are not trained on; one was cut off; one
 group has equal rewards. Log-probabilities of policy, sampler and reference differ by what is usual, and at a few tokens
 by much more. What stands at a tool's tokens is finite and means nothing.
 """

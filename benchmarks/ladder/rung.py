@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from lockstep.config.loading import Loaded, load
 
@@ -58,7 +59,7 @@ class Claim:
     better: str
     worse: str
     because: str
-    of: str = "end"
+    of: Literal["end", "curve"] = "end"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ class Ladder:
     def _run_arm(self, rung: Rung, name: str, arm: Arm, seed: int, lock: Lock) -> None:
         loaded = arm.load(seed)
         key = key_of(loaded, name, seed)
-        if any(one.key == key for one in read_results(rung.name)):
+        with lock:
+            measured = any(one.key == key for one in read_results(rung.name))
+        if measured:
             return
         folder = self.out / rung.name / f"{name}-{seed}-{key.recipe}-{key.code}"
         log = folder.with_suffix(".log")

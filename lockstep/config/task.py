@@ -39,6 +39,17 @@ class TaskFiles:
     judgements: Path | None = None
     comparisons: Path | None = None
 
+    @classmethod
+    def name_in(cls, folder: Path, *, demonstrations: bool = False, known: bool = False) -> TaskFiles:
+        """Names the files in a folder: of rows always, of demonstrations and of known judgements where asked for."""
+        return cls(
+            folder / "train.jsonl",
+            folder / "validation.jsonl",
+            folder / "demonstrations.jsonl" if demonstrations else None,
+            folder / "judgements.jsonl" if known else None,
+            folder / "comparisons.jsonl" if known else None,
+        )
+
 
 class Task(Section, ABC):
     """Rows that are made, not read: how many, and which."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -39,9 +40,17 @@ class ModelSource:
         It is decoded after a letter, because some tokenizers (Llama 2's) drop the space before the first word of a
         text.
         """
-        letter = self.token_ids("a")
-        before, text = (self.tokenizer.decode(ids, skip_special_tokens=True) for ids in (letter, [*letter, *tokens]))
-        return str(text)[len(str(before)) :]
+        letter, before = self._letter
+        return self._decode([*letter, *tokens])[len(before) :]
+
+    @cached_property
+    def _letter(self) -> tuple[list[int], str]:
+        """The tokens of a letter, and their text."""
+        tokens = self.token_ids("a")
+        return tokens, self._decode(tokens)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def token_ids(self, text: str) -> list[int]:
         """Encodes a text that continues another: nothing is put around it."""

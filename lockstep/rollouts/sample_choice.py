@@ -28,7 +28,7 @@ class _Step:
     group: NDArray[np.int64]
 
     @property
-    def judged(self) -> NDArray[np.bool_]:
+    def has_verdict(self) -> NDArray[np.bool_]:
         """True where there is a verdict."""
         return np.isfinite(self.score)
 
@@ -37,8 +37,8 @@ class _Step:
         """Distance between the best and the worst score of each group; 0 where it has none."""
         highest = np.full(self.group[-1] + 1, -np.inf)
         lowest = -highest
-        np.maximum.at(highest, self.group[self.judged], self.score[self.judged])
-        np.minimum.at(lowest, self.group[self.judged], self.score[self.judged])
+        np.maximum.at(highest, self.group[self.has_verdict], self.score[self.has_verdict])
+        np.minimum.at(lowest, self.group[self.has_verdict], self.score[self.has_verdict])
         return np.where(highest >= lowest, highest - np.where(np.isinf(lowest), 0.0, lowest), 0.0)
 
     def find(self, wanted: NDArray[np.bool_]) -> list[int]:
@@ -86,7 +86,7 @@ def _rank_groups(step: _Step) -> Iterator[tuple[int, Reason]]:
         yield number, reason
     telling: tuple[tuple[NDArray[np.bool_], Reason], ...] = (
         (step.truncated, "cut off"),
-        (~step.judged, "no verdict"),
+        (~step.has_verdict, "no verdict"),
     )
     for wanted, reason in telling:
         found = step.find(wanted)
@@ -99,7 +99,7 @@ def _rank_groups(step: _Step) -> Iterator[tuple[int, Reason]]:
 
 def _find_extremes(step: _Step) -> Iterator[tuple[int, Reason]]:
     """Yields the group whose scores differ most, or those with the best and the worst score, as far as any differ."""
-    spread, known = step.spread, step.score[step.judged]
+    spread, known = step.spread, step.score[step.has_verdict]
     if spread.max() > 0:
         yield int(spread.argmax()), "most different scores"
     elif known.size and known.max() > known.min():
@@ -109,9 +109,9 @@ def _find_extremes(step: _Step) -> Iterator[tuple[int, Reason]]:
 
 def _rank_rows(step: _Step, rows: list[int]) -> list[int]:
     """The rows of a group, the telling ones first."""
-    verdict = step.judged
-    judged = [row for row in rows if verdict[row]]
+    has_verdict = step.has_verdict
+    judged = [row for row in rows if has_verdict[row]]
     ends = [max(judged, key=step.score.__getitem__), min(judged, key=step.score.__getitem__)] if judged else []
     cut = [row for row in rows if step.truncated[row]]
-    unjudged = [row for row in rows if not verdict[row]]
+    unjudged = [row for row in rows if not has_verdict[row]]
     return list(dict.fromkeys([*ends, *cut[:1], *unjudged[:1], *rows]))

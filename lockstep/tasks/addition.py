@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lockstep.config import Probability
-from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
+from lockstep.tasks.base import Task, TaskFiles, join_words, permute, sample_uniforms, write_rows
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _BLOCK = 1024
@@ -53,8 +53,7 @@ class Addition(Task):
         return self
 
     def write(self, folder: Path) -> TaskFiles:
-        demonstrated = folder / "demonstrations.jsonl" if self.demonstrations else None
-        files = TaskFiles(folder / "train.jsonl", folder / "validation.jsonl", demonstrated)
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         sums = _distinct(self, self.train_questions + self.validation_questions)
         train, validation = sums[self.validation_questions :], sums[: self.validation_questions]
         write_rows(files.train, (row(one, self.longest) for one in train))
@@ -126,4 +125,4 @@ def _spoil(answer: str, draws: list[float], mistakes: float) -> str:
 
 def _spell(digits: str) -> str:
     """The digits as words, each with a space in front."""
-    return "".join(f" {DIGITS[int(digit)]}" for digit in digits)
+    return join_words(DIGITS[int(digit)] for digit in digits)

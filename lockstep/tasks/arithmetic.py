@@ -71,11 +71,7 @@ class Arithmetic(Task):
     def write(self, folder: Path) -> TaskFiles:
         problems = distinct_problems(self.train_questions + self.validation_questions, self.seed)
         train, validation = problems[: self.train_questions], problems[self.train_questions :]
-        files = TaskFiles(
-            folder / "train.jsonl",
-            folder / "validation.jsonl",
-            folder / "demonstrations.jsonl" if self.demonstrations else None,
-        )
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         for path, problems in ((files.train, train), (files.validation, validation)):
             write_rows(path, (problem.pair() if self.pairs else problem.row() for problem in problems))
         if files.demonstrations is not None:

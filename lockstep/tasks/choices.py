@@ -47,7 +47,7 @@ class Choices(Task):
         return idle | ({"length": "where kind is bandit"} if self.kind == "bandit" else {})
 
     def write(self, folder: Path) -> TaskFiles:
-        files = TaskFiles(folder / "train.jsonl", folder / "validation.jsonl")
+        files = TaskFiles.name_in(folder)
         rows = [self._row(state) for state in range(self.states)]
         write_rows(files.train, islice(cycle(rows), self.train_rows))
         write_rows(files.validation, islice(cycle(rows), self.validation_rows))

@@ -33,8 +33,7 @@ class Guess(Task):
     seed: int = Field(default=0, description="of the demonstrations")
 
     def write(self, folder: Path) -> TaskFiles:
-        demonstrated = folder / "demonstrations.jsonl" if self.demonstrations else None
-        files = TaskFiles(folder / "train.jsonl", folder / "validation.jsonl", demonstrated)
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         rows = [self._row(number) for number in range(1, self.largest + 1)]
         write_rows(files.train, rows)
         write_rows(files.validation, rows * self.repeats)

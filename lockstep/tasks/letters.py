@@ -25,7 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lockstep.config import Probability
 from lockstep.errors import InputError
-from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
+from lockstep.tasks.base import Draws, JudgingTask, TaskFiles, join_words, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")
 """The letters in use: without n, which would be near to no."""
@@ -38,7 +38,7 @@ _MALFORMED, _STRANGE = 0.15, ("yes", "no", "Score", "judge", "start", "answer")
 _ASKED = re.compile(r"start (\w) end (\w) has (\w) has (\w) no (\w)")
 
 
-class Letters(Task):
+class Letters(JudgingTask):
     """The task of generated orders to write letters."""
 
     shared = ("train_prompts", "validation_prompts", "seed")
@@ -53,11 +53,6 @@ class Letters(Task):
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
-    @property
-    def idle_options(self) -> dict[str, str]:
-        shares = ("judge_share", "compare_share")
-        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
-
     @model_validator(mode="after")
     def _there_are_so_many(self) -> Letters:
         if self.train_prompts + self.validation_prompts > 500_000:
@@ -66,21 +61,9 @@ class Letters(Task):
             )
         return self
 
-    @model_validator(mode="after")
-    def _shares_leave_room(self) -> Letters:
-        if self.judge_share + self.compare_share > 1:
-            raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
-        return self
-
     def write(self, folder: Path) -> TaskFiles:
         """Makes the rows. Those that are known to be right, judgements and comparisons, are of held-out orders."""
-        files = TaskFiles(
-            folder / "train.jsonl",
-            folder / "validation.jsonl",
-            folder / "demonstrations.jsonl" if self.demonstrations else None,
-            folder / "judgements.jsonl" if self.known else None,
-            folder / "comparisons.jsonl" if self.known else None,
-        )
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0, known=self.known > 0)
         orders = _distinct(self.train_prompts + self.validation_prompts, self.seed)
         train, validation = orders[: self.train_prompts], orders[self.train_prompts :]
         write_rows(files.train, ({"question": str(one), "answer": ""} for one in train))
@@ -138,38 +121,19 @@ def demonstrations(spec: Letters, held_out: set[tuple[str, ...]]) -> Iterator[di
             yield _answer(orders, draws)
 
 
-class _Draws:
-    """Uniform numbers of a row, one after the other."""
-
-    def __init__(self, numbers: Sequence[float]) -> None:
-        self._numbers = iter(numbers)
-
-    def chance(self, probability: float) -> bool:
-        return next(self._numbers) < probability
-
-    def pick(self, options: Sequence[str]) -> str:
-        return options[int(next(self._numbers) * len(options))]
-
-    def between(self, low: int, high: int) -> int:
-        return low + int(next(self._numbers) * (high - low + 1))
-
-    def share(self) -> float:
-        return next(self._numbers)
-
-
-def _blocks(seed: int, role: str) -> Iterator[list[tuple[Orders, _Draws]]]:
+def _blocks(seed: int, role: str) -> Iterator[list[tuple[Orders, Draws]]]:
     block = 0
     while True:
         numbers = range(block * _BLOCK, (block + 1) * _BLOCK)
-        rows = [_Draws(row) for row in sample_uniforms(numbers, _DRAWS, seed, "letters", role)]
+        rows = [Draws(row) for row in sample_uniforms(numbers, _DRAWS, seed, "letters", role)]
         yield [(_orders(draws), draws) for draws in rows]
         block += 1
 
 
-def _orders(draws: _Draws) -> Orders:
+def _orders(draws: Draws) -> Orders:
     left, chosen = list(LETTERS), list[str]()
     for _ in _ORDERS:
-        chosen.append(left.pop(draws.between(0, len(left) - 1)))
+        chosen.append(draws.take(left))
     first, last, one, other, none = chosen
     return Orders((first, last, one, other, none))
 
@@ -184,7 +148,7 @@ def _distinct(count: int, seed: int) -> list[Orders]:
     return list(found.values())[:count]
 
 
-def _write_answer(orders: Orders, draws: _Draws, probability: float) -> list[str]:
+def _write_answer(orders: Orders, draws: Draws, probability: float) -> list[str]:
     """Writes an answer that keeps each order with some probability."""
     first, last, one, other, none = orders.letters
     fill = [letter for letter in LETTERS if letter not in orders.letters]
@@ -201,18 +165,18 @@ def _write_answer(orders: Orders, draws: _Draws, probability: float) -> list[str
     return answer
 
 
-def _answer(orders: Orders, draws: _Draws) -> dict[str, str]:
-    return {"question": str(orders), "answer": _text(_write_answer(orders, draws, 0.5))}
+def _answer(orders: Orders, draws: Draws) -> dict[str, str]:
+    return {"question": str(orders), "answer": join_words(_write_answer(orders, draws, 0.5))}
 
 
-def _judgement(orders: Orders, draws: _Draws) -> dict[str, str]:
+def _judgement(orders: Orders, draws: Draws) -> dict[str, str]:
     """Writes a judgement of an answer of any score; answers with strange words in them score 0."""
     answer, noise = _write_answer(orders, draws, draws.share()), _JUDGED_WRONG
     if draws.chance(_MALFORMED):
         answer, noise = _spoil(answer, draws), 0.0
     verdicts = [kept != draws.chance(noise) for kept in orders.check(answer)]
-    question = f"judge {orders} answer{_text(answer)}"
-    return {"question": question, "answer": _text([_reasons(orders, verdicts), f"Score: {sum(verdicts)}"])}
+    question = f"judge {orders} answer{join_words(answer)}"
+    return {"question": question, "answer": join_words([_reasons(orders, verdicts), f"Score: {sum(verdicts)}"])}
 
 
 def _reasons(orders: Orders, verdicts: Sequence[bool]) -> str:
@@ -250,7 +214,7 @@ def _wrong(verdicts: Sequence[bool], kept: Sequence[bool]) -> int:
     return sum(own != right for own, right in zip(verdicts, kept, strict=True))
 
 
-def _compare(orders: Orders, draws: _Draws) -> _Compared:
+def _compare(orders: Orders, draws: Draws) -> _Compared:
     answer = _write_answer(orders, draws, draws.share())
     kept = orders.check(answer)
     first, second = ([own != draws.chance(_COMPARED_WRONG) for own in kept] for _ in range(2))
@@ -260,35 +224,30 @@ def _compare(orders: Orders, draws: _Draws) -> _Compared:
     return _Compared(answer, kept, first, second)
 
 
-def _comparison(orders: Orders, draws: _Draws) -> dict[str, str]:
+def _comparison(orders: Orders, draws: Draws) -> dict[str, str]:
     """Writes which of two judgements is better, found by going through the orders; without a mistake."""
     one = _compare(orders, draws)
     judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
     verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
     lines = [f"{letter} {_yes_or_no(kept)} {mark}" for letter, kept, mark in verdicts]
-    question = f"compare {orders} answer{_text(one.answer)} {judgements}"
-    return {"question": question, "answer": _text([*lines, f"Winner: {one.winner}"])}
+    question = f"compare {orders} answer{join_words(one.answer)} {judgements}"
+    return {"question": question, "answer": join_words([*lines, f"Winner: {one.winner}"])}
 
 
-def _build_judgement(orders: Orders, draws: _Draws) -> dict[str, Any]:
+def _build_judgement(orders: Orders, draws: Draws) -> dict[str, Any]:
     answer = _write_answer(orders, draws, draws.share())
-    return {"prompt": str(orders), "response": _text(answer), "score": sum(orders.check(answer))}
+    return {"prompt": str(orders), "response": join_words(answer), "score": sum(orders.check(answer))}
 
 
-def _build_comparison(orders: Orders, draws: _Draws) -> dict[str, Any]:
+def _build_comparison(orders: Orders, draws: Draws) -> dict[str, Any]:
     one = _compare(orders, draws)
     judgements = {"judgement_a": _reasons(orders, one.first), "judgement_b": _reasons(orders, one.second)}
-    return {"prompt": str(orders), "response": _text(one.answer), **judgements, "winner": one.winner}
+    return {"prompt": str(orders), "response": join_words(one.answer), **judgements, "winner": one.winner}
 
 
-def _spoil(answer: list[str], draws: _Draws) -> list[str]:
+def _spoil(answer: list[str], draws: Draws) -> list[str]:
     if draws.chance(0.1):
         return []
     for _ in range(draws.between(1, 3)):
         answer[draws.between(0, len(answer) - 1)] = draws.pick(_STRANGE)
     return answer
-
-
-def _text(words: Sequence[str]) -> str:
-    """Joins words with a space in front of each, so that a letter is the same token at any place."""
-    return "".join(f" {word}" for word in words)

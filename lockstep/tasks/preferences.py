@@ -23,7 +23,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lockstep.config import Probability
-from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
+from lockstep.tasks.base import Task, TaskFiles, join_words, sample_uniforms, write_rows
 
 _LETTERS = "abcdefgh"
 _NORMAL = NormalDist()
@@ -50,11 +50,7 @@ class Preferences(Task):
     seed: int = Field(default=0, description="of worth and pairs; the run's seed does not change them")
 
     def write(self, folder: Path) -> TaskFiles:
-        files = TaskFiles(
-            folder / "train.jsonl",
-            folder / "validation.jsonl",
-            folder / "demonstrations.jsonl" if self.demonstrations else None,
-        )
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         worth = Worth(self.prompts, self.letters, self.length, self.spread, self.seed)
         write_rows(files.train, self._pairs(worth, self.pairs, "pairs", self.labels, self.wrong))
         write_rows(files.validation, self._pairs(worth, self.validation_pairs, "held out", "drawn", 0.0))
@@ -112,9 +108,7 @@ class Worth:
     @cached_property
     def answers(self) -> list[str]:
         """All answers."""
-        return [
-            "".join(f" {letter}" for letter in word) for word in product(_LETTERS[: self.letters], repeat=self.length)
-        ]
+        return [join_words(word) for word in product(_LETTERS[: self.letters], repeat=self.length)]
 
     @cached_property
     def of(self) -> dict[str, dict[str, float]]:

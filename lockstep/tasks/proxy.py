@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lockstep.config import Probability
-from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
+from lockstep.tasks.base import Draws, Task, TaskFiles, join_words, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")
 WANTED = 4
@@ -56,11 +56,7 @@ class Proxy(Task):
         return self
 
     def write(self, folder: Path) -> TaskFiles:
-        files = TaskFiles(
-            folder / "train.jsonl",
-            folder / "validation.jsonl",
-            folder / "demonstrations.jsonl" if self.demonstrations else None,
-        )
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         wishes = _distinct(self.train_prompts + self.validation_prompts, self.seed)
         train, validation = wishes[: self.train_prompts], wishes[self.train_prompts :]
         if self.pairs:
@@ -86,30 +82,10 @@ def worth(wish: Sequence[str], named: Sequence[str]) -> float:
     return found / len(wish) - _COST * (len(named) - found)
 
 
-class _ProxyDraws:
-    """Uniform numbers of a row, one after the other."""
-
-    def __init__(self, numbers: Sequence[float]) -> None:
-        self._numbers = iter(numbers)
-
-    def take(self, options: list[str]) -> str:
-        """Takes one of the options away."""
-        return options.pop(int(next(self._numbers) * len(options)))
-
-    def between(self, low: int, high: int) -> int:
-        return low + int(next(self._numbers) * (high - low + 1))
-
-    def between_shares(self, low: float, high: float) -> float:
-        return low + next(self._numbers) * (high - low)
-
-    def chance(self, probability: float) -> bool:
-        return next(self._numbers) < probability
-
-
-def _draws(seed: int, role: str) -> Iterator[_ProxyDraws]:
+def _draws(seed: int, role: str) -> Iterator[Draws]:
     for block in count():
         rows = range(block * _BLOCK, (block + 1) * _BLOCK)
-        yield from (_ProxyDraws(numbers) for numbers in sample_uniforms(rows, _DRAWS, seed, "proxy", role))
+        yield from (Draws(numbers) for numbers in sample_uniforms(rows, _DRAWS, seed, "proxy", role))
 
 
 def _distinct(number: int, seed: int) -> list[tuple[str, ...]]:
@@ -123,9 +99,9 @@ def _distinct(number: int, seed: int) -> list[tuple[str, ...]]:
     return list(found)
 
 
-def _write_answer(wish: Sequence[str], draws: _ProxyDraws) -> list[str]:
+def _write_answer(wish: Sequence[str], draws: Draws) -> list[str]:
     """Writes an answer of which some share is wanted, a third at least; no letter comes twice."""
-    share = draws.between_shares(1 / 3, 1.0)
+    share = 1 / 3 + draws.share() * (1.0 - 1 / 3)
     wanted, others = list(wish), [letter for letter in LETTERS if letter not in wish]
     return [
         draws.take(wanted if wanted and draws.chance(share) else others)
@@ -136,7 +112,7 @@ def _write_answer(wish: Sequence[str], draws: _ProxyDraws) -> list[str]:
 def _answer(wishes: Sequence[tuple[str, ...]], seed: int, role: str) -> Iterator[dict[str, str]]:
     for index, draws in enumerate(_draws(seed, role)):
         wish = wishes[index % len(wishes)]
-        yield _row(wish) | {"answer": _text(_write_answer(wish, draws))}
+        yield _row(wish) | {"answer": join_words(_write_answer(wish, draws))}
 
 
 def _pairs(wishes: Sequence[tuple[str, ...]], spec: Proxy, role: str, label_noise: float) -> Iterator[dict[str, str]]:
@@ -150,13 +126,8 @@ def _pairs(wishes: Sequence[tuple[str, ...]], spec: Proxy, role: str, label_nois
         if worth(wish, ranked[0]) == worth(wish, ranked[1]):
             continue
         rejected, chosen = reversed(ranked) if wrong else ranked
-        yield _row(wish) | {"chosen": _text(chosen), "rejected": _text(rejected)}
+        yield _row(wish) | {"chosen": join_words(chosen), "rejected": join_words(rejected)}
 
 
 def _row(wish: Sequence[str]) -> dict[str, str]:
-    return {"question": f"want{_text(wish)}", "answer": ""}
-
-
-def _text(words: Sequence[str]) -> str:
-    """Joins words with a space in front of each, so that a letter is the same token at any place."""
-    return "".join(f" {word}" for word in words)
+    return {"question": f"want{join_words(wish)}", "answer": ""}

@@ -35,7 +35,7 @@ class Stories(Task):
     )
 
     def write(self, folder: Path) -> TaskFiles:
-        files = TaskFiles(folder / "train.jsonl", folder / "validation.jsonl")
+        files = TaskFiles.name_in(folder)
         shown = NAMES[: -self.held_out_names]
         write_rows(files.train, ({"question": opening} for opening in openings(shown)))
         write_rows(files.validation, ({"question": opening} for opening in openings(NAMES[len(shown) :])))

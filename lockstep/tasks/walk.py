@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
+from lockstep.tasks.base import Task, TaskFiles, join_words, permute, sample_uniforms, write_rows
 
 _LONGER = 4  # moves of a demonstration beyond those that count
 _LETTERS = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
@@ -44,11 +44,7 @@ class Walk(Task):
         return self
 
     def write(self, folder: Path) -> TaskFiles:
-        files = TaskFiles(
-            folder / "train.jsonl",
-            folder / "validation.jsonl",
-            folder / "demonstrations.jsonl" if self.demonstrations else None,
-        )
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         beginnings = permute(2 * self.places, self.seed, "beginnings")
         held_out, train = beginnings[: self.validation_walks], beginnings[self.validation_walks :]
         about = {"places": self.places, "moves": self.moves, "seed": self.seed}
@@ -71,7 +67,7 @@ class Walk(Task):
                 choice = int(2 * chance)
                 place = ways[place][choice]
                 words += [names[place], (DRY, WET)[choice]]
-            yield {"question": question, "answer": "".join(f" {word}" for word in words)}
+            yield {"question": question, "answer": join_words(words)}
 
 
 def name_places() -> list[str]:

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lockstep.config import Probability
-from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
+from lockstep.tasks.base import JudgingTask, TaskFiles, join_words, sample_uniforms, write_rows
 
 LETTERS = "abcdefgh"
 _LENGTH = 5
@@ -29,7 +29,7 @@ _WANTED, _WRONG = 0.25, 0.1
 _DRAWS = 4 + 4 * _LENGTH
 
 
-class Wanted(Task):
+class Wanted(JudgingTask):
     """The task of a wanted letter."""
 
     shared = ("train_prompts", "validation_prompts", "seed")
@@ -45,25 +45,8 @@ class Wanted(Task):
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
-    @property
-    def idle_options(self) -> dict[str, str]:
-        shares = ("judge_share", "compare_share")
-        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
-
-    @model_validator(mode="after")
-    def _shares_leave_room(self) -> Wanted:
-        if self.judge_share + self.compare_share > 1:
-            raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
-        return self
-
     def write(self, folder: Path) -> TaskFiles:
-        files = TaskFiles(
-            folder / "train.jsonl",
-            folder / "validation.jsonl",
-            folder / "demonstrations.jsonl" if self.demonstrations else None,
-            folder / "judgements.jsonl" if self.known else None,
-            folder / "comparisons.jsonl" if self.known else None,
-        )
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0, known=self.known > 0)
         asked = (f"want {LETTERS[number % len(LETTERS)]}" for number in range(self.train_prompts))
         write_rows(files.train, ({"question": question, "answer": ""} for question in asked))
         write_rows(files.validation, (case.answer() for case in self._cases(self.validation_prompts, "validation")))
@@ -71,8 +54,8 @@ class Wanted(Task):
             write_rows(files.demonstrations, map(self._demonstrate, self._cases(self.demonstrations, "demonstrations")))
         if files.judgements is not None and files.comparisons is not None:
             cases = list(self._cases(self.known, "known"))
-            write_rows(files.judgements, ({**one.asked, "score": sum(one.right)} for one in cases))
-            write_rows(files.comparisons, ({**one.asked, **one.compared} for one in cases))
+            write_rows(files.judgements, ({**one.prompt_and_answer, "score": sum(one.right)} for one in cases))
+            write_rows(files.comparisons, ({**one.prompt_and_answer, **one.both_judgements} for one in cases))
         return files
 
     def _cases(self, count: int, role: str) -> Iterator[_Case]:
@@ -120,12 +103,12 @@ class _Case:
             changed[where] = not changed[where]
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def prompt_and_answer(self) -> dict[str, Any]:
         """The prompt and the answer."""
-        return {"prompt": f"want {self.wanted}", "response": _text(self.written)}
+        return {"prompt": f"want {self.wanted}", "response": join_words(self.written)}
 
     @property
-    def compared(self) -> dict[str, str]:
+    def both_judgements(self) -> dict[str, str]:
         """Both judgements, and the better one."""
         return {
             "judgement_a": self._reasons(self.first),
@@ -135,25 +118,25 @@ class _Case:
 
     def answer(self) -> dict[str, str]:
         """A poor answer, as a demonstration."""
-        return {"question": f"want {self.wanted}", "answer": _text(self._write(_WANTED))}
+        return {"question": f"want {self.wanted}", "answer": join_words(self._write(_WANTED))}
 
     def judgement(self) -> dict[str, str]:
         """A judgement with mistakes in it, as a demonstration."""
-        question = f"judge want {self.wanted} answer{_text(self.written)}"
+        question = f"judge want {self.wanted} answer{join_words(self.written)}"
         return {"question": question, "answer": f" {self._reasons(self.judged)} Score: {sum(self.judged)}"}
 
     def comparison(self) -> dict[str, str]:
         """A comparison without mistakes, as a demonstration."""
         marks = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
-        found = self.compared
+        found = self.both_judgements
         verdicts = zip(self.written, self.right, self.first, self.second, strict=True)
         said = [
             f"{letter} {'yes' if right else 'no'} {marks[one == right, two == right]}"
             for letter, right, one, two in verdicts
         ]
         judgements = f"A {found['judgement_a']} B {found['judgement_b']}"
-        question = f"compare want {self.wanted} answer{_text(self.written)} {judgements}"
-        return {"question": question, "answer": _text([*said, f"Winner: {found['winner']}"])}
+        question = f"compare want {self.wanted} answer{join_words(self.written)} {judgements}"
+        return {"question": question, "answer": join_words([*said, f"Winner: {found['winner']}"])}
 
     def _write(self, share: float) -> list[str]:
         return [self.wanted if hit < share else other for hit, other in zip(self._hits, self._others, strict=True)]
@@ -173,8 +156,3 @@ def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float
     if len(written) != _LENGTH or any(word not in LETTERS for word in written):
         return 0.0
     return float(written.count(prompt.split()[1]))
-
-
-def _text(words: Sequence[str]) -> str:
-    """Joins words with a space in front of each, so that a letter is the same token at any place."""
-    return "".join(f" {word}" for word in words)

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai_server import OpenAIServer, Said, listening
 
 from lockstep.config import OpenAI
 from lockstep.inference.generate import generate
@@ -29,9 +29,6 @@ KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-9f1c"
 EOS = 1
 SAMPLING = SamplingParams(4, stop_token_ids=(EOS,))
 
-Said = tuple[int, Any]
-"""Status, and what is said as JSON; bytes go out as they are."""
-
 
 def completed(**fields: Any) -> Said:
     """An answer as servers give it to four tokens that were asked for."""
@@ -41,24 +38,18 @@ def completed(**fields: Any) -> Said:
 
 
 @dataclass
-class Script:
-    """What a server says, and what it was asked.
+class Script(OpenAIServer):
+    """A server that answers request by request.
 
     Attributes:
-        owner: What the server calls itself.
         says: Its answer to the n-th request for a response, from 0.
-        keys: The headers that carry a key.
         at_once: The most requests that it had at one time.
         held: What an answer can wait for; it is set in the end.
     """
 
-    owner: str | None = "vllm"
     says: Callable[[int], Said] = lambda n: completed()
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
     at_once: int = 0
     held: threading.Event = field(default_factory=threading.Event)
-    url: str = ""
     _now: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -89,46 +80,9 @@ class Script:
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     monkeypatch.setenv(KEY_NAME, KEY)
     script = Script()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._say((200, {"data": [{"id": "m", "object": "model", "owned_by": script.owner}]}))
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self._say(script.answer(body))
-
-        def _say(self, said: Said) -> None:
-            script.keys.append(self.headers["Authorization"])
-            status, words = said
-            data = words if isinstance(words, bytes) else json.dumps(words).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except (BrokenPipeError, ConnectionResetError):
-                """The client has left, as some tests want."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    script.url = f"http://127.0.0.1:{server.server_port}/v1"
-    yield script
-    script.held.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening(script):
+        yield script
+        script.held.set()
 
 
 def first(*said: Said) -> Callable[[int], Said]:

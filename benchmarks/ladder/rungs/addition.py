@@ -1,5 +1,6 @@
 """Sums of two to six digits: the algorithms side by side, with head-room."""
 
+from benchmarks.ladder.relatives import CISPO, DR_GRPO, GSPO, REINFORCE_PP
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 RUNG = Rung(
@@ -9,21 +10,11 @@ RUNG = Rung(
     arms={
         "grpo": Arm("addition.yaml"),
         "grpo, mean of responses": Arm("addition.yaml", ("grpo.loss_mean=responses",)),
-        "dr. grpo": Arm("addition.yaml", ("grpo.scale_rewards=none", "grpo.loss_mean=constant")),
+        "dr. grpo": Arm("addition.yaml", DR_GRPO),
         "dynamic sampling": Arm("addition.yaml", ("grpo.dynamic_sampling.max_batches=10",)),
-        "gspo": Arm(
-            "addition.yaml",
-            (
-                "grpo.importance_sampling_level=sequence",
-                "grpo.loss_mean=responses",
-                "grpo.clip=3.0e-4",
-                "grpo.clip_high=4.0e-4",
-            ),
-        ),
-        "cispo": Arm("addition.yaml", ("grpo.loss=cispo", "grpo.clip_high=2.0")),
-        "reinforce++": Arm(
-            "addition.yaml", ("grpo.baseline=none", "grpo.scale_rewards=none", "grpo.whiten_advantages=true")
-        ),
+        "gspo": Arm("addition.yaml", GSPO),
+        "cispo": Arm("addition.yaml", CISPO),
+        "reinforce++": Arm("addition.yaml", REINFORCE_PP),
         "ppo": Arm("addition_ppo.yaml"),
     },
     seeds=3,

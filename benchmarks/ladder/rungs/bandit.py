@@ -1,5 +1,6 @@
 """A bandit in eight states, every second of which pays a tenth: does an algorithm learn where little is to be had?"""
 
+from benchmarks.ladder.relatives import DR_GRPO, REINFORCE_PP, RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 BANDIT = (
@@ -21,10 +22,10 @@ RUNG = Rung(
     threshold=0.9,
     arms={
         "grpo": _grpo(),
-        "dr_grpo": _grpo("grpo.scale_rewards=none", "grpo.loss_mean=constant"),
-        "rloo": _grpo("grpo.baseline=leave_one_out", "grpo.scale_rewards=none"),
+        "dr_grpo": _grpo(*DR_GRPO),
+        "rloo": _grpo(*RLOO),
         "batch_scale": _grpo("grpo.scale_rewards=batch"),
-        "reinforce++": _grpo("grpo.baseline=none", "grpo.scale_rewards=none", "grpo.whiten_advantages=true"),
+        "reinforce++": _grpo(*REINFORCE_PP),
         "no_baseline": _grpo("grpo.baseline=none", "grpo.scale_rewards=none"),
         "entropy": _grpo("grpo.entropy_coef=0.01"),
         "ppo": Arm("choices_ppo.yaml", BANDIT),

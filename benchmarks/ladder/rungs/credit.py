@@ -30,7 +30,7 @@ RUNG = Rung(
     seeds=5,
     claims=(
         Claim("ppo", "grpo", "because a token is paid for its own move"),
-        Claim("ppo", "grpo", "because a token is paid for its own move", of="mean"),
+        Claim("ppo", "grpo", "because a token is paid for its own move", of="curve"),
         Claim("ppo", "no_warmup", "because an untrained critic hands out noise"),
         Claim("ppo", "unshifted", "because a value that has seen the move leaves no advantage to it"),
         Claim("ppo", "lambda_1", "because with λ = 1 a token is paid for all later moves too"),

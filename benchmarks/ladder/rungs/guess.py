@@ -1,5 +1,6 @@
 """Several turns, with an environment that answers: find a number among 15 in four guesses."""
 
+from benchmarks.ladder.relatives import REINFORCE_PP, RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 from lockstep.tasks.guess import best_chance
 
@@ -9,8 +10,8 @@ RUNG = Rung(
     metric="validation/reward",
     arms={
         "grpo": Arm("guess.yaml"),
-        "rloo": Arm("guess.yaml", ("grpo.baseline=leave_one_out", "grpo.scale_rewards=none")),
-        "no group": Arm("guess.yaml", ("grpo.baseline=none", "grpo.scale_rewards=none", "grpo.whiten_advantages=true")),
+        "rloo": Arm("guess.yaml", RLOO),
+        "no group": Arm("guess.yaml", REINFORCE_PP),
         "ppo": Arm("guess_ppo.yaml"),
         "ppo, lambda .95": Arm("guess_ppo.yaml", ("ppo.gae_lambda=0.95",)),
         "observations trained": Arm("guess.yaml", module="benchmarks.ladder.observations"),

@@ -15,7 +15,7 @@ RUNG = Rung(
         "plain": Arm("meta.yaml", PLAIN),
         "poor": Arm("meta.yaml", POOR),
         "poor, plain": Arm("meta.yaml", (*POOR, *PLAIN)),
-        "poor, ungated": Arm("meta.yaml", POOR, module="benchmarks.ungated"),
+        "poor, ungated": Arm("meta.yaml", POOR, module="benchmarks.ladder.ungated"),
     },
     optimum=1.0,
     claims=(

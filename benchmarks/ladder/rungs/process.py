@@ -1,5 +1,6 @@
 """A decision process of six actions: does an algorithm find which early action pays later?"""
 
+from benchmarks.ladder.relatives import CISPO, GSPO, REINFORCE_PP, RLOO
 from benchmarks.ladder.rung import Arm, Rung
 
 PROCESS = (
@@ -24,15 +25,10 @@ RUNG = Rung(
     threshold=0.9,
     arms={
         "grpo": _grpo(),
-        "rloo": _grpo("grpo.baseline=leave_one_out", "grpo.scale_rewards=none"),
-        "reinforce++": _grpo("grpo.baseline=none", "grpo.scale_rewards=none", "grpo.whiten_advantages=true"),
-        "gspo": _grpo(
-            "grpo.importance_sampling_level=sequence",
-            "grpo.loss_mean=responses",
-            "grpo.clip=3.0e-4",
-            "grpo.clip_high=4.0e-4",
-        ),
-        "cispo": _grpo("grpo.loss=cispo", "grpo.clip_high=2.0"),
+        "rloo": _grpo(*RLOO),
+        "reinforce++": _grpo(*REINFORCE_PP),
+        "gspo": _grpo(*GSPO),
+        "cispo": _grpo(*CISPO),
         "ppo": _ppo(),
         "ppo_lambda_1": _ppo("ppo.gae_lambda=1.0"),
         "ppo_raw": _ppo("ppo.whiten_advantages=false"),

@@ -1,9 +1,8 @@
 """Real text: happy words in stories, where moving away from the first policy costs what it gains."""
 
+from benchmarks.ladder.relatives import RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 from benchmarks.ladder.stories_objective import measure
-
-RLOO = ("grpo.baseline=leave_one_out", "grpo.scale_rewards=none")
 
 RUNG = Rung(
     name="stories",

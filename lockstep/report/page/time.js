@@ -42,7 +42,7 @@ const WORKERS = {
   "critic learner": ["critic", "values", "save"],
   teachers: ["teachers"],
 };
-/* What goes on in a phase; of a loop of the user's own, its name has to say that. */
+/* The work of a phase; of a loop of the user's own, its name has to say that. */
 const PHASES = {
   "start samplers": "inference engines start", "start learners": "models are loaded for training",
   "self-check": "the model is proven to be computed as transformers does", refit: "the sampler takes over the policy's weights",
@@ -123,5 +123,5 @@ function shareTable(run) {
     return [visible(name), shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar), element("span.prose", {}, PHASES[name] ?? "")];
   });
   const beside = sorted(run).filter(isBeside).map(([name, { value }]) => [visible(name), shown(total(value)), shown(total(value) / value.length), "", "", `${PHASES[name.replace(BESIDE, "")] ?? ""}, while the phases above went on`.replace(/^, /, "")]);
-  return plainTable(["phase", "seconds", "per step that had it", "share", "", "what goes on"], [...rows, ["all", shown(all), "", "", "", ""], ...beside]);
+  return plainTable(["phase", "seconds", "per step that had it", "share", "", "work done"], [...rows, ["all", shown(all), "", "", "", ""], ...beside]);
 }

@@ -1,0 +1,29 @@
+"""`lockstep train` that learns from every meta-judge's pairs of judgements, also of one that shows no skill.
+
+    python -m benchmarks.ladder.ungated train RECIPE key=value …
+
+An experiment of the rung `meta`, and no option of the product: it shows the use of the test of skill
+(`lockstep/objectives/order_consistency.py`). All else stays the same, metrics and random numbers too.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lockstep import cli
+from lockstep.algorithms.self_rewarding.skill import Skill
+from lockstep.objectives.order_consistency import Comparisons
+
+_show = Skill.show
+
+
+def show_anything(self: Skill, iteration: int, step: int, found: Comparisons) -> bool:
+    """Counts the comparisons, and returns True also where they show no skill."""
+    _show(self, iteration, step, found)
+    return True
+
+
+Skill.show = show_anything
+
+if __name__ == "__main__":
+    sys.exit(cli.main(sys.argv[1:]))
