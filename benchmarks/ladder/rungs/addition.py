@@ -1,27 +1,34 @@
-"""Sums of two to six digits: the algorithms side by side, with head-room."""
+"""Sums of two to eight digits: the algorithms side by side, with head-room.
+
+Sums of seven and eight digits are not demonstrated, so some prompts are hardly ever solved. All arms have the learning
+rate 5e-4: on a development seed, with sums of two to six digits, GRPO, Dr. GRPO, GSPO and REINFORCE++ ended within .03
+of that with twice the rate, PPO .02 higher, and CISPO then learned nothing.
+"""
 
 from benchmarks.ladder.relatives import CISPO, DR_GRPO, GSPO, REINFORCE_PP
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 RUNG = Rung(
     name="addition",
-    question="Add numbers of two to six digits, after demonstrations in which one digit of ten is wrong.",
+    question="Add numbers of two to eight digits, after demonstrations of up to six with a wrong digit in ten.",
     metric="validation/reward",
     arms={
         "grpo": Arm("addition.yaml"),
-        "grpo, mean of responses": Arm("addition.yaml", ("grpo.loss_mean=responses",)),
-        "dr. grpo": Arm("addition.yaml", DR_GRPO),
-        "dynamic sampling": Arm("addition.yaml", ("grpo.dynamic_sampling.max_batches=10",)),
+        "response_mean": Arm("addition.yaml", ("grpo.loss_mean=responses",)),
+        "dr_grpo": Arm("addition.yaml", DR_GRPO),
+        "dynamic_sampling": Arm("addition.yaml", ("grpo.dynamic_sampling.max_batches=10",)),
         "gspo": Arm("addition.yaml", GSPO),
         "cispo": Arm("addition.yaml", CISPO),
-        "reinforce++": Arm("addition.yaml", REINFORCE_PP),
+        "reinforce_pp": Arm("addition.yaml", REINFORCE_PP),
         "ppo": Arm("addition_ppo.yaml"),
+        "ppo_lambda_95": Arm("addition_ppo.yaml", ("ppo.gae_lambda=0.95",)),
     },
     seeds=3,
     claims=(
-        Claim("dynamic sampling", "grpo", "since groups without a difference teach nothing", "curve"),
-        Claim("grpo", "reinforce++", "since the baseline of a question tells an easy one from a hard one"),
-        Claim("ppo", "reinforce++", "since the critic tells an easy question from a hard one"),
+        Claim("dynamic_sampling", "grpo", "since prompts that are always or never solved teach nothing"),
+        Claim("grpo", "reinforce_pp", "since the baseline of a question tells an easy one from a hard one"),
+        Claim("ppo", "reinforce_pp", "since the critic tells an easy question from a hard one"),
     ),
-    threshold=0.45,
+    threshold=0.5,
+    last=2,
 )

@@ -11,16 +11,17 @@ RUNG = Rung(
     arms={
         "grpo": Arm("guess.yaml"),
         "rloo": Arm("guess.yaml", RLOO),
-        "no group": Arm("guess.yaml", REINFORCE_PP),
+        "no_group": Arm("guess.yaml", REINFORCE_PP),
         "ppo": Arm("guess_ppo.yaml"),
-        "ppo, lambda .95": Arm("guess_ppo.yaml", ("ppo.gae_lambda=0.95",)),
-        "observations trained": Arm("guess.yaml", module="benchmarks.ladder.observations"),
+        "ppo_lambda_95": Arm("guess_ppo.yaml", ("ppo.gae_lambda=0.95",)),
+        "observations_trained": Arm("guess.yaml", module="benchmarks.ladder.observations"),
     },
     seeds=3,
     claims=(
-        Claim("grpo", "observations trained", "because the environment's words are not the policy's to learn"),
-        Claim("ppo", "grpo", "because the critic sees after each answer what the guess before it was worth", "curve"),
+        Claim("grpo", "observations_trained", "because the environment's words are not the policy's to learn"),
+        Claim("ppo", "grpo", "because the critic sees after each answer what the guess before it was worth"),
     ),
     optimum=best_chance(15, 4),
-    threshold=0.8,
+    threshold=0.75,
+    last=2,
 )
