@@ -60,7 +60,7 @@ SCORES = ("data.chosen_score=chosen_score", "data.rejected_score=rejected_score"
 
 RUNG = Rung(
     name="preferences",
-    question="Pairs of answers whose worth is known, with labels drawn by Bradley and Terry's model, certain, or wrong.",
+    question="Pairs of answers whose worth is known, with labels by Bradley and Terry's model, certain, or wrong.",
     metric="validation/acc",
     measure=nearness,
     optimum=0.0,
