@@ -18,6 +18,7 @@ RUNG = Rung(
         "poor, ungated": Arm("meta.yaml", POOR, module="benchmarks.ladder.ungated"),
     },
     optimum=1.0,
+    seeds=3,
     claims=(
         Claim("meta", "plain", "because better judgements are preferred"),
         Claim("poor", "poor, ungated", "because pairs of a meta-judge without skill are left out"),

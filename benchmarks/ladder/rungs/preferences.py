@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from benchmarks.ladder.results import ROOT
 from benchmarks.ladder.rung import Arm, Claim, Rung
 from lockstep.config.loading import load_run
 from lockstep.models.tokenizer import load_tokenizer
 from lockstep.tasks.preferences import Preferences, Worth, distance
 
-ROOT = Path(__file__).resolve().parents[3]
 BETA = 1.0
-"""β of the policy that all arms are measured against: the best one for the worth less β·KL to the reference."""
+"""The β of the policy that all arms are measured against: the best one for the worth less β·KL to the reference."""
 
 
 def nearness(folder: Path) -> float:
@@ -49,32 +49,45 @@ def _answers(
 
 
 def _arm(loss: str, *options: str) -> Arm:
-    scores = ("data.chosen_score=chosen_score", "data.rejected_score=rejected_score")
-    reads = scores if loss == "scale" or loss.startswith("rpo") else ()
-    return Arm("preferences.yaml", (f"dpo.preference_loss={loss}", *reads, *options))
+    return Arm("preferences.yaml", (f"dpo.preference_loss={loss}", *options))
 
 
+NO_SFT = "dpo.sft_loss_weight=0"
 CERTAIN, WRONG = "data.task.labels=certain", "data.task.wrong=0.25"
+SCORES = ("data.chosen_score=chosen_score", "data.rejected_score=rejected_score")
+"""Exact where labels are certain, else with the noise by which labels are drawn."""
+# IPO's optimum has another scale: its β is the better one of .25 and .5, on seed 100, for each kind of labels.
 
 RUNG = Rung(
     name="preferences",
-    question="Pairs of answers whose worth is known, labelled as Bradley and Terry have it, rightly, or wrongly.",
+    question="Pairs of answers whose worth is known, with labels by Bradley and Terry's model, certain, or wrong.",
     metric="validation/acc",
     measure=nearness,
     optimum=0.0,
+    seeds=3,
     arms={
         "dpo": _arm("dpo"),
-        "ipo": _arm("ipo"),
-        "scale": _arm("scale"),
-        "rpo_sq": _arm("rpo_sq"),
-        "rpo_bwd_kl": _arm("rpo_bwd_kl"),
-        "rpo_fwd_kl": _arm("rpo_fwd_kl"),
+        "dpo, no SFT": _arm("dpo", NO_SFT),
+        "ipo": _arm("ipo", "dpo.ref_policy_kl_penalty=0.25"),
+        "rpo_sq": _arm("rpo_sq", *SCORES),
         "dpo, certain": _arm("dpo", CERTAIN),
-        "ipo, certain": _arm("ipo", CERTAIN),
-        "rpo_bwd_kl, certain": _arm("rpo_bwd_kl", CERTAIN),
+        "ipo, certain": _arm("ipo", CERTAIN, "dpo.ref_policy_kl_penalty=0.5"),
+        "scale, certain": _arm("scale", CERTAIN, *SCORES),
+        "rpo_sq, certain": _arm("rpo_sq", CERTAIN, *SCORES),
+        "rpo_bwd_kl, certain": _arm("rpo_bwd_kl", CERTAIN, *SCORES),
+        "rpo_fwd_kl, certain": _arm("rpo_fwd_kl", CERTAIN, *SCORES),
         "dpo, wrong": _arm("dpo", WRONG),
-        "ipo, wrong": _arm("ipo", WRONG),
-        "rpo_bwd_kl, wrong": _arm("rpo_bwd_kl", WRONG),
+        "ipo, wrong": _arm("ipo", WRONG, "dpo.ref_policy_kl_penalty=0.25"),
     },
-    claims=(Claim("dpo", "ipo", "because labels are drawn as DPO supposes"),),
+    claims=(
+        Claim("dpo", "dpo, no SFT", "because pairs alone let probability flow to what is no answer"),
+        Claim("dpo", "ipo", "because labels are drawn as DPO supposes"),
+        Claim("ipo, certain", "dpo, certain", "because IPO's optimum is finite where the better answer always wins"),
+        Claim("ipo, wrong", "dpo, wrong", "because IPO trusts a label less"),
+        Claim("scale, certain", "dpo, certain", "because pairs count as much as their scores differ"),
+        Claim("rpo_sq, certain", "dpo, certain", "because scores tell by how much an answer is better"),
+        Claim("rpo_bwd_kl, certain", "dpo, certain", "for the same reason"),
+        Claim("rpo_fwd_kl, certain", "dpo, certain", "for the same reason"),
+        Claim("dpo", "rpo_sq", "because the noise of scores is learned with them"),
+    ),
 )
