@@ -8,21 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 MEANT: Mapping[str, tuple[str, ...]] = {
-    "beta": ("grpo.kl.coef", "ppo.kl.coef", "dpo.ref_policy_kl_penalty"),
+    "beta": ("kl.coef", "ref_policy_kl_penalty"),
     "learning_rate": ("policy.lr", "optimizer.lr"),
     "max_completion_length": ("sampling.max_tokens",),
     "num_train_epochs": ("run.max_epochs",),
-    "per_device_train_batch_size": (
-        "grpo.global_batch_size",
-        "ppo.global_batch_size",
-        "sft.global_batch_size",
-        "dpo.global_batch_size",
-        "reward_model.global_batch_size",
-    ),
+    "per_device_train_batch_size": ("global_batch_size",),
 }
-"""Keys that a word stands for; a recipe has one of them, or none."""
+"""Ends of keys that a word stands for, since the section is the algorithm's; a recipe has one of them, or none."""
 
 
 def find(word: str, options: Collection[str]) -> str | None:
     """The option, of those that a recipe has, that a word of another library means; None where there is none."""
-    return next((key for key in MEANT.get(word, ()) if key in options), None)
+    ends = [f".{end}" for end in MEANT.get(word, ())]
+    return next((key for end in ends for key in options if f".{key}".endswith(end)), None)
