@@ -99,7 +99,7 @@ def list_names() -> list[str]:
 @cache
 def right_answers(names: int, seed: int) -> dict[str, str]:
     """The right answer to each question, yes to half of them."""
-    draws = Random(f"answers of {names} names, {seed}")  # of the standard library: environments start soon without torch
+    draws = Random(f"answers of {names} names, {seed}")  # of the standard library: environments start without torch
     yes = set(draws.sample(range(names), names // 2))
     return {name: ANSWERS[number not in yes] for number, name in enumerate(list_names()[:names])}
 
