@@ -28,12 +28,13 @@ _BLOCK = 1024
 
 
 class Quiz(Task):
-    """The task of quizzes. There is one list of questions, so nothing is held out: validation asks all of them."""
+    """The task of quizzes. What is held out is how they begin: any quiz may ask for any name later."""
 
-    shared = ("names", "questions", "seed")
+    shared = ("names", "held_out", "questions", "seed")
     names: PositiveInt = Field(default=32, description="different questions, each with an answer of its own")
     questions: PositiveInt = Field(default=24, description="questions of a quiz, drawn from all")
-    repeats: PositiveInt = Field(default=1, description="validation quizzes that begin with each question")
+    held_out: PositiveInt = Field(default=8, description="names with which only validation quizzes begin")
+    repeats: PositiveInt = Field(default=4, description="validation quizzes that begin with each of them")
     demonstrations: NonNegativeInt = Field(default=0, description="quizzes for SFT, answered at random; 0: none")
     seed: int = Field(default=0, description="of the answers; the run's seed does not change them")
 
@@ -41,13 +42,15 @@ class Quiz(Task):
     def _there_are_so_many(self) -> Quiz:
         if self.names > len(list_names()):
             raise ValueError(f"there are {len(list_names())} names to ask for, but names is {self.names}")
+        if self.held_out >= self.names:
+            raise ValueError(f"held_out is {self.held_out} of {self.names} names; leave one to train on")
         return self
 
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         rows = [self._row(name) for name in list_names()[: self.names]]
-        write_rows(files.train, rows)
-        write_rows(files.validation, rows * self.repeats)
+        write_rows(files.train, rows[self.held_out :])
+        write_rows(files.validation, rows[: self.held_out] * self.repeats)
         if files.demonstrations is not None:
             write_rows(files.demonstrations, self._demonstrations())
         return files
@@ -62,7 +65,7 @@ class Quiz(Task):
         for start in range(0, self.demonstrations, _BLOCK):
             rows = range(start, min(start + _BLOCK, self.demonstrations))
             for first, *draws in sample_uniforms(rows, 1 + self.questions, self.seed, "quiz"):
-                row = self._row(list_names()[int(first * self.names)])
+                row = self._row(list_names()[self.held_out + int(first * (self.names - self.held_out))])
                 yield {**row, "answer": _play(row, int(first * 2**32), draws)}
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lockstep.tasks.quiz import ANSWERS, Quiz, Show, list_names, right_answers
 
-SPEC = Quiz(name="quiz", names=10, questions=6, repeats=2, demonstrations=400, seed=3)
+SPEC = Quiz(name="quiz", names=10, held_out=3, questions=6, repeats=2, demonstrations=400, seed=3)
 
 
 def read(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -63,8 +63,10 @@ def test_each_row_has_a_best_play(tmp_path: Path) -> None:
         assert play(row, answers) == (row["answer"], 1.0)
 
 
-def test_validation_begins_with_each_question_as_often(tmp_path: Path) -> None:
-    assert sorted(row["first"] for row in read(tmp_path, "validation")) == sorted([*list_names()[:10]] * 2)
+def test_validation_begins_with_names_that_training_does_not(tmp_path: Path) -> None:
+    assert [row["first"] for row in read(tmp_path, "validation")] == list_names()[:3] * 2
+    for name in ("train", "demonstrations"):
+        assert {row["first"] for row in read(tmp_path, name)} == {*list_names()[3:10]}
 
 
 def test_demonstrations_tell_nothing_of_what_is_right(tmp_path: Path) -> None:
@@ -79,6 +81,8 @@ def test_demonstrations_tell_nothing_of_what_is_right(tmp_path: Path) -> None:
 def test_a_quiz_asks_for_no_more_names_than_there_are() -> None:
     with pytest.raises(ValidationError, match="names is 2000"):
         Quiz(name="quiz", names=2000)
+    with pytest.raises(ValidationError, match="leave one to train on"):
+        Quiz(name="quiz", names=8)
 
 
 def _pairs(row: dict[str, Any]) -> list[list[str]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from benchmarks.ladder.relatives import REINFORCE_PP, RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
-PPO, GRPO = "credit_ppo.yaml", "credit_grpo.yaml"
+PPO, GRPO = "ppo_quiz", "grpo_quiz"
 
 RUNG = Rung(
     name="credit",
@@ -36,7 +36,6 @@ RUNG = Rung(
         Claim("ppo", "grpo", "because a token is paid for its own answer"),
         Claim("ppo", "grpo, rate 3e-3", "for the same reason, at the rate that suits GRPO better"),
         Claim("ppo", "grpo, rate 3e-3", "for the same reason", of="curve"),
-        Claim("ppo", "unshifted", "because a value that has read the answer's coins leaves no advantage to it"),
         Claim("ppo", "lambda_1", "because with λ = 1 a token is paid for all later answers too"),
         Claim("ppo", "lambda_95", "because with λ = .95 a token is paid for the next ten answers too"),
         Claim("ppo", "value_clip", "because a clip of .2 holds back a critic whose returns range over 10"),

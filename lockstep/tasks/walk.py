@@ -1,0 +1,107 @@
+"""Generated walks through a marsh, paid at the end: each move leads to a dry place or to a wet one.
+
+    walk from ka over mo                            from each place one way leads to a dry place, one to a wet one
+     be wet so dry ti dry                           after each move the walker notes the ground: 2 of 3 moves were right
+
+A model that has learned from random walks knows the ways, and the ground once it stands there; it does not choose by
+it. The reward of a whole walk says little about one move. A critic that reads the notes knows what each move has
+earned, so this is where credit can be told apart from luck. The best policy is always dry: its reward is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from lockstep.tasks.base import Task, TaskFiles, join_words, permute, sample_uniforms, write_rows
+
+_LONGER = 4  # moves of a demonstration beyond those that count
+_LETTERS = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
+DRY, WET = "dry", "wet"
+
+
+class Walk(Task):
+    """The task of walks on a graph."""
+
+    shared = ("places", "validation_walks", "moves", "seed")
+    places: PositiveInt = Field(default=512, description="places of the graph")
+    validation_walks: PositiveInt = Field(default=64, description="walks whose beginning is held out")
+    moves: PositiveInt = Field(default=24, description="moves of a walk that count")
+    demonstrations: NonNegativeInt = Field(default=0, description="random walks with right notes, for SFT; 0: none")
+    seed: int = Field(default=0, description="of the graph and the rows; the run's seed does not change them")
+
+    @model_validator(mode="after")
+    def _there_are_so_many(self) -> Walk:
+        if not 4 <= self.places <= len(name_places()):
+            raise ValueError(f"a graph has 4 to {len(name_places())} places, but places is {self.places}")
+        if self.validation_walks >= 2 * self.places:
+            raise ValueError(f"walks begin in {2 * self.places} ways; hold out fewer than that")
+        return self
+
+    def write(self, folder: Path) -> TaskFiles:
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
+        beginnings = permute(2 * self.places, self.seed, "beginnings")
+        held_out, train = beginnings[: self.validation_walks], beginnings[self.validation_walks :]
+        about = {"places": self.places, "moves": self.moves, "seed": self.seed}
+        for path, own in ((files.train, train), (files.validation, held_out)):
+            write_rows(path, ({**row, **about} for row in self._walks(own, path.stem)))
+        if files.demonstrations is not None:
+            order = permute(self.demonstrations, self.seed, "order")
+            write_rows(files.demonstrations, self._walks([train[one % len(train)] for one in order], "demonstrations"))
+        return files
+
+    def _walks(self, beginnings: Sequence[int], role: str) -> Iterator[dict[str, Any]]:
+        """Random walks with right notes; some moves longer than what counts, so that no walk that counts stops."""
+        names, ways = name_places(), draw_ways(self.places, self.seed)
+        draws = sample_uniforms(range(len(beginnings)), self.moves + _LONGER, self.seed, "walks", role)
+        for beginning, chances in zip(beginnings, draws, strict=True):
+            start, first = divmod(beginning, 2)
+            place, words = ways[start][first], list[str]()
+            question = f"walk from {names[start]} over {names[place]}"
+            for chance in chances:
+                choice = int(2 * chance)
+                place = ways[place][choice]
+                words += [names[place], (DRY, WET)[choice]]
+            yield {"question": question, "answer": join_words(words)}
+
+
+def name_places() -> list[str]:
+    """Names of places: one-syllable words."""
+    first, second, last = _LETTERS
+    return [a + b + c for c in ("", *last) for a in first for b in second]
+
+
+@cache
+def number_places() -> dict[str, int]:
+    """Numbers of places by their names."""
+    return {name: number for number, name in enumerate(name_places())}
+
+
+@cache
+def find_dry(places: int, seed: int) -> frozenset[int]:
+    """The dry places, half of all."""
+    draws = Random(f"ground of {places} places, {seed}")  # of the standard library: rewards start soon without torch
+    return frozenset(draws.sample(range(places), places // 2))
+
+
+@cache
+def draw_ways(places: int, seed: int) -> list[tuple[int, int]]:
+    """The two places to which the ways from each place lead: to a dry one first, then to a wet one."""
+    draws, is_dry = Random(f"ways of {places} places, {seed}"), find_dry(places, seed)
+    dry, wet = sorted(is_dry), sorted(set(range(places)) - is_dry)
+    return [(draws.choice(dry), draws.choice(wet)) for _ in range(places)]
+
+
+def reward(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
+    """The share of dry places, of all that a walk has; a reward function (docs/guides/rewards.md).
+
+    Only the ground counts: notes earn nothing, and a walker that leaves the ways is as well off on a dry place.
+    """
+    numbers, dry = number_places(), find_dry(row["places"], row["seed"])
+    reached = [numbers[word] for word in response.split() if word in numbers]
+    return sum(place in dry for place in reached[: row["moves"]]) / row["moves"]
