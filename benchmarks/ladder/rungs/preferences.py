@@ -77,10 +77,9 @@ RUNG = Rung(
     },
     claims=(
         Claim("dpo", "dpo, no SFT", "because pairs alone let probability flow to what is no answer"),
-        Claim("dpo", "ipo", "because IPO lets more of it flow there"),
         Claim("rpo_sq", "dpo", "because scores tell by how much an answer is better, noise and all"),
         Claim("rpo_sq, certain", "dpo, certain", "because scores tell by how much an answer is better, exactly"),
-        Claim("rpo_bwd_kl, certain", "dpo, certain", "for the same reason"),
-        Claim("rpo_fwd_kl, certain", "dpo, certain", "for the same reason"),
+        Claim("rpo_sq, certain", "rpo_fwd_kl, certain", "because a square still pulls where one answer surely wins"),
+        Claim("rpo_sq, certain", "rpo_bwd_kl, certain", "for the same reason"),
     ),
 )
