@@ -3,10 +3,10 @@
 A prompt names one of a few states and lists the actions; the answer is `length` actions. Nothing tells how they pay but
 the reward, which is divided by the greatest that there is, so the best policy has the value 1 in every kind:
 
-* `bandit`: one action, with payoffs of its own in each state. Every second state pays a tenth in training.
-* `process`: each action leads to a place, and pays by the places before and after it, by tables of the state's own. Rich
-  places pay who leaves them, and not who enters: to take at each step what pays most earns half of what can be had.
-  An answer that breaks off earns what it has come by.
+* `bandit`: one action, with payoffs of its own in each state. Every second state pays a hundredth in training.
+* `process`: each action leads to a place, and pays by the places before and after it, by tables of the state's own.
+  Rich places pay who leaves them, and not who enters, so what pays most now is seldom best. An answer that breaks off
+  earns what it has come by.
 * `lock`: all actions right pay 1; an answer that begins with the trap pays `trap`, and is found much sooner.
 """
 
@@ -27,7 +27,7 @@ from lockstep.tasks.base import Task, TaskFiles, write_rows
 
 ACTIONS = "abcdefghijklmnop"
 Kind = Literal["bandit", "process", "lock"]
-_POOR = 0.1
+_POOR = 0.01
 """Scale of the training reward of every second state of a bandit."""
 
 
@@ -120,9 +120,7 @@ class World:
         places = range(self.actions)
         values = dict.fromkeys((None, *places), 0.0)
         for _ in range(self.length):
-            values = {
-                before: max(self._fare(before, after) + values[after] for after in places) for before in values
-            }
+            values = {before: max(self._fare(before, after) + values[after] for after in places) for before in values}
         return values[None]
 
 
@@ -138,7 +136,7 @@ def value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> fl
 
 
 def poorer_value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
-    """The same, where every second state pays a tenth: what a bandit is trained on."""
+    """The same, where every second state pays a hundredth: what a bandit is trained on."""
     return value(prompt, response, answer, row) * (_POOR if row["state"] % 2 else 1.0)
 
 

@@ -75,4 +75,4 @@ def test_in_a_process_what_pays_most_now_is_not_best(tmp_path: Path) -> None:
 def test_every_second_state_is_poor(tmp_path: Path) -> None:
     rich, poor, *_ = rows(tmp_path, kind="bandit")
     assert poorer_value("", "a", "", rich) == value("", "a", "", rich)
-    assert poorer_value("", "a", "", poor) == pytest.approx(0.1 * value("", "a", "", poor))
+    assert poorer_value("", "a", "", poor) == pytest.approx(0.01 * value("", "a", "", poor))

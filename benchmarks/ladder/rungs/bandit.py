@@ -1,10 +1,15 @@
-"""A bandit in eight states, every second of which pays a tenth: does an algorithm learn where little is to be had?"""
+"""A bandit in eight states, every second of which pays a hundredth: does an algorithm learn where little is to be had?
+
+The prompt ends with the state, and weights are large: from small ones, or with the state elsewhere, all algorithms
+settle on the same action for several states before they tell these apart.
+"""
 
 from benchmarks.ladder.relatives import DR_GRPO, REINFORCE_PP, RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 BANDIT = (
-    "data.task.kind=bandit", "sampling.max_tokens=1", "validation_sampling.max_tokens=1",
+    "data.task.kind=bandit", 'data.prompt="{question} : {state}"', "model.scratch.config.initializer_range=0.2",
+    "sampling.max_tokens=1", "validation_sampling.max_tokens=1", "run.max_steps=80",
     "reward.function=lockstep.tasks.choices:poorer_value",
     "validation_reward={type: python, function: 'lockstep.tasks.choices:value'}",
 )  # fmt: skip
@@ -16,7 +21,7 @@ def _grpo(*options: str) -> Arm:
 
 RUNG = Rung(
     name="bandit",
-    question="One action in each of eight states, half of which pay a tenth; from random weights.",
+    question="One action in each of eight states, half of which pay a hundredth; from random weights.",
     metric="validation/reward",
     optimum=1.0,
     threshold=0.9,

@@ -39,7 +39,5 @@ RUNG = Rung(
         "ppo_lambda_1": _ppo("ppo.gae_lambda=1.0"),
         "ppo_raw": _ppo("ppo.whiten_advantages=false", entropy=0.02),
     },
-    claims=(
-        Claim("grpo", "no_entropy", "because it settles on the first round trip that pays"),
-    ),
+    claims=(Claim("grpo", "no_entropy", "because it settles on the first round trip that pays"),),
 )
