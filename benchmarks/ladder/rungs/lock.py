@@ -1,7 +1,7 @@
 """A lock with a trap: does an algorithm keep looking when something already pays?
 
-Clip-higher has no arm: beside eight epochs it ended lower on a development seed (.65 by .28, .15 by 1, .74 without),
-beside four it changed nothing (.438 and .436), and in the rung `process` it ended lower too (.57 and .71).
+Clip-higher has no arm: from smaller weights, with a development seed, it ended lower beside eight epochs (.65 by .28,
+.15 by 1, .74 without) and as high beside four (.438 and .436); in the rung `process`, beside four, lower (.57 and .71).
 """
 
 from benchmarks.ladder.rung import Arm, Claim, Rung

@@ -1,7 +1,8 @@
 """A decision process of eight moves: does an algorithm find that a move which pays nothing now pays at the next one?
 
-All arms but one have an entropy bonus, as large beside their advantages in each: without one every algorithm settles on
-the first round trip that pays. To go at random earns .38 of the optimum; to do the same in all states .5.
+All arms but one have an entropy bonus, as large beside their advantages in each: without one the policy settles on the
+first round trip that pays. Walking at random earns .39 of the optimum, what pays most at each move .54, and the best
+walk that is the same in all states .58. A critic has earned nothing on development seeds, nor has λ below 1.
 """
 
 from benchmarks.ladder.relatives import CISPO, GSPO, REINFORCE_PP, RLOO
