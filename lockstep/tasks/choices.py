@@ -81,7 +81,7 @@ class World:
                 return _numbers(self.seed, "bandit", self.state, self.actions)[chosen[0]]
             case "process":
                 places = (None, *chosen)
-                return sum(self._fare(before, after) for before, after in pairwise(places) if after is not None)
+                return sum(self._pay_move(before, after) for before, after in pairwise(places) if after is not None)
             case "lock":
                 key, trap = self._lock
                 return 1.0 if list(chosen) == key else self.trap * (chosen[0] == trap)
@@ -93,7 +93,7 @@ class World:
             case "bandit":
                 return max(self.pay([action]) for action in range(self.actions))
             case "process":
-                return self._best_walk()
+                return self._plan_walk()
             case "lock":
                 return 1.0
 
@@ -104,23 +104,26 @@ class World:
         key = [numbers.randrange(self.actions) for _ in range(self.length)]
         return key, (key[0] + 1 + numbers.randrange(self.actions - 1)) % self.actions
 
-    def _fare(self, before: int | None, after: int) -> float:
-        """What a process pays for a move; before the first one the walker is nowhere."""
+    def _pay_move(self, before: int | None, after: int) -> float:
+        """The payoff of a move in a process; before the first one the walker is nowhere."""
         chance = _numbers(self.seed, f"process {before}", self.state, self.actions)[after]
-        return self._wealth(before) * chance * (1 - self._wealth(after))
+        return self._rank_place(before) * chance * (1 - self._rank_place(after))
 
-    def _wealth(self, place: int | None) -> float:
-        """From 0 to 1, equally spaced over the places in a random order."""
+    def _rank_place(self, place: int | None) -> float:
+        """The riches of a place, from 0 to 1: equally spaced, in a random order."""
         if place is None:
             return 0.5
         numbers = _numbers(self.seed, "wealth", self.state, self.actions)
         return sorted(numbers).index(numbers[place]) / (self.actions - 1)
 
-    def _best_walk(self) -> float:
+    def _plan_walk(self) -> float:
+        """The greatest payoff of a walk, from its last move to its first."""
         places = range(self.actions)
         values = dict.fromkeys((None, *places), 0.0)
         for _ in range(self.length):
-            values = {before: max(self._fare(before, after) + values[after] for after in places) for before in values}
+            values = {
+                before: max(self._pay_move(before, after) + values[after] for after in places) for before in values
+            }
         return values[None]
 
 
