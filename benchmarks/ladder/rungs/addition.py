@@ -1,7 +1,7 @@
 """Sums of two to eight digits: the algorithms side by side, with head-room.
 
-Sums of seven and eight digits are not demonstrated, so some prompts are hardly ever solved. A step has eight prompts, so
-that those which teach nothing are missed: on a development seed dynamic sampling ended .08 above GRPO, with sixteen
+Sums of seven and eight digits are not demonstrated, so some prompts are hardly ever solved. A step has eight prompts,
+so that those which teach nothing are missed: on a development seed dynamic sampling ended .08 above GRPO, with sixteen
 prompts .03. All arms have the learning rate 5e-4; with twice that CISPO learned nothing.
 """
 
