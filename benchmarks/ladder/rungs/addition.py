@@ -26,6 +26,7 @@ RUNG = Rung(
     claims=(
         Claim("dynamic_sampling", "grpo", "since prompts that are always or never solved teach nothing"),
         Claim("grpo", "reinforce_pp", "since the baseline of a question tells an easy one from a hard one"),
+        Claim("ppo", "grpo", "since with a critic a step has 64 prompts, where groups of eight leave room for eight"),
         Claim("ppo", "reinforce_pp", "since the critic tells an easy question from a hard one"),
     ),
     threshold=0.5,
