@@ -3,8 +3,10 @@
 A prompt names one of a few states and lists the actions; the answer is `length` actions. Nothing tells how they pay but
 the reward, which is divided by the greatest that there is, so the best policy has the value 1 in every kind:
 
-* `bandit`: one action, with payoffs of its own in each state. Every second state pays a tenth in training.
-* `process`: each action pays, and leads to a next state, by tables that all answers share.
+* `bandit`: one action, with payoffs of its own in each state. Every second state pays a hundredth in training.
+* `process`: each action leads to a place, and pays by the places before and after it, by tables of the state's own.
+  Rich places pay who leaves them, and not who enters, so what pays most now is seldom best. An answer that breaks off
+  earns what it has come by.
 * `lock`: all actions right pay 1; an answer that begins with the trap pays `trap`, and is found much sooner.
 """
 
@@ -15,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from lockstep.tasks.base import Task, TaskFiles, write_rows
 
 ACTIONS = "abcdefghijklmnop"
 Kind = Literal["bandit", "process", "lock"]
-_POOR = 0.1
+_POOR = 0.01
 """Scale of the training reward of every second state of a bandit."""
 
 
@@ -34,7 +36,7 @@ class Choices(Task):
 
     kind: Kind = Field(description="one action; several that lead from state to state; or a lock with a trap")
     states: PositiveInt = Field(default=8, description="states that a prompt may name")
-    actions: int = Field(default=8, ge=2, le=len(ACTIONS), description="actions to choose from")
+    actions: int = Field(default=8, ge=2, le=len(ACTIONS), description="actions to choose from; a process's places")
     length: PositiveInt = Field(default=1, description="actions of an answer; a bandit's is one")
     trap: PositiveFloat = Field(default=0.3, le=1.0, description="reward of the trap, in a lock")
     train_rows: PositiveInt = Field(default=1024, description="rows to train on, the states in turn")
@@ -78,19 +80,20 @@ class World:
             case "bandit":
                 return _numbers(self.seed, "bandit", self.state, self.actions)[chosen[0]]
             case "process":
-                return self._walk(chosen)
+                places = (None, *chosen)
+                return sum(self._pay_move(before, after) for before, after in pairwise(places) if after is not None)
             case "lock":
                 key, trap = self._lock
                 return 1.0 if list(chosen) == key else self.trap * (chosen[0] == trap)
 
     @property
     def best(self) -> float:
-        """The greatest payoff: in a process by dynamic programming, V(s) = max_a r(s, a) + V(s')."""
+        """The greatest payoff: in a process by dynamic programming, V(s) = max_a r(s, a) + V(a)."""
         match self.kind:
             case "bandit":
                 return max(self.pay([action]) for action in range(self.actions))
             case "process":
-                return self._value(self.state, self.length)
+                return self._plan_walk()
             case "lock":
                 return 1.0
 
@@ -101,37 +104,42 @@ class World:
         key = [numbers.randrange(self.actions) for _ in range(self.length)]
         return key, (key[0] + 1 + numbers.randrange(self.actions - 1)) % self.actions
 
-    def _step(self, state: int, action: int) -> tuple[float, int]:
-        """Payoff and next state of an action."""
-        numbers = _numbers(self.seed, "process", state, 2 * self.actions)
-        return numbers[action], int(numbers[self.actions + action] * self.states)
+    def _pay_move(self, before: int | None, after: int) -> float:
+        """The payoff of a move in a process; before the first one the walker is nowhere."""
+        chance = _numbers(self.seed, f"process {before}", self.state, self.actions)[after]
+        return self._rank_place(before) * chance * (1 - self._rank_place(after))
 
-    def _walk(self, chosen: Sequence[int]) -> float:
-        state, total = self.state, 0.0
-        for action in chosen:
-            payoff, state = self._step(state, action)
-            total += payoff
-        return total
+    def _rank_place(self, place: int | None) -> float:
+        """The riches of a place, from 0 to 1: equally spaced, in a random order."""
+        if place is None:
+            return 0.5
+        numbers = _numbers(self.seed, "wealth", self.state, self.actions)
+        return sorted(numbers).index(numbers[place]) / (self.actions - 1)
 
-    def _value(self, state: int, left: int) -> float:
-        if not left:
-            return 0.0
-        steps = (self._step(state, action) for action in range(self.actions))
-        return max(payoff + self._value(following, left - 1) for payoff, following in steps)
+    def _plan_walk(self) -> float:
+        """The greatest payoff of a walk, from its last move to its first."""
+        places = range(self.actions)
+        values = dict.fromkeys((None, *places), 0.0)
+        for _ in range(self.length):
+            values = {
+                before: max(self._pay_move(before, after) + values[after] for after in places) for before in values
+            }
+        return values[None]
 
 
 def value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
-    """The payoff of an answer as a share of the greatest; 0 for one that is not `length` actions."""
+    """The payoff of an answer as a share of the greatest; 0 for one that is not `length` actions, if no process."""
     world = _world(tuple((name, row[name]) for name in World.__dataclass_fields__))
-    chosen = re.findall(r"\S+", response)[: world.length]
     numbers = {action: number for number, action in enumerate(ACTIONS[: world.actions])}
-    if len(chosen) < world.length or not numbers.keys() >= set(chosen):
+    words = re.findall(r"\S+", response)[: world.length]
+    chosen = [numbers[one] for one in takewhile(numbers.__contains__, words)]
+    if len(chosen) < world.length and world.kind != "process":
         return 0.0
-    return world.pay([numbers[one] for one in chosen]) / _best(world)
+    return world.pay(chosen) / _best(world)
 
 
 def poorer_value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
-    """The same, where every second state pays a tenth: what a bandit is trained on."""
+    """The same, where every second state pays a hundredth: what a bandit is trained on."""
     return value(prompt, response, answer, row) * (_POOR if row["state"] % 2 else 1.0)
 
 
