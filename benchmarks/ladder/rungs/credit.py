@@ -8,7 +8,7 @@ right, so it has to learn each of them by itself.
 
 from __future__ import annotations
 
-from benchmarks.ladder.relatives import REINFORCE_PP, RLOO
+from benchmarks.ladder.relatives import RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 PPO, GRPO = "ppo_quiz", "grpo_quiz"
@@ -22,14 +22,8 @@ RUNG = Rung(
         "grpo": Arm(GRPO),
         "grpo, rate 3e-3": Arm(GRPO, ("policy.lr=3.0e-3",)),
         "rloo": Arm(GRPO, RLOO),
-        "reinforce_pp": Arm(GRPO, REINFORCE_PP),
         "no_warmup": Arm(PPO, ("ppo.critic_warmup_steps=0",)),
-        "unshifted": Arm(PPO, module="benchmarks.unshifted"),
         "lambda_1": Arm(PPO, ("ppo.gae_lambda_policy=1.0",)),
-        "lambda_95": Arm(PPO, ("ppo.gae_lambda_policy=0.95",)),
-        "value_clip": Arm(PPO, ("ppo.value_clip=0.2",)),
-        "not_whitened": Arm(PPO, ("ppo.whiten_advantages=false",)),
-        "megatron": Arm(PPO, ("learner.backend=megatron",)),
     },
     seeds=5,
     claims=(
@@ -37,8 +31,6 @@ RUNG = Rung(
         Claim("ppo", "grpo, rate 3e-3", "for the same reason, at the rate that suits GRPO better"),
         Claim("ppo", "grpo, rate 3e-3", "for the same reason", of="curve"),
         Claim("ppo", "lambda_1", "because with λ = 1 a token is paid for all later answers too"),
-        Claim("ppo", "lambda_95", "because with λ = .95 a token is paid for the next ten answers too"),
-        Claim("ppo", "value_clip", "because a clip of .2 holds back a critic whose returns range over 10"),
     ),
     optimum=1.0,
     threshold=0.75,
