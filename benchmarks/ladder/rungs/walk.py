@@ -12,7 +12,7 @@ PPO = "walk_ppo.yaml"
 
 RUNG = Rung(
     name="walk",
-    question="24 moves, one reward at the end, each move with its worth to be read off: do the critic and its shift matter?",
+    question="24 moves whose worth can be read off, one reward at the end: do the critic and its shift matter?",
     metric="validation/reward",
     arms={
         "ppo": Arm(PPO),
