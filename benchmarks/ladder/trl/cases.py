@@ -94,7 +94,7 @@ CASES = (
         program="peer_rows",
     ),
     Case(
-        "reward_model", f"{RUNGS}/proxy_reward.yaml", 64, 64, 64, 8, measures.rank_pairs, "−loss on held-out pairs",
+        "reward_model", f"{RUNGS}/proxy_reward.yaml", 64, 64, 24, 4, measures.rank_pairs, "−loss on held-out pairs",
         {"center_rewards_coefficient": 0.01, "max_length": 24},
         program="peer_rows",
     ),

@@ -58,9 +58,8 @@ class _Checker(nn.Module):
         return SimpleNamespace(hidden_states=(right_B[:, None, None].expand(*input_ids.shape, 1),))
 
     def _score(self, text: str) -> float:
-        words = text.split()
-        end = words.index("make") + 1
-        return float(words[end:] == self._answers[" ".join(words[:end])].split())
+        asked, ending, response = text.partition(" make")
+        return float(response.split() == self._answers[asked + ending].split())
 
 
 def load_critic(settings: Settings) -> PreTrainedModel:

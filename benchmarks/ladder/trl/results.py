@@ -94,7 +94,7 @@ def _row(case: Case, curves: Sequence[Curve]) -> str:
     apart = "" if _overlap(*ends) else ", outside"
     return (
         f"| {case.name} | {case.what}, TRL {case.release} | {first:.3f} | {_spread(ends[0])} | {_spread(ends[1])} | "
-        f"{_spread(gaps, '+.4f')}{apart} | {seconds[0]:.1f}, {seconds[1]:.1f} | {seconds[1] / seconds[0]:.1f}× | "
+        f"{_spread(gaps, '+.2g')}{apart} | {seconds[0]:.1f}, {seconds[1]:.1f} | {seconds[1] / seconds[0]:.1f}× | "
         f"{at_equal[0]}, {at_equal[1]} |"
     )
 
