@@ -23,8 +23,6 @@ nothing. Both write their weights; Lockstep writes whole checkpoints.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -58,7 +56,7 @@ def main() -> None:
 
 def run(case: Case, seed: int, side: str, out: Path, python: Path) -> None:
     """Trains one side of a case and measures it, unless that has been done with these settings."""
-    settings = digest(case, seed)
+    settings = case.digest(seed)
     if any((one.case, one.seed, one.side, one.settings) == (case.name, seed, side, settings) for one in read_curves()):
         return
     folder = out / f"{case.name.replace(', ', '-')}-{seed}-{side}"
@@ -74,13 +72,9 @@ def run(case: Case, seed: int, side: str, out: Path, python: Path) -> None:
     seconds = (0.0, *(clock[step - 1] for step in steps))
     machine = environment(threads=1)
     add_curve(Curve(case.name, side, seed, settings, (0, *steps), tuple(values), seconds, program, machine))
-    print(f"{case.name} · seed {seed} · {side} · {values[0]:.4f} → {values[-1]:.4f} · {seconds[-1]:.1f} CPU s", flush=True)
-
-
-def digest(case: Case, seed: int) -> str:
-    """Digest of a case's recipe and of TRL's options."""
-    said = json.dumps([case.load(seed).identity(), dict(case.trl), case.every, case.rows], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:10]
+    print(
+        f"{case.name} · seed {seed} · {side} · {values[0]:.4f} → {values[-1]:.4f} · {seconds[-1]:.1f} CPU s", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ the two call by different names.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,9 +60,14 @@ class Case:
     release: str = "1.16.0"
     note: str = ""
 
-    def load(self, seed: int, *more: str) -> Loaded:
+    def load(self, seed: int) -> Loaded:
         """Resolves the recipe. The warm start is that of seed 0 for all."""
-        return load(self.recipe, [*self.options, f"run.max_steps={self.steps}", *more, f"seed={seed}"])
+        return load(self.recipe, [*self.options, f"run.max_steps={self.steps}", f"seed={seed}"])
+
+    def digest(self, seed: int) -> str:
+        """Digest of the recipe, its warm start among it, and of TRL's options."""
+        said = json.dumps([self.load(seed).identity(), dict(self.trl), self.every, self.rows], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:10]
 
 
 GROUP: Mapping[str, Any] = {**SAMPLED, "num_generations": 8, "epsilon": 0.2, "beta": 0.0}

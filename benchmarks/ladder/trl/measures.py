@@ -49,7 +49,9 @@ def rank_pairs(model: Path, case: Loaded) -> float:
     classifier.config.pad_token_id = tokenizer.pad_token_id
     rows = _held_out(case)
     chosen_P, rejected_P = (
-        classifier(**_pad([_ids(tokenizer, f"{row['question']}\n", row[which]) for row in rows], tokenizer)).logits[:, 0]
+        classifier(**_pad([_ids(tokenizer, f"{row['question']}\n", row[which]) for row in rows], tokenizer)).logits[
+            :, 0
+        ]
         for which in ("chosen", "rejected")
     )
     return float(F.logsigmoid(chosen_P - rejected_P).mean())

@@ -76,6 +76,11 @@ def table(cases: Sequence[Case]) -> str:
     curves = read_curves()
     rows = [_row(case, [one for one in curves if one.case == case.name]) for case in cases]
     notes = [f"* {case.name}: {case.note}." for case in cases if case.note]
+    known = {case.name: case for case in cases}
+    shown = [one for one in curves if one.case in known]
+    stale = sum(known[one.case].digest(one.seed) != one.settings for one in shown)
+    if stale:
+        notes.append(f"* {stale} of {len(shown)} runs are of other settings than this tree's.")
     return "\n".join([*head, *rows, "", *notes])
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from benchmarks.ladder.trl.cases import TEACHER, Case
 from benchmarks.ladder.trl.clock import CLOCK
-from lockstep.config.loading import Loaded, load
+from lockstep.config.loading import load
 from lockstep.config.machinery import Optimizer
 from lockstep.data.templates import render
 from lockstep.models.heads import first_value_weights
@@ -59,7 +59,7 @@ def train_theirs(case: Case, seed: int, folder: Path, python: Path) -> None:
     """Trains by TRL."""
     model = train_first(case)
     folder.mkdir(parents=True)
-    settings = _settings(case, seed) | {"model": str(model), "rows": str(_write_rows(case, seed, folder))}
+    settings = build_settings(case, seed) | {"model": str(model), "rows": str(_write_rows(case, seed, folder))}
     match case.name:
         case "reward_model":
             settings["model"] = str(write_first(case, seed, folder.parent))
@@ -74,6 +74,19 @@ def train_theirs(case: Case, seed: int, folder: Path, python: Path) -> None:
     _run(python, f"{PACKAGE}.{case.program}", str(folder))
 
 
+def build_settings(case: Case, seed: int) -> dict[str, Any]:
+    """The settings of TRL's side, from the recipe; the model and the rows are not among them."""
+    recipe = case.load(seed).training
+    optimizers = {role.name: role.optimizer for role in recipe.models if isinstance(role.optimizer, Optimizer)}
+    policy = optimizers.get("policy") or optimizers["reward_model"]
+    critic = {"critic_lr": optimizers["critic"].lr} if "critic" in optimizers else {}
+    return critic | {
+        "algorithm": case.name.split(",")[0], "seed": seed, "steps": case.steps, "every": case.every,
+        "batch": case.batch, "lr": policy.lr, "betas": policy.betas, "eps": policy.eps,
+        "weight_decay": policy.weight_decay, "max_grad_norm": policy.max_grad_norm, "trl": dict(case.trl),
+    }  # fmt: skip
+
+
 def write_first(case: Case, seed: int, out: Path) -> Path:
     """Returns the folder of the first weights, which is written where a reward model's unit is new."""
     model, folder = train_first(case), out / f"{case.name}-{seed}-first"
@@ -86,19 +99,6 @@ def read_clock(folder: Path) -> tuple[str, list[float]]:
     """Reads the program of a run, and CPU seconds at the end of each step."""
     found = json.loads((folder / CLOCK).read_text())
     return found["program"], found["cpu_s"]
-
-
-def _settings(case: Case, seed: int) -> dict[str, Any]:
-    """The settings of TRL's side, from the recipe; the model and the rows are not among them."""
-    recipe = case.load(seed).training
-    optimizers = {role.name: role.optimizer for role in recipe.models if isinstance(role.optimizer, Optimizer)}
-    policy = optimizers.get("policy") or optimizers["reward_model"]
-    critic = {"critic_lr": optimizers["critic"].lr} if "critic" in optimizers else {}
-    return critic | {
-        "algorithm": case.name.split(",")[0], "seed": seed, "steps": case.steps, "every": case.every,
-        "batch": case.batch, "lr": policy.lr, "betas": policy.betas, "eps": policy.eps,
-        "weight_decay": policy.weight_decay, "max_grad_norm": policy.max_grad_norm, "trl": dict(case.trl),
-    }  # fmt: skip
 
 
 def _write_rows(case: Case, seed: int, folder: Path) -> Path:
@@ -144,8 +144,6 @@ def _with_unit(model: Path, seed: int, folder: Path) -> Path:
 
 def _run(python: Path, module: str, *options: str) -> None:
     command = [str(python), "-m", module, *options]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-3000:]}")
