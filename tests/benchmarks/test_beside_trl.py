@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.ladder.trl import results, sides
-from benchmarks.ladder.trl.cases import CASES, LONGEST, Case, open_case
-from benchmarks.ladder.trl.results import Curve, add_curve, read_curves, table
+from benchmarks.ladder.beside_trl import results, sides
+from benchmarks.ladder.beside_trl.cases import CASES, LONGEST, Case, open_case
+from benchmarks.ladder.beside_trl.results import Curve, add_curve, read_curves, table
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.ppo.options import PPORecipe
 

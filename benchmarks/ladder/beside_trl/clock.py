@@ -1,4 +1,4 @@
-"""The clock of both sides of `benchmarks.ladder.trl`: CPU seconds between steps. Imports nothing of either."""
+"""The clock of both sides of `benchmarks.ladder.beside_trl`: CPU seconds between steps. Imports nothing of either."""
 
 from __future__ import annotations
 

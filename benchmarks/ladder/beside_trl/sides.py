@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForSequenceClassification
 
-from benchmarks.ladder.trl.cases import TEACHER, Case
-from benchmarks.ladder.trl.clock import CLOCK
-from lockstep.config.loading import load
+from benchmarks.ladder.beside_trl.cases import Case, load_teacher
+from benchmarks.ladder.beside_trl.clock import CLOCK
+from lockstep.algorithms.base import Algorithm
 from lockstep.config.machinery import Optimizer
 from lockstep.data.templates import render
 from lockstep.models.heads import first_value_weights
@@ -25,21 +25,18 @@ from lockstep.models.tokenizer import load_tokenizer
 from lockstep.tasks.base import permute
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = "benchmarks.ladder.trl"
+PACKAGE = "benchmarks.ladder.beside_trl"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "PYTHONPATH": str(ROOT)}
 
 
 def train_first(case: Case) -> Path:
     """Trains the warm start of a case, and of its teacher, where that has not been done. Returns its folder."""
-    first = [case.load(0).warm_start]
-    if case.name.startswith("distill"):
-        first.append(load(TEACHER, ["seed=0"]).warm_start)
-    for loaded in first:
-        assert loaded is not None, f"{case.recipe} has no warm start"
+    first = case.load(0).warm_start
+    assert first is not None, f"{case.recipe} has no warm start"
+    for loaded in (first, load_teacher()) if case.is_distillation else (first,):
         if not (ROOT / loaded.run_folder / "final").exists():
             _run(Path(sys.executable), "lockstep", "train", *loaded.arguments)
-    assert first[0] is not None
-    return ROOT / first[0].run_folder / "final"
+    return ROOT / first.run_folder / "final"
 
 
 def train_ours(case: Case, seed: int, folder: Path) -> None:
@@ -51,7 +48,7 @@ def train_ours(case: Case, seed: int, folder: Path) -> None:
         f"run.max_steps={case.steps}", f"run.save_every={case.every}", f"run.keep={case.steps}", "run.validate_every=0",
         "run.num_logged_samples=0", f"seed={seed}",
     )  # fmt: skip
-    teacher = (f"teachers.warm_start.path={_teacher()}",) if case.name.startswith("distill") else ()
+    teacher = (f"teachers.taught.path={_teacher()}",) if case.is_distillation else ()
     _run(Path(sys.executable), f"{PACKAGE}.ours", str(folder), case.recipe, *case.options, *own, *teacher)
 
 
@@ -60,23 +57,20 @@ def train_theirs(case: Case, seed: int, folder: Path, python: Path) -> None:
     model = train_first(case)
     folder.mkdir(parents=True)
     settings = build_settings(case, seed) | {"model": str(model), "rows": str(_write_rows(case, seed, folder))}
-    match case.name:
-        case "reward_model":
-            settings["model"] = str(write_first(case, seed, folder.parent))
-        case "ppo":
-            settings["unit"] = str(folder / "unit.safetensors")
-            save_file(_first_unit(model, seed, "value"), settings["unit"])
-        case "distill" | "distill, forward":
-            settings["teacher"] = str(_teacher())
-        case _:
-            pass
+    if case.name == "reward_model":
+        settings["model"] = str(write_first(case, seed, folder.parent))
+    if case.name == "ppo":
+        settings["unit"] = str(folder / "unit.safetensors")
+        save_file(_first_unit(model, seed, "value"), settings["unit"])
+    if case.is_distillation:
+        settings["teacher"] = str(_teacher())
     (folder / "settings.json").write_text(json.dumps(settings, indent=1))
     _run(python, f"{PACKAGE}.{case.program}", str(folder))
 
 
 def build_settings(case: Case, seed: int) -> dict[str, Any]:
     """The settings of TRL's side, from the recipe; the model and the rows are not among them."""
-    recipe = case.load(seed).training
+    recipe = case.load(seed).expect(Algorithm)
     optimizers = {role.name: role.optimizer for role in recipe.models if isinstance(role.optimizer, Optimizer)}
     policy = optimizers.get("policy") or optimizers["reward_model"]
     critic = {"critic_lr": optimizers["critic"].lr} if "critic" in optimizers else {}
@@ -121,9 +115,7 @@ def _in_order(rows: list[dict[str, Any]], count: int, seed: int) -> Iterator[dic
 
 
 def _teacher() -> Path:
-    loaded = load(TEACHER, ["seed=0"]).warm_start
-    assert loaded is not None
-    return ROOT / loaded.run_folder / "final"
+    return ROOT / load_teacher().run_folder / "final"
 
 
 def _first_unit(model: Path, seed: int, head: Any) -> dict[str, torch.Tensor]:

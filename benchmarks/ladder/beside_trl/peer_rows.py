@@ -1,4 +1,4 @@
-"""TRL's SFT, DPO and reward trainers on the ladder's rows; a program of `benchmarks.ladder.trl`."""
+"""TRL's SFT, DPO and reward trainers on the ladder's rows; a program of `benchmarks.ladder.beside_trl`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 import trl  # pyright: ignore[reportMissingImports]
 from transformers import AutoModelForSequenceClassification
 
-from benchmarks.ladder.trl.peer import Saver, arguments, load_policy, load_tokenizer, program, read_rows, read_settings
+from benchmarks.ladder.beside_trl.peer import (
+    Saver,
+    arguments,
+    load_policy,
+    load_tokenizer,
+    program,
+    read_rows,
+    read_settings,
+)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""TRL's GRPO, RLOO and distillation trainers on the ladder's sums; a program of `benchmarks.ladder.trl`."""
+"""TRL's GRPO, RLOO and distillation trainers on the ladder's sums; a program of `benchmarks.ladder.beside_trl`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 import trl  # pyright: ignore[reportMissingImports]
 from transformers import AutoModelForCausalLM
 
-from benchmarks.ladder.trl.peer import Saver, arguments, load_policy, load_tokenizer, program, read_rows, read_settings
+from benchmarks.ladder.beside_trl.peer import (
+    Saver,
+    arguments,
+    load_policy,
+    load_tokenizer,
+    program,
+    read_rows,
+    read_settings,
+)
 
 
 def score(completions: list[str], answer: list[str], **_: object) -> list[float]:

@@ -1,6 +1,6 @@
-"""Lockstep's side of `benchmarks.ladder.trl`: `lockstep train`, with a clock, and its checkpoints exported.
+"""Lockstep's side of `benchmarks.ladder.beside_trl`: `lockstep train`, with a clock, and its checkpoints exported.
 
-    python -m benchmarks.ladder.trl.ours FOLDER RECIPE key=value …
+    python -m benchmarks.ladder.beside_trl.ours FOLDER RECIPE key=value …
 
 A step is all that the command does in one: the agreement of sampler and learner, the log, and a checkpoint where one is
 due. The clock ends before the checkpoints become Hugging Face folders, for the other side writes nothing else.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ladder.trl.clock import StepClock
+from benchmarks.ladder.beside_trl.clock import StepClock
 from lockstep.config.loading import load
 from lockstep.run.callbacks import Callbacks
 from lockstep.run.export import export

@@ -1,4 +1,4 @@
-"""The cases of `benchmarks.ladder.trl`: an algorithm with its recipe, and the words that TRL has for the same options.
+"""The cases beside TRL: an algorithm with its recipe, and the words that TRL has for the same options.
 
 Learning rates, decays, clipping, batch and length come from the recipe on both sides. What is said here twice is what
 the two call by different names.
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ladder.beside_trl import measures
 from benchmarks.ladder.relatives import RLOO
-from benchmarks.ladder.trl import measures
 from lockstep.config.loading import Loaded, load
 
-HERE, RUNGS = "benchmarks/ladder/trl", "benchmarks/ladder/rungs"
+HERE, RUNGS = "benchmarks/ladder/beside_trl", "benchmarks/ladder/rungs"
 LONGEST = 12
 """Tokens of the longest response to a sum."""
-TEACHER = f"{RUNGS}/addition.yaml"
-"""The recipe whose warm start is the teacher of the case `distill`."""
+TEACHER = f"{HERE}/sft.yaml"
+"""The recipe of the teacher of the cases of distillation."""
 CONSTANT = ("optimizer.schedule={warmup_steps: 0, decay: constant, decay_steps: null, final_fraction: 0.0}",)
 SAMPLED: Mapping[str, Any] = {"max_completion_length": LONGEST, "temperature": 1.0}
 
@@ -44,6 +44,7 @@ class Case:
         program: The module of TRL's side.
         release: The release of TRL that has the trainer.
         note: What the table says about the case: where the sides differ by design.
+        seeds: Number of seeds: five where responses are sampled, by which seeds differ more.
     """
 
     name: str
@@ -59,15 +60,27 @@ class Case:
     program: str = "peer_rollouts"
     release: str = "1.16.0"
     note: str = ""
+    seeds: int = 3
+
+    @property
+    def is_distillation(self) -> bool:
+        """True if there is a teacher."""
+        return self.recipe.endswith("distill.yaml")
 
     def load(self, seed: int) -> Loaded:
         """Resolves the recipe. The warm start is that of seed 0 for all."""
         return load(self.recipe, [*self.options, f"run.max_steps={self.steps}", f"seed={seed}"])
 
     def digest(self, seed: int) -> str:
-        """Digest of the recipe, its warm start among it, and of TRL's options."""
-        said = json.dumps([self.load(seed).identity(), dict(self.trl), self.every, self.rows], sort_keys=True)
+        """Digest of the recipe, its warm start and teacher among it, and of TRL's options."""
+        teacher = [load_teacher().identity()] if self.is_distillation else []
+        said = json.dumps([self.load(seed).identity(), *teacher, dict(self.trl), self.every, self.rows], sort_keys=True)
         return hashlib.sha256(said.encode()).hexdigest()[:10]
+
+
+def load_teacher() -> Loaded:
+    """Resolves the teacher's recipe."""
+    return load(TEACHER, ["seed=0"])
 
 
 GROUP: Mapping[str, Any] = {**SAMPLED, "num_generations": 8, "epsilon": 0.2, "beta": 0.0}
@@ -75,6 +88,7 @@ CASES = (
     Case(
         "grpo", f"{RUNGS}/addition.yaml", 16, 128, 60, 10, measures.solve_sums, "expected reward",
         {**GROUP, "loss_type": "dapo", "scale_rewards": "group"},
+        seeds=5,
         note="TRL's loss_type `dapo`, its default, is Lockstep's loss_mean `tokens`",
     ),
     Case(
@@ -86,18 +100,23 @@ CASES = (
         },
         options=("policy.max_grad_norm=null", "critic.max_grad_norm=null"),
         program="peer_ppo",
+        seeds=5,
         release="1.12.0",
-        note="TRL clips no gradient here, so Lockstep does not; TRL's critic also learns the state after a stop token",
+        note="TRL clips no gradient here, so Lockstep does not; TRL's critic also learns the state after a stop token. "
+        "57 % of TRL's CPU time is Python's garbage collector, which the trainer calls twice a step",
     ),
     Case(
         "dpo", f"{RUNGS}/preferences.yaml", 64, 64, 96, 16, measures.come_near, "−KL(π ‖ π*)",
         {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.4], "beta": 1.0, "max_length": 16},
+        note="TRL's loss `sft` is a mean over tokens, and so is Lockstep's by dpo.sft_average_log_probs",
         options=(*CONSTANT, "dpo.sft_average_log_probs=true", "dpo.sft_loss_weight=0.4", "optimizer.lr=5.0e-4"),
         program="peer_rows",
     ),
     Case(
         "sft", f"{HERE}/sft.yaml", 64, 64, 60, 10, measures.solve_sums, "expected reward",
         {"max_length": 40, "completion_only_loss": True},
+        note="equal to 1e-5 until step 20; then rounding grows with seed 2, by which Lockstep also parts from itself "
+        "when it sums in smaller micro-batches (.632 and .636 with learner.micro_batch_tokens=512)",
         program="peer_rows",
     ),
     Case(
@@ -108,17 +127,20 @@ CASES = (
     Case(
         "rloo", f"{RUNGS}/addition.yaml", 16, 128, 60, 10, measures.solve_sums, "expected reward",
         {**GROUP, "normalize_advantages": False},
-        # TRL sums a response's log-probabilities. Lockstep divides them by the longest response's length, and so the
-        # bound on the gradient's norm, too; AdamW does not see the factor.
+        seeds=5,
+        note=f"TRL sums a response's log-probabilities, Lockstep's loss_mean `constant` divides the sum by {LONGEST}, "
+        "and here the bound on the gradient's norm, too; AdamW does not see the factor",
         options=(*RLOO, "grpo.loss_mean=constant", f"policy.max_grad_norm={1 / LONGEST}"),
     ),
     Case(
         "distill", f"{HERE}/distill.yaml", 64, 64, 60, 10, measures.solve_sums, "expected reward",
         {**SAMPLED, "beta": 1.0},
+        seeds=5,
     ),
     Case(
         "distill, forward", f"{HERE}/distill.yaml", 64, 64, 60, 10, measures.solve_sums, "expected reward",
         {**SAMPLED, "beta": 0.0},
+        seeds=5,
         options=("distill.kl_type=forward",),
     ),
 )  # fmt: skip

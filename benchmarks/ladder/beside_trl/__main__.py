@@ -6,9 +6,9 @@
     python3 -m venv benchmarks/.venv-trl
     benchmarks/.venv-trl/bin/pip install torch==2.13.0 trl==1.12.0 transformers==5.19.0 \\
         --extra-index-url https://download.pytorch.org/whl/cpu
-    python -m benchmarks.ladder.trl                    # runs what is missing, then prints the table
-    python -m benchmarks.ladder.trl grpo --seeds 0     # one case, one seed
-    python -m benchmarks.ladder.trl --show             # the table of what has been measured
+    python -m benchmarks.ladder.beside_trl                    # runs what is missing, then prints the table
+    python -m benchmarks.ladder.beside_trl grpo --seeds 0     # one case, one seed
+    python -m benchmarks.ladder.beside_trl --show             # the table of what has been measured
 
 A case trains by `lockstep train` and by TRL's trainer, each in a process of its own on one thread, from the warm start
 that Lockstep trained, on the same rows in the same order, with the same optimizer at a constant learning rate. Both
@@ -27,9 +27,9 @@ import shutil
 from pathlib import Path
 
 from benchmarks.harness import environment
-from benchmarks.ladder.trl import sides
-from benchmarks.ladder.trl.cases import CASES, Case, open_case
-from benchmarks.ladder.trl.results import SIDES, Curve, add_curve, read_curves, table
+from benchmarks.ladder.beside_trl import sides
+from benchmarks.ladder.beside_trl.cases import CASES, Case, open_case
+from benchmarks.ladder.beside_trl.results import SIDES, Curve, add_curve, read_curves, table
 
 PYTHONS = {"1.16.0": ".venv-trl-preference", "1.12.0": ".venv-trl"}
 """Environments in `benchmarks/`, by the release of TRL that they have."""
@@ -39,8 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [case.name for case in CASES]
     parser.add_argument("cases", nargs="*", choices=[*names, []], help="cases; none: all of them")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("build/ladder/trl"), help="folder of runs")
+    parser.add_argument("--seeds", nargs="+", type=int, help="seeds; none: as many as the case says")
+    parser.add_argument("--out", type=Path, default=Path("build/ladder/beside_trl"), help="folder of runs")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args()
     cases = [open_case(name) for name in options.cases or names]
@@ -48,7 +48,7 @@ def main() -> None:
         python = sides.ROOT / "benchmarks" / PYTHONS[case.release] / "bin" / "python"
         if not python.exists():
             parser.error(f"there is no {python}; --help has the commands that make it")
-        for seed in options.seeds:
+        for seed in options.seeds or range(case.seeds):
             for side in SIDES:
                 run(case, seed, side, options.out.resolve(), python)
     print(table(cases))

@@ -1,4 +1,4 @@
-"""TRL 1.12's PPO trainer on the ladder's sums; a program of `benchmarks.ladder.trl`.
+"""TRL 1.12's PPO trainer on the ladder's sums; a program of `benchmarks.ladder.beside_trl`.
 
 Three things are done around the trainer, so that both sides learn from the same: the optimizer has a learning rate for
 the critic, the critic's unit begins with Lockstep's weights and its bias, and rows come in the order of the file.
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast
 from trl.experimental.ppo import PPOConfig, PPOTrainer  # pyright: ignore[reportMissingImports]
 
-from benchmarks.ladder.trl.peer import (
+from benchmarks.ladder.beside_trl.peer import (
     Saver,
     Settings,
     arguments,
@@ -97,7 +97,8 @@ def main() -> None:
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)),
         callbacks=[saver],
     )
-    trainer.dataloader = DataLoader(prompts, settings["batch"], collate_fn=trainer.data_collator)
+    in_order: Any = prompts
+    trainer.dataloader = DataLoader(in_order, settings["batch"], collate_fn=trainer.data_collator)
     trainer.train()
     saver.clock.write(folder, program())
 

@@ -98,6 +98,6 @@ def _tokenizer(case: Loaded) -> PreTrainedTokenizerBase:
 def _held_out(case: Loaded) -> list[dict[str, Any]]:
     """The rows that the task of a case holds out."""
     assert case.training.data.task is not None
-    folder = Path("build/ladder/trl/held_out") / case.digest
+    folder = Path("build/ladder/beside_trl/held_out") / case.digest
     files = case.training.data.task.write(folder)
     return [json.loads(line) for line in files.validation.read_text().splitlines()]

@@ -1,6 +1,6 @@
 """What the programs of TRL's side share: the settings, the trainers' arguments, the clock. Imports nothing of Lockstep.
 
-    python -m benchmarks.ladder.trl.peer_rows FOLDER      the folder has settings.json
+    python -m benchmarks.ladder.beside_trl.peer_rows FOLDER      the folder has settings.json
 
 The arguments beside the settings are those that cost a CPU least: fp32 without autocast, no gradient checkpointing, the
 whole batch in one micro-batch, nothing logged, no progress bar, and no garbage collected but by the trainer itself.
@@ -19,7 +19,7 @@ import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, TrainerCallback
 
-from benchmarks.ladder.trl.clock import StepClock
+from benchmarks.ladder.beside_trl.clock import StepClock
 
 Settings = Mapping[str, Any]
 """The settings as `cases.Case.settings` writes them."""

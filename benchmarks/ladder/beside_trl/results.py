@@ -1,4 +1,4 @@
-"""Results of `benchmarks.ladder.trl`, one line per run, and their table."""
+"""Results of `benchmarks.ladder.beside_trl`, one line per run, and their table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.ladder.trl.cases import CASES, Case
+from benchmarks.ladder.beside_trl.cases import CASES, Case
 
 RESULTS = Path(__file__).parents[1] / "results" / "beside_trl.jsonl"
 SIDES = ("lockstep", "trl")
@@ -69,9 +69,9 @@ def add_curve(curve: Curve) -> None:
 def table(cases: Sequence[Case]) -> str:
     """Both sides of each case: where they begin and end, at equal steps and at equal CPU seconds."""
     head = [
-        "| case | measure | first | Lockstep, last step | TRL, last step | difference by seed | CPU s: Lockstep, TRL | "
-        "ratio | at equal CPU s: Lockstep, TRL |",
-        "|---|---|---:|---|---|---|---:|---:|---|",
+        "| case | measure | seeds | first | Lockstep, last step | TRL, last step | difference by seed | "
+        "CPU s: Lockstep, TRL | ratio | at equal CPU s: Lockstep, TRL |",
+        "|---|---|---:|---:|---|---|---|---:|---:|---|",
     ]
     curves = read_curves()
     rows = [_row(case, [one for one in curves if one.case == case.name]) for case in cases]
@@ -88,7 +88,7 @@ def _row(case: Case, curves: Sequence[Curve]) -> str:
     ours, theirs = ({one.seed: one for one in curves if one.side == side} for side in SIDES)
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
-        return f"| {case.name} | {case.what} | – | – | – | – | – | – | – |"
+        return f"| {case.name} | {case.what} | 0 | – | – | – | – | – | – | – |"
     pairs = [(ours[seed], theirs[seed]) for seed in seeds]
     ends = [[curve.values[-1] for curve in side] for side in zip(*pairs, strict=True)]
     gaps = [mine - other for mine, other in zip(*ends, strict=True)]
@@ -97,10 +97,10 @@ def _row(case: Case, curves: Sequence[Curve]) -> str:
     at_equal = [_spread(side) for side in zip(*equal, strict=True)]
     first = sum(one.values[0] for one, _ in pairs) / len(pairs)
     apart = "" if _overlap(*ends) else ", outside"
+    clock = f"{seconds[0]:.1f}, {seconds[1]:.1f} | {seconds[1] / seconds[0]:.1f}×"
     return (
-        f"| {case.name} | {case.what}, TRL {case.release} | {first:.3f} | {_spread(ends[0])} | {_spread(ends[1])} | "
-        f"{_spread(gaps, '+.2g')}{apart} | {seconds[0]:.1f}, {seconds[1]:.1f} | {seconds[1] / seconds[0]:.1f}× | "
-        f"{at_equal[0]}, {at_equal[1]} |"
+        f"| {case.name} | {case.what}, TRL {case.release} | {len(seeds)} | {first:.3f} | {_spread(ends[0])} | "
+        f"{_spread(ends[1])} | {_spread(gaps, '+.2g')}{apart} | {clock} | {at_equal[0]}, {at_equal[1]} |"
     )
 
 
