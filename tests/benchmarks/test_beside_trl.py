@@ -1,4 +1,4 @@
-"""Learning beside TRL: its cases say the same to both sides, and its curves are read between their points."""
+"""Learning beside TRL: its cases say the same to both sides, its judge is exact, its curves are read between points."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tiny_models import SHAPE
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.ladder.beside_trl import results, sides
 from benchmarks.ladder.beside_trl.cases import CASES, LONGEST, Case, open_case
+from benchmarks.ladder.beside_trl.measures import answer_probabilities
 from benchmarks.ladder.beside_trl.results import Curve, add_curve, read_curves, table
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.models.tokenizer import words_tokenizer
 
 SAME_WORDS = {"num_generations": "num_generations", "epsilon": "clip", "cliprange": "clip", "lam": "gae_lambda"}
 SAME_WORDS |= {"num_ppo_epochs": "ppo_epochs", "gamma": "gamma", "scale_rewards": "scale_rewards"}
@@ -51,6 +56,22 @@ def test_the_table_compares_at_equal_steps_and_equal_seconds_and_names_what_is_a
     assert "| 0.650 [0.600, 0.700] | 0.400 [0.400, 0.400] | +0.25 [+0.2, +0.3], outside |" in text
     assert "| 4.0, 6.0 | 1.5× | 0.650 [0.600, 0.700], 0.300 [0.300, 0.300] |" in text
     assert "other settings" not in text
+
+
+def test_the_judge_multiplies_the_probabilities_of_the_answer_and_its_end(tmp_path: Path) -> None:
+    tokenizer = words_tokenizer(["add two and one", " three", " two one"])
+    config = AutoConfig.for_model("qwen2", **(SHAPE | {"vocab_size": len(tokenizer)}))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    asked = [("add two and one", " three"), ("add one", " two one")]
+    for (prompt, answer), found in zip(asked, answer_probabilities(tmp_path, tokenizer, asked), strict=True):
+        tokens, expected = tokenizer(prompt)["input_ids"], 1.0
+        for token in [*tokenizer(answer)["input_ids"], tokenizer.eos_token_id]:
+            with torch.no_grad():
+                expected *= float(model(torch.tensor([tokens])).logits[0, -1].double().softmax(-1)[token])
+            tokens = [*tokens, token]
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
