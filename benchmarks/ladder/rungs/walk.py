@@ -1,7 +1,11 @@
-"""The value of a token is that of the state before it: walks whose moves tell by themselves what they were worth.
+"""Long credit assignment: 24 moves that are right or wrong by themselves, paid by one number at the end.
 
-A walker notes after each move whether the ground is dry, and it knows the ground: a critic that has read the move, as
-one without the shift has, leaves no advantage to it.
+Of a walk's reward one move decides a 24th, so to one that hands the whole reward to every token the other moves are
+noise. A critic that reads the walker's notes predicts the reward so far, and with λ < 1 a token is paid for its own move.
+A critic without the shift has read the move, and leaves no advantage to it.
+
+A quiz of 24 questions with 32 or 128 unknown answers, played against an environment that shows the score, was tried and
+dropped: whether PPO or GRPO was ahead hung on the seed, and a reward with noise cost the critic more than GRPO (LOG.md).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ RUNG = Rung(
         "not_whitened": Arm(PPO, ("ppo.whiten_advantages=false",)),
         "megatron": Arm(PPO, ("learner.backend=megatron",)),
     },
-    seeds=3,
+    seeds=5,
     claims=(
         Claim("warmup", "unshifted", "because a value that has seen the move leaves no advantage to it"),
         Claim("ppo", "grpo", "because a token is paid for its own move", of="curve"),
