@@ -1,11 +1,11 @@
 """Long credit assignment: 24 moves that are right or wrong by themselves, paid by one number at the end.
 
 Of a walk's reward one move decides a 24th, so to one that hands the whole reward to every token the other moves are
-noise. A critic that reads the walker's notes predicts the reward so far, and with λ < 1 a token is paid for its own move.
+noise. A critic that reads the notes predicts the reward so far, and with λ < 1 a token is paid for its own move.
 A critic without the shift has read the move, and leaves no advantage to it.
 
-A quiz of 24 questions with 32 or 128 unknown answers, played against an environment that shows the score, was tried and
-dropped: whether PPO or GRPO was ahead hung on the seed, and a reward with noise cost the critic more than GRPO (LOG.md).
+A quiz of 24 questions with unknown answers, against an environment that shows the score, was tried and dropped:
+whether PPO or GRPO was ahead hung on the seed, and a reward with noise cost the critic more than GRPO (LOG.md).
 """
 
 from __future__ import annotations
