@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.ladder.results import Result, read_results
 from benchmarks.ladder.rung import Claim, Rung
 from benchmarks.ladder.runs import key_of
 from benchmarks.ladder.statistics import Band, band, difference
 
+MARK = "<!-- What follows is written by `python -m benchmarks.ladder --show --page docs/ladder.md`. -->\n"
+
 
 def table(rung: Rung) -> str:
+    """One rung's figures, and how many of its runs are of another tree."""
+    results = read_results(rung.name)
+    if rung.missing:
+        return f"{figures(rung)}\nNot compared with this tree's recipes: {rung.missing}.\n"
+    stale = count_stale(rung, results)
+    note = f"\n{stale} of {len(results)} runs are of other code or recipes than this tree's.\n" if stale else ""
+    return figures(rung) + note
+
+
+def figures(rung: Rung) -> str:
     """One rung: its arms with bands, what they take to the threshold, and its claims with verdicts."""
     results = read_results(rung.name)
     known = f" (greatest expected value {rung.optimum:.3f})" if rung.optimum is not None else ""
@@ -26,12 +39,13 @@ def table(rung: Rung) -> str:
         "",
         *(f"* {sentence}" for sentence in (judge(claim, results) for claim in rung.claims)),
     ]
-    if rung.missing:
-        return "\n".join([*lines, "", f"Not compared with this tree's recipes: {rung.missing}."]) + "\n"
-    stale = count_stale(rung, results)
-    if stale:
-        lines += ["", f"{stale} of {len(results)} runs are of other code or recipes than this tree's."]
     return "\n".join(lines) + "\n"
+
+
+def write_page(page: Path, rungs: Sequence[Rung]) -> None:
+    """Replaces all of a page that is below its mark by the figures of the rungs."""
+    prose = page.read_text().partition(MARK)[0]
+    page.write_text("\n".join([prose + MARK + "\n", *map(figures, rungs)]))
 
 
 def judge(claim: Claim, results: Sequence[Result]) -> str:

@@ -21,6 +21,7 @@ from transformers import (
 from lockstep.config import DType, LoRA
 from lockstep.errors import InputError
 from lockstep.models.lora import config_of, in_adapter_file
+from lockstep.models.tokenizer import is_misread
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _OF_WEIGHTS = ".index.json"
@@ -84,7 +85,7 @@ def assemble(
     for path in _frame(frame):
         if path.name != "config.json":
             shutil.copyfile(path, aside / path.name)
-    (aside / "README.md").write_text(card, encoding="utf-8")
+    (aside / "README.md").write_text(f"{card}\n{_opening(aside, kind.__name__)}", encoding="utf-8")
     if adapter is not None:
         adapter(aside / "adapter")
     _rename_into_place(aside, folder)
@@ -118,6 +119,21 @@ def save_adapter(
     named = {in_adapter_file(name): tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
     save_file(named, aside / "adapter_model.safetensors", metadata={"format": "pt"})
     _rename_into_place(aside, folder)
+
+
+def _opening(folder: Path, kind: str) -> str:
+    """The paragraph of a model's card that says how to open its folder."""
+    opener, why = "AutoTokenizer", ""
+    if is_misread(folder):
+        opener, why = "PreTrainedTokenizerFast", "  # AutoTokenizer takes it for its architecture's, and misreads texts"
+    return f"""## How to open it
+```python
+from transformers import {kind}, {opener}
+
+model = {kind}.from_pretrained(FOLDER)
+tokenizer = {opener}.from_pretrained(FOLDER){why}
+```
+"""
 
 
 def _frame(source: Path) -> list[Path]:

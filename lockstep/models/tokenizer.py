@@ -87,6 +87,14 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         ) from error
 
 
+def is_misread(folder: Path) -> bool:
+    """True if `AutoTokenizer` makes another tokenizer of a folder's files than they hold."""
+    if _class_name(folder) not in _GENERIC_CLASSES:
+        return False
+    guessed = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).to_str() != guessed.backend_tokenizer.to_str()
+
+
 def _class_name(folder: Path) -> str | None:
     """The class that a folder's tokenizer says it is of."""
     config = folder / "tokenizer_config.json"

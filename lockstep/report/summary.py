@@ -45,7 +45,7 @@ def _series(rows: list[dict[str, float]], name: str) -> list[float]:
 def _where(folder: Path) -> str:
     page = folder / PAGE
     report = f"{page} (opens in a browser)" if page.is_file() else f"not written; {command('report', folder)} does that"
-    return f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (opens with transformers)"
+    return f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (opens with transformers: see its README.md)"
 
 
 def _headline(

@@ -14,7 +14,7 @@ from benchmarks.ladder.results import Key, Result, add_result, digest_code, read
 from benchmarks.ladder.rung import ASSETS, Claim, Rung, list_rungs, open_rung
 from benchmarks.ladder.runs import Ladder
 from benchmarks.ladder.statistics import band, difference, iqm
-from benchmarks.ladder.tables import compare, judge, table
+from benchmarks.ladder.tables import compare, judge, table, write_page
 
 
 def result(arm: str, seed: int, end: float, curve: tuple[float, ...] = (0.0, 0.5, 1.0)) -> Result:
@@ -82,6 +82,14 @@ def test_every_arm_of_a_rung_resolves(name: str, monkeypatch: pytest.MonkeyPatch
     assert len(set(digests.values())) == len(digests), f"two arms are the same run: {digests}"
     assert rung.seeds >= 3
     assert name in table(rung)
+
+
+def test_the_page_has_the_figures_that_the_results_have(tmp_path: Path) -> None:
+    page = Path("docs/ladder.md")
+    copy = tmp_path / "ladder.md"
+    copy.write_text(page.read_text())
+    write_page(copy, [open_rung(name) for name in list_rungs()])
+    assert copy.read_text() == page.read_text(), "python -m benchmarks.ladder --show --page docs/ladder.md"
 
 
 @pytest.mark.full

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoTokenizer
 
-from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
+from lockstep.models.tokenizer import is_misread, load_tokenizer, words_tokenizer
 
 TEXT = "Ada has 5 apples. Ben gives 12 more.\n5+12=17\n#### 17"
 
@@ -101,3 +102,14 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="its tokenizer cannot be read"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(("model_type", "misread"), [("qwen2", True), ("llama", False)])
+def test_a_tokenizer_that_auto_tokenizer_misreads_is_known(model_type: str, misread: bool, tmp_path: Path) -> None:
+    words_tokenizer(["Tom has 3 apples.\n"]).save_pretrained(tmp_path)
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    assert is_misread(tmp_path) == misread
+    read, own = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    text = "Tom has 3 apples."
+    assert own.decode(own(text)["input_ids"]) == text
+    assert (read(text)["input_ids"] != own(text)["input_ids"]) == misread

@@ -43,7 +43,7 @@ def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: 
     assert all(line.startswith(begin) for line, begin in zip(end, begins, strict=False)), end
     verdict = "AGREE: 200 tokens compared, largest |Δ log-prob| 2.0e-05, mean e^|Δ| at most 1.000000, bound 1.001"
     assert end[0].endswith(verdict)
-    assert end[-1] == f"model: {folder / 'final'} (opens with transformers)"
+    assert end[-1] == f"model: {folder / 'final'} (opens with transformers: see its README.md)"
     assert "sampled reward per step" in lines[0]
 
 
