@@ -26,4 +26,5 @@ FAMILY = Family(
     TensorParallel(_plan_with_norms, DIVIDED),
     MegatronLayers(TENSORS | _NORMS, REFUSED),
     reads_boxes=True,
+    is_exact=True,
 )
