@@ -1,4 +1,4 @@
-"""Whether sampler and learner of a recipe can give each token the same log-probability to the bit, and why not."""
+"""The decision whether sampler and learner of a recipe give each token the same log-probability to the bit."""
 
 from __future__ import annotations
 
