@@ -50,8 +50,7 @@ class Scoring:
         entropy: Also compute the entropy.
         sampled: The one wanted token was sampled, so it belongs to the support even where it lies below the floor.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
-        row_invariant: A row's result has the same bits in any batch, and by its hidden state as by its logits, on a CPU;
-            slower.
+        row_invariant: On a CPU, a row has the same bits in any batch, and by its hidden state as by its logits; slower.
     """
 
     shard: Shard = WHOLE

@@ -82,8 +82,6 @@ class Inference:
             return f"learner.backend={learner.backend} has kernels of its own"
         if not INFERENCE.find(self.sampler.backend).is_exact:
             return f"sampler.backend={self.sampler.backend} has kernels of its own"
-        if learner.device == "cuda":
-            return "learner.device=cuda has no exact kernels yet"
         if learner.parallel.ranks > 1:
             return "learner.parallel cuts sums over ranks"
         if learner.compile:
@@ -148,7 +146,7 @@ class Algorithm(Common, ABC):
         if inference is not None and inference.agreement.requires_exact:
             reason = inference.explain_inexact(self.learner)
             if reason is not None:
-                raise ValueError(f"agreement.exact is require, but {reason}; leave it at true, which falls back, or false")
+                raise ValueError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
         return self
 
     purpose: ClassVar[str] = ""

@@ -32,6 +32,6 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
     if reason is None:
         return True
     if inference.agreement.requires_exact:
-        raise InputError(f"agreement.exact is require, but {reason}; leave it at true, which falls back, or false")
+        raise InputError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
     note(f"agreement.exact: {reason}, so sampler and learner agree within the bound (E1), not to the bit (E2)")
     return False

@@ -56,7 +56,7 @@ class Kernel(Protocol):
         ...
 
     def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
-        """Attention of one token per row to keys that it sees, bool [rows, 1, 1, keys]. Returns [rows, 1, heads, size]."""
+        """Attention of a token per row to keys that it sees, bool [rows, 1, 1, keys]. Returns [rows, 1, heads, size]."""
         ...
 
 
@@ -138,7 +138,7 @@ def exact_attention(
     if not isinstance(layout, Packed | Cached):
         raise InputError(f"{type(module).__name__} cannot be computed exactly here; use agreement.exact=false")
     kernel = Blockwise(softcap, s_aux)
-    return layout.attend(int(module.layer_idx), query, key, value, scaling, sliding_window, kernel), None  # type: ignore[arg-type]
+    return layout.attend_by(kernel, int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
 
 
 AttentionInterface.register(NAME, attention)
@@ -174,15 +174,21 @@ class Packed:
         return cls(token_C.to(device), first_B.to(device)[batch.row] + batch.position, shapes)
 
     def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        return self.attend_by(FUSED, layer, query, key, value, scaling, window)
+
+    def attend_by(
         self,
+        kernel: Kernel,
         layer: int,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         scaling: float,
         window: int | None,
-        kernel: Kernel = FUSED,
     ) -> Tensor:
+        """`attend`, by the products of a kernel."""
         grids = zip(*(self._grids(x) for x in (query, key, value)), strict=True)
         out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
         return out.index_select(0, self.from_cells)[None]
@@ -248,19 +254,25 @@ class Cached:
         self._width = int(prompts.lengths.max())
 
     def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        return self.attend_by(FUSED, layer, query, key, value, scaling, window)
+
+    def attend_by(
         self,
+        kernel: Kernel,
         layer: int,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         scaling: float,
         window: int | None,
-        kernel: Kernel = FUSED,
     ) -> Tensor:
+        """`attend`, by the products of a kernel."""
         if self._filling:
             self._multiple = kernel.multiple
             self._store(layer, key, kernel.values(value))
-            return self._packed.attend(layer, query, key, value, scaling, window, kernel)
+            return self._packed.attend_by(kernel, layer, query, key, value, scaling, window)
         rows, read = self._all_rows, self._read
         self._keys[layer][rows, :, self.filled] = key[:, :, 0]
         self._values[layer][rows, :, self.filled] = kernel.values(value)[:, :, 0]

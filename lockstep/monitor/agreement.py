@@ -220,7 +220,6 @@ class Agreement:
         if not self.state.broken:
             self._note(f"{sentence}; the run continues, since agreement.on_breach=warn; `{self._promise.command}`")
 
-
     def _check_bits(self, step: int, now: Tally, metrics: Metrics) -> None:
         """Raises, or notes once, if a token differs although both sides are exact."""
         sentence = (

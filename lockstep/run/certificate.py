@@ -1,17 +1,16 @@
-"""The certificate of a run: how exactly sampler and learner agreed, by what, and where (`certificate.json`)."""
+"""The certificate of a run: how exactly sampler and learner agreed, by which kernels, where (`certificate.json`)."""
 
 from __future__ import annotations
 
 import json
-import platform
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-import lockstep
 from lockstep.monitor.agreement import Certificate
 from lockstep.report.agreement import CERTIFICATE
+from lockstep.run.machine import describe_machine
 from lockstep.whole_files import write_whole
 
 _EXACT = {
@@ -24,15 +23,7 @@ _USUAL = {"attention": "scaled_dot_product_attention", "linear": "any number of 
 
 def write_certificate(folder: Path, step: int, certificate: Certificate) -> None:
     """Writes the certificate of a run into its folder, as of a step."""
-    known = {
-        "step": step,
-        **asdict(certificate),
-        "kernels": _EXACT if certificate.exact_kernels else _USUAL,
-        "versions": {"lockstep": lockstep.__version__, "torch": torch.__version__},
-        "machine": {
-            "platform": platform.platform(),
-            "cpu": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-        },
-    }
+    kernels = _EXACT if certificate.exact_kernels else _USUAL
+    machine = {**describe_machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
+    known = {"step": step, **asdict(certificate), "kernels": kernels, "machine": machine}
     write_whole(folder / CERTIFICATE, [(json.dumps(known, indent=2) + "\n").encode()])

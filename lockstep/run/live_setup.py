@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,10 +58,13 @@ class LiveSetup:
     workers: Workers
     learners: Mapping[ModelRole, Learner] = field(default_factory=dict)
     _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
+    _exact: bool | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def exact(self) -> bool:
-        return decide_exact(self.algorithm, self.source.folder, self.note)
+        if self._exact is None:
+            self._exact = decide_exact(self.algorithm, self.source.folder, self.note)
+        return self._exact
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self.progress.phase(name)

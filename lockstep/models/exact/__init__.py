@@ -1,1 +1,1 @@
-"""Products, attention and activations that give a row the same bits in any batch: decoded, prefilled, scored, trained."""
+"""Products, attention and activations that give a row the same bits in any batch, decoded, scored or trained."""

@@ -33,7 +33,7 @@ class Blockwise:
 
     Attributes:
         softcap: Scores become cap · tanh(score / cap); None: they stay.
-        sinks: A score for each head that takes a share of the probability, and gives no value [H]; None: there are none.
+        sinks: A score for each head that takes a share of the probability and gives no value [H]; None: there is none.
     """
 
     softcap: float | None = None

@@ -56,11 +56,9 @@ class Family:
         reads_boxes: Whether each rank reads its own boxes of the files, and none ever holds the model whole. That asks
             that files name tensors as the network does, that logits are products of last hidden states and the
             vocabulary head, and that buffers follow from the configuration.
-        is_exact: Whether `models.exact` writes all that its layers compute, so that decoding and training agree to the bit.
     """
 
     model_type: str
     tensor_parallel: TensorParallel | None = None
     megatron: MegatronLayers | None = None
     reads_boxes: bool = False
-    is_exact: bool = False

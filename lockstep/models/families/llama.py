@@ -55,10 +55,4 @@ TENSORS = {
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 REFUSED = ("use_sliding_window", "mlp_bias", "attention_bias")
 
-FAMILY = Family(
-    "llama",
-    TensorParallel(plan, DIVIDED),
-    MegatronLayers(TENSORS, REFUSED),
-    reads_boxes=True,
-    is_exact=True,
-)
+FAMILY = Family("llama", TensorParallel(plan, DIVIDED), MegatronLayers(TENSORS, REFUSED), reads_boxes=True)

@@ -18,5 +18,4 @@ FAMILY = Family(
     TensorParallel(plan, DIVIDED),
     MegatronLayers(TENSORS | _BIASES, refused_fields=("use_sliding_window", "mlp_bias")),
     reads_boxes=True,
-    is_exact=True,
 )

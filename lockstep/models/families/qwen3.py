@@ -26,5 +26,4 @@ FAMILY = Family(
     TensorParallel(_plan_with_norms, DIVIDED),
     MegatronLayers(TENSORS | _NORMS, REFUSED),
     reads_boxes=True,
-    is_exact=True,
 )

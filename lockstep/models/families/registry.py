@@ -10,7 +10,6 @@ from lockstep.models.families.base import Family
 
 _FILES = (
     "llama",
-    "mistral",
     "qwen2",
     "qwen3",
 )  # fmt: skip
@@ -34,11 +33,6 @@ def family_of(config: PreTrainedConfig) -> Family:
 def list_tensor_parallel() -> str:
     """The families that tensor-parallel ranks can share, for messages."""
     return ", ".join(family.model_type for family in FAMILIES if family.tensor_parallel is not None)
-
-
-def list_exact() -> str:
-    """The families that decode and train to the same bits, for messages."""
-    return ", ".join(family.model_type for family in FAMILIES if family.is_exact)
 
 
 def list_megatron() -> str:

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from lockstep.models.exact.linear import linear, silu
 
-ROWS = st.one_of(st.integers(1, 40), st.integers(60, 70), st.integers(250, 300), st.sampled_from((2047, 2048, 2049, 4099)))
+ROWS = st.one_of(
+    st.integers(1, 40), st.integers(60, 70), st.integers(250, 300), st.sampled_from((2047, 2048, 2049, 4099))
+)
 SHAPES = st.sampled_from(((32, 64), (64, 15), (64, 16), (172, 64), (128, 384), (896, 896)))
 
 
