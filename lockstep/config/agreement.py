@@ -28,8 +28,8 @@ class AgreementSection(Section):
 
     exact: bool | Literal["require"] = Field(
         default=False,
-        description="sample and train by kernels that give a token the same log-probability to the bit; true: where that "
-        "is possible; require: refuse the recipe where it is not, and stop at a token that differs",
+        description="sample and train by kernels that give a token the same log-probability to the bit; true: where "
+        "that is possible; require: refuse the recipe where it is not, and stop at a token that differs",
     )
     on_breach: Literal["stop", "warn"] = Field(
         default="stop", description="stop before training on a step that breaks the bound; or warn, and exit with 4"

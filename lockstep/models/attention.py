@@ -47,16 +47,12 @@ class Kernel(Protocol):
         """Keys and values that `newest` reads are a multiple of so many."""
         ...
 
-    def values(self, value: Tensor) -> Tensor:
-        """Values as `newest` reads them."""
-        ...
-
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         """Attention of each row's tokens to those before them. Returns [rows · tokens, heads, size]."""
         ...
 
     def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
-        """Attention of a token per row to keys that it sees, bool [rows, 1, 1, keys]. Returns [rows, 1, heads, size]."""
+        """Attention of a token per row to keys it sees, bool [rows, 1, 1, keys]. Returns [rows, 1, heads, size]."""
         ...
 
 
@@ -64,9 +60,6 @@ class Fused:
     """PyTorch's own kernels, which sum in an order that depends on the number of queries and keys."""
 
     multiple = 1
-
-    def values(self, value: Tensor) -> Tensor:
-        return value
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         mask = _window_mask(query.shape[2], window, query.device)
@@ -271,11 +264,11 @@ class Cached:
         """`attend`, by the products of a kernel."""
         if self._filling:
             self._multiple = kernel.multiple
-            self._store(layer, key, kernel.values(value))
+            self._store(layer, key, value)
             return self._packed.attend_by(kernel, layer, query, key, value, scaling, window)
         rows, read = self._all_rows, self._read
         self._keys[layer][rows, :, self.filled] = key[:, :, 0]
-        self._values[layer][rows, :, self.filled] = kernel.values(value)[:, :, 0]
+        self._values[layer][rows, :, self.filled] = value[:, :, 0]
         k, v = self._keys[layer][:, :, :read], self._values[layer][:, :, :read]
         seen = self._visible if window is None else self._visible & self._inside(window)
         return kernel.newest(query, k, v, seen, scaling)

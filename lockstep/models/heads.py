@@ -20,7 +20,7 @@ from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
-from lockstep.models.exact.linear import linear
+from lockstep.models.exact.linear import ROWS, linear
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import carries_state
 from lockstep.types import Head, SamplingParams
@@ -96,7 +96,7 @@ class LogitsHead(nn.Module):
         self._products = logits_are_products(lm) if products is None else products
 
     def forward(self, batch: Batch) -> Outputs:
-        cut = Cut.of(batch, self._ranks, self._side_by_side)
+        cut = Cut.of(batch, self._ranks, self._side_by_side, ROWS if is_exact(self.lm) else 1)
         return policy_outputs(batch, cut, partial(self._at, cut))
 
     def _at(self, cut: Cut, state_m: Tensor) -> Places:

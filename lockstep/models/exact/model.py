@@ -10,9 +10,7 @@ from transformers.activations import SiLUActivation
 
 from lockstep.models.attention import EXACT, NAME
 from lockstep.models.exact.linear import linear, silu
-
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Types of the models all of whose layers were shown to be exact (`tests/models/exact/test_exact_model.py`)."""
+from lockstep.models.families.registry import EXACT_TYPES
 
 _ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose angles depend on nothing but the position."""
@@ -44,8 +42,8 @@ def is_exact(lm: PreTrainedModel) -> bool:
 def explain_inexact(config: PreTrainedConfig) -> str | None:
     """Says why a model cannot be computed exactly; None: it can."""
     text = config.get_text_config()
-    if config.model_type not in _FAMILIES:
-        return f"a {config.model_type} has not been shown to be exact; these are: {', '.join(_FAMILIES)}"
+    if config.model_type not in EXACT_TYPES:
+        return f"a {config.model_type} has not been shown to be exact; these are: {', '.join(EXACT_TYPES)}"
     if text.hidden_act != "silu":
         return f"the model's hidden_act is {text.hidden_act}, and only silu is written exactly"
     kind = (text.rope_parameters or {}).get("rope_type", "default")

@@ -14,6 +14,9 @@ _FILES = (
     "qwen3",
 )  # fmt: skip
 
+EXACT_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Models all of whose layers `models.exact` computes, as `tests/models/exact/test_exact_model.py` shows."""
+
 
 def _import_family(name: str) -> Family:
     family = import_module(f"lockstep.models.families.{name}").FAMILY

@@ -39,7 +39,7 @@ def decode(kernel: Blockwise, qkv: Sequence[Tensor], at: int, width: int, window
     q, k, v = qkv
     cells = max(width, at + 1)
     cells += -cells % KEYS
-    keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, cells - at - 1)) for x in (k, kernel.values(v)))
+    keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, cells - at - 1)) for x in (k, v))
     place = torch.arange(cells)
     seen = (place <= at) & (place > at - (window or cells))
     return kernel.newest(q[:, :, at : at + 1], keys, values, seen.expand(len(q), 1, 1, -1), 0.3)
