@@ -8,6 +8,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.exact.model import explain_inexact
+from lockstep.models.exact.probe import probe
 from lockstep.models.folder import read_config
 
 
@@ -28,7 +29,8 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
     reason = inference.explain_inexact(algorithm.learner)
     if reason is None and resolve_device(algorithm.learner.device).type != "cpu":
         reason = "learner.device is a GPU, whose kernels are not exact yet"
-    reason = reason or explain_inexact(read_config(folder))
+    config = read_config(folder)
+    reason = reason or explain_inexact(config) or probe(config, algorithm.learner.is_bf16)
     if reason is None:
         return True
     if inference.agreement.requires_exact:

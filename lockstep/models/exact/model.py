@@ -10,7 +10,7 @@ from transformers.activations import SiLUActivation
 
 from lockstep.models.attention import EXACT, NAME
 from lockstep.models.exact.linear import linear, silu
-from lockstep.models.families.registry import EXACT_TYPES
+from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
 
 _ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose angles depend on nothing but the position."""
@@ -42,7 +42,7 @@ def is_exact(lm: PreTrainedModel) -> bool:
 def explain_inexact(config: PreTrainedConfig) -> str | None:
     """Says why a model cannot be computed exactly; None: it can."""
     text = config.get_text_config()
-    if config.model_type not in EXACT_TYPES:
+    if not has_exact_layers(config):
         return f"a {config.model_type} has not been shown to be exact; these are: {', '.join(EXACT_TYPES)}"
     if text.hidden_act != "silu":
         return f"the model's hidden_act is {text.hidden_act}, and only silu is written exactly"

@@ -9,11 +9,13 @@ import pytest
 import torch
 from tiers import full
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.models.attention import NAME
+from lockstep.models.exact import probe
 from lockstep.models.exact.model import explain_inexact, is_exact, make_exact, make_inexact
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -123,3 +125,13 @@ def test_what_is_not_written_exactly_is_named() -> None:
     assert explain_inexact(AutoConfig.for_model("llama", hidden_act="gelu")) is not None
     grows = AutoConfig.for_model("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
     assert explain_inexact(grows) is not None
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_probe_finds_this_machine_exact_and_another_not(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
+    configs = [build(kind).config for kind in ("llama large", "qwen3")]
+    assert [probe.probe(config, bf16) for config in configs] == [None, None]
+    monkeypatch.setattr(probe, "linear", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
+    found = probe.probe(configs[0], bf16)
+    assert found is not None
+    assert "is not the same in any batch on this machine" in found
