@@ -42,11 +42,6 @@ class Layout(Protocol):
 class Kernel(Protocol):
     """The products of attention, over heads-first tensors [rows, heads, tokens, size]."""
 
-    @property
-    def multiple(self) -> int:
-        """Keys and values that `newest` reads are a multiple of so many."""
-        ...
-
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         """Attention of each row's tokens to those before them. Returns [rows · tokens, heads, size]."""
         ...
@@ -58,8 +53,6 @@ class Kernel(Protocol):
 
 class Fused:
     """PyTorch's own kernels, which sum in an order that depends on the number of queries and keys."""
-
-    multiple = 1
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         mask = _window_mask(query.shape[2], window, query.device)
@@ -156,9 +149,10 @@ class Packed:
     shapes: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, batch: Batch) -> Packed:
+    def of(cls, batch: Batch, multiple: int = 1) -> Packed:
+        """The layout of a batch, in grids whose widths are multiples."""
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
-        widths = list(accumulate(length_B.tolist(), width_of))
+        widths = [width + -width % multiple for width in accumulate(length_B.tolist(), width_of)]
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths))
         token_C = batch.starts[order_B][cells.row] + torch.minimum(cells.position, length_B[cells.row] - 1)
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
@@ -231,18 +225,23 @@ def _newest(new: int, known: int, window: int | None, device: torch.device) -> T
 class Cached:
     """Keys and values of growing rows: filled by a packed pass over the prompts, then one token per row and pass.
 
+    Args:
+        prompts: The first tokens of the rows.
+        capacity: Tokens of the longest row.
+        multiple: Grids and what is read of the cache are as wide as a multiple of so many tokens.
+
     Attributes:
         filled: Tokens whose keys and values are in the cache, int64 [B].
     """
 
-    def __init__(self, prompts: Batch, capacity: int) -> None:
-        self._packed = Packed.of(prompts)
+    def __init__(self, prompts: Batch, capacity: int, multiple: int = 1) -> None:
+        self._packed = Packed.of(prompts, multiple)
         self._row, self._position = prompts.row, prompts.position
-        self._rows, self._capacity = len(prompts), capacity
+        self._rows, self._capacity = len(prompts), capacity + -capacity % multiple
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._filling = True
-        self._multiple = 1
+        self._multiple = multiple
         self.filled = prompts.lengths.to(prompts.tokens.device)
         self._width = int(prompts.lengths.max())
 
@@ -263,7 +262,6 @@ class Cached:
     ) -> Tensor:
         """`attend`, by the products of a kernel."""
         if self._filling:
-            self._multiple = kernel.multiple
             self._store(layer, key, value)
             return self._packed.attend_by(kernel, layer, query, key, value, scaling, window)
         rows, read = self._all_rows, self._read
@@ -292,13 +290,12 @@ class Cached:
 
     @property
     def _read(self) -> int:
-        """Tokens of each row of the cache that are read: all that are filled, and as the kernel needs them."""
+        """Tokens of each row of the cache that are read."""
         return self._width + -self._width % self._multiple
 
     def _store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        capacity = self._capacity + -self._capacity % self._multiple
         for caches, x in ((self._keys, key), (self._values, value)):
-            caches[layer] = x.new_zeros(self._rows, x.shape[1], capacity, x.shape[3])
+            caches[layer] = x.new_zeros(self._rows, x.shape[1], self._capacity, x.shape[3])
             caches[layer][self._row, :, self._position] = x[0].transpose(0, 1)
 
     def _inside(self, window: int) -> Tensor:

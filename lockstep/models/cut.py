@@ -45,7 +45,7 @@ class Cut:
 
     @classmethod
     def of(cls, batch: Batch, ranks: Ranks, side_by_side: bool = False, multiple: int = 1) -> Cut:
-        """The share of a rank; `multiple`: the row has a multiple of so many tokens."""
+        """The share of a rank; `multiple`: the row and the grids of attention have a multiple of so many tokens."""
         shares = ranks.size("cp")
         if side_by_side:
             return cls._grid(batch, ranks)
@@ -53,7 +53,7 @@ class Cut:
             return cls(batch.tokens, batch.position, Packed.of(batch), None, ranks)
         filled, place_N = _pad(batch, 2 * shares if shares > 1 else 1, ranks.size("tp") * multiple)
         if shares == 1:
-            return cls(filled.tokens, filled.position, Packed.of(filled), place_N, ranks)
+            return cls(filled.tokens, filled.position, Packed.of(filled, multiple), place_N, ranks)
         bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
         packing = Packing(bounds, filled.tokens.numel(), shares)
         held_n = packing.positions(ranks.index("cp"))

@@ -20,8 +20,8 @@ from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
-from lockstep.models.exact.linear import ROWS, linear
-from lockstep.models.exact.model import is_exact
+from lockstep.models.exact.linear import linear
+from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import carries_state
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
@@ -96,7 +96,7 @@ class LogitsHead(nn.Module):
         self._products = logits_are_products(lm) if products is None else products
 
     def forward(self, batch: Batch) -> Outputs:
-        cut = Cut.of(batch, self._ranks, self._side_by_side, ROWS if is_exact(self.lm) else 1)
+        cut = Cut.of(batch, self._ranks, self._side_by_side, find_multiple(self.lm))
         return policy_outputs(batch, cut, partial(self._at, cut))
 
     def _at(self, cut: Cut, state_m: Tensor) -> Places:

@@ -39,10 +39,6 @@ class Blockwise:
     softcap: float | None = None
     sinks: Tensor | None = None
 
-    @property
-    def multiple(self) -> int:
-        return KEYS
-
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         heads, width = key.shape[1], query.shape[2]
         with torch.autocast(query.device.type, enabled=False):

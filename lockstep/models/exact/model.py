@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from lockstep.models.attention import EXACT, NAME
+from lockstep.models.exact.attention import KEYS
 from lockstep.models.exact.linear import linear, silu
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
 
@@ -37,6 +38,11 @@ def make_inexact(lm: PreTrainedModel) -> None:
 def is_exact(lm: PreTrainedModel) -> bool:
     """True if a model computes exactly."""
     return lm.config._attn_implementation == EXACT
+
+
+def find_multiple(lm: PreTrainedModel) -> int:
+    """The number of which a model's rows and keys should be multiples, so that its kernels need not fill them up."""
+    return KEYS if is_exact(lm) else 1
 
 
 def explain_inexact(config: PreTrainedConfig) -> str | None:

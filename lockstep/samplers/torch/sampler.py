@@ -17,7 +17,7 @@ from lockstep.distributed.meeting import Meeting
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.errors import RunError
 from lockstep.models.attention import Cached
-from lockstep.models.exact.model import is_exact
+from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import context_of
 from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.samplers.base import Piece, gather_pieces, require_room
@@ -175,7 +175,7 @@ class TorchSampler:
 
     def _cache(self, prompts: Batch, capacity: int) -> Cached:
         """Returns the layout that keeps keys and values."""
-        return Cached(prompts, capacity)
+        return Cached(prompts, capacity, find_multiple(self._lm))
 
     def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
         return self._lm(
