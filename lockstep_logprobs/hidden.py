@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lockstep_logprobs.checks import check_head, check_tokens
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
 from lockstep_logprobs.kernel import kernel
 from lockstep_logprobs.shard import blocks
-from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, exchange, pick_logits, sum_block
+from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, column_tiles, exchange, pick_logits, sum_block
 
-_TILE_COLUMNS = 2048
+_ROWS = 8
+"""Products of a multiple of so many rows sum each row in one order, on a CPU."""
 
 
 def hidden_logprobs(
@@ -74,7 +76,7 @@ class _HiddenScores(torch.autograd.Function):
 
 def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> Scores:
     """The forward pass of `hidden_logprobs`."""
-    how = scoring.shard.start, scoring.temperature, scoring.entropy, scoring.max_rows
+    how = scoring.shard.start, scoring.temperature, scoring.entropy, scoring.max_rows, scoring.row_invariant
     sums_RM, picked_MK = _hidden_row_sums(hidden_MD, weight_vD, token_MK, *how)
     return exchange(RowSums.from_rows(sums_RM), picked_MK, token_MK, len(weight_vD), scoring, None)
 
@@ -89,23 +91,30 @@ def score_gradient(
 
 
 @kernel(
-    "(Tensor hidden, Tensor weight, Tensor token, int start, float temperature, bool entropy, int? max_rows)"
-    " -> (Tensor, Tensor)",
-    lambda hidden, weight, token, start, temperature, entropy, max_rows: (
+    "(Tensor hidden, Tensor weight, Tensor token, int start, float temperature, bool entropy, int? max_rows, "
+    "bool row_invariant) -> (Tensor, Tensor)",
+    lambda hidden, weight, token, start, temperature, entropy, max_rows, row_invariant: (
         hidden.new_empty((2 + entropy, hidden.shape[0]), dtype=torch.float32),
         token.new_empty(token.shape, dtype=torch.float32),
     ),
 )
 def _hidden_row_sums(
-    hidden: Tensor, weight: Tensor, token: Tensor, start: int, temperature: float, entropy: bool, max_rows: int | None
+    hidden: Tensor,
+    weight: Tensor,
+    token: Tensor,
+    start: int,
+    temperature: float,
+    entropy: bool,
+    max_rows: int | None,
+    row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
     """Computes what `vocab._row_sums` does, of the logits that are multiplied out."""
     sums = RowSums.zeros(len(hidden), entropy, hidden.device)
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
-    for columns, head_cD in _pieces(weight, hidden.dtype):
-        for rows, z, work in _tiles(hidden, head_cD, max_rows):
+    for columns, head_cD in _pieces(weight, hidden.dtype, row_invariant):
+        for rows, z, work in _tiles(hidden, head_cD, max_rows, row_invariant):
             picked_MK[rows] += pick_logits(z, token[rows], start + columns.start)
-            sums[rows] = sums[rows].merge(sum_block(z, work, None, temperature, entropy), temperature)
+            sums[rows] = sums[rows].merge(sum_block(z, work, None, temperature, entropy, row_invariant), temperature)
     return sums.rows(), picked_MK
 
 
@@ -152,21 +161,24 @@ def _hidden_gradients(
     return hidden.new_empty(0) if hidden_sum is None else hidden_sum.to(hidden.dtype), weight_gradient
 
 
-def _pieces(weight_vD: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+def _pieces(weight_vD: Tensor, dtype: torch.dtype, row_invariant: bool = False) -> Iterator[tuple[slice, Tensor]]:
     """Consecutive columns of the vocabulary, with their rows of the head in the type of the matrix products."""
-    for start in range(0, len(weight_vD), _TILE_COLUMNS):
-        columns = slice(start, min(start + _TILE_COLUMNS, len(weight_vD)))
+    for columns in column_tiles(len(weight_vD), row_invariant):
         yield columns, weight_vD[columns].to(dtype)
 
 
-def _tiles(hidden_MD: Tensor, head_cD: Tensor, max_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _tiles(
+    hidden_MD: Tensor, head_cD: Tensor, max_rows: int | None, row_invariant: bool = False
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Blocks of rows with their logits for a piece of the head, and fp32 memory of that shape, the same if they are."""
     memory: Tensor | None = None
     for rows in blocks(len(hidden_MD), len(head_cD), hidden_MD.device, max_rows):
         hidden = hidden_MD[rows]
+        if row_invariant:
+            hidden = F.pad(hidden, (0, 0, 0, -len(hidden) % _ROWS))
         if memory is None:
             memory = hidden.new_empty(len(hidden), len(head_cD))
-        z = torch.mm(hidden, head_cD.t(), out=memory[: len(hidden)])
+        z = torch.mm(hidden, head_cD.t(), out=memory[: len(hidden)])[: rows.stop - rows.start]
         yield rows, z, z if z.dtype == torch.float32 else torch.empty_like(z, dtype=torch.float32)
 
 

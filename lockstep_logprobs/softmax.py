@@ -14,6 +14,7 @@ has the way back. Letters: M rows, v this rank's columns, K wanted tokens in eac
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,10 @@ NOTHING = -150.0
 """A log-probability of 0 in fp32, by 2 or e to its power; unlike −∞ it may be multiplied by that 0."""
 
 LOG2_E = math.log2(math.e)
+
+_TILE_COLUMNS = 2048
+_FEW_COLUMNS = 16
+"""Fewer columns in a product may be summed in another order."""
 
 _NOT_WHOLE = (
     "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard has a start but no "
@@ -45,6 +50,7 @@ class Scoring:
         entropy: Also compute the entropy.
         sampled: The one wanted token was sampled, so it belongs to the support even where it lies below the floor.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
+        row_invariant: On a CPU, a row has the same bits in any batch, and by its hidden state as by its logits; slower.
     """
 
     shard: Shard = WHOLE
@@ -52,6 +58,7 @@ class Scoring:
     entropy: bool = False
     sampled: bool = False
     max_rows: int | None = None
+    row_invariant: bool = False
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -167,19 +174,38 @@ def write_log2_probability(
     torch.add(log_total_M[:, None] * -LOG2_E, work, alpha=LOG2_E / temperature, out=work)
 
 
+def column_tiles(columns: int, row_invariant: bool = False) -> Iterator[slice]:
+    """Cuts the columns of a vocabulary into tiles, whose sums are merged in turn."""
+    start, least = 0, _FEW_COLUMNS if row_invariant else 1
+    while start < columns:
+        stop = start + _TILE_COLUMNS
+        stop = stop if columns - stop >= least else columns
+        yield slice(start, stop)
+        start = stop
+
+
 def sum_block(
-    z: Tensor, work: Tensor, floor_M: Tensor | None, temperature: float = 1.0, entropy: bool = False
+    z: Tensor,
+    work: Tensor,
+    floor_M: Tensor | None,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    row_invariant: bool = False,
 ) -> RowSums:
-    """The sums of some rows over some columns. Overwrites `work`, fp32 like z: by exp d, if without entropy."""
-    z = to_fp32(z, work)
+    """The sums of some rows over some columns. Overwrites `work`, fp32 like z: by exp d, if without entropy.
+
+    Powers of 2 are fast, but the last numbers of a block round differently from those before them; powers of e do not.
+    """
+    z, base = to_fp32(z, work), 1.0 if row_invariant else LOG2_E
     maximum_M, inside = z.amax(-1), support_mask(z, floor_M)
-    torch.sub(z, finite_maximum(maximum_M)[:, None], out=work).mul_(LOG2_E / temperature)
-    exponential = work.exp2() if entropy else work.exp2_()
+    torch.sub(z, finite_maximum(maximum_M)[:, None], out=work).mul_(base / temperature)
+    power = torch.exp if row_invariant else torch.exp2
+    exponential = power(work) if entropy else power(work, out=work)
     if inside is not None:
         exponential.mul_(inside)
     if not entropy:
         return RowSums(maximum_M, exponential.sum(-1), None)
-    weighted_M = work.mul_(exponential).nansum(-1).div_(LOG2_E)  # 0 · −∞ counts as 0
+    weighted_M = work.mul_(exponential).nansum(-1).div_(base)  # 0 · −∞ counts as 0
     return RowSums(maximum_M, exponential.sum(-1), weighted_M)
 
 

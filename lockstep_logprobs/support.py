@@ -187,7 +187,8 @@ def _digit_mass(
         power = _powers(logits[rows], maximum[rows], temperature)
         digit = (power * -(_BASE**digits / reach)).floor_().sub_(prefix[rows] - 1.0)
         digit.nan_to_num_(0.0).clamp_(0.0, _BASE + 1.0)  # a NaN may spoil its row, but must not index elsewhere
-        mass_MD[rows].scatter_add_(1, digit.long(), power.exp2_().mul_(_ONE).long())
+        mass = power.mul_(math.log(2.0)).exp_()  # a power of 2 rounds the last numbers of a block differently
+        mass_MD[rows].scatter_add_(1, digit.long(), mass.mul_(_ONE).long())
     return mass_MD
 
 

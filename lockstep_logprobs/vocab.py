@@ -17,7 +17,7 @@ from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
 from lockstep_logprobs.kernel import kernel
 from lockstep_logprobs.shard import Shard, blocks
-from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, exchange, pick_logits, sum_block
+from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, column_tiles, exchange, pick_logits, sum_block
 
 
 def vocab_logprobs(
@@ -59,7 +59,7 @@ class _VocabScores(torch.autograd.Function):
 
 def score(logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None = None) -> Scores:
     """The forward pass of `vocab_logprobs`."""
-    how = scoring.shard.start, scoring.temperature, scoring.entropy, scoring.max_rows
+    how = scoring.shard.start, scoring.temperature, scoring.entropy, scoring.max_rows, scoring.row_invariant
     sums_RM, picked_MK = _row_sums(logits_Mv, token_MK, floor_M, *how)
     return exchange(RowSums.from_rows(sums_RM), picked_MK, token_MK, logits_Mv.shape[1], scoring, floor_M)
 
@@ -71,9 +71,9 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
 
 
 @kernel(
-    "(Tensor logits, Tensor token, Tensor? floor, int start, float temperature, bool entropy, int? max_rows)"
-    " -> (Tensor, Tensor)",
-    lambda logits, token, floor, start, temperature, entropy, max_rows: (
+    "(Tensor logits, Tensor token, Tensor? floor, int start, float temperature, bool entropy, int? max_rows, "
+    "bool row_invariant) -> (Tensor, Tensor)",
+    lambda logits, token, floor, start, temperature, entropy, max_rows, row_invariant: (
         logits.new_empty((2 + entropy, logits.shape[0]), dtype=torch.float32),
         token.new_empty(token.shape, dtype=torch.float32),
     ),
@@ -86,12 +86,19 @@ def _row_sums(
     temperature: float,
     entropy: bool,
     max_rows: int | None,
+    row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
     """The sums over these columns (`RowSums.rows`), and the logits of tokens that they hold, fp32 [M, K]."""
     sums = RowSums.zeros(len(logits), entropy, logits.device)
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for piece, work in _work_blocks(logits, max_rows):
-        sums[piece] = sum_block(logits[piece], work, None if floor is None else floor[piece], temperature, entropy)
+        z, own = logits[piece], None if floor is None else floor[piece]
+        if row_invariant:
+            for columns in column_tiles(z.shape[1], row_invariant):
+                tile = sum_block(z[:, columns], work[:, columns], own, temperature, entropy, row_invariant)
+                sums[piece] = sums[piece].merge(tile, temperature)
+        else:
+            sums[piece] = sum_block(z, work, own, temperature, entropy)
         picked_MK[piece] = pick_logits(logits[piece], token[piece], start)
     return sums.rows(), picked_MK
 

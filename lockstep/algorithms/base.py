@@ -10,7 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import model_validator
 
 from lockstep.config import (
     AgreementSection,
@@ -22,6 +24,7 @@ from lockstep.config import (
     SamplerSection,
     Sampling,
 )
+from lockstep.config.backends import INFERENCE, TRAINING
 from lockstep.types import Head
 
 if TYPE_CHECKING:
@@ -73,6 +76,22 @@ class Inference:
     validation_sampling: RepeatedSampling | None
     one_step_ahead: bool = False
 
+    def explain_inexact(self, learner: LearnerSection) -> str | None:
+        """Says which option keeps learner and sampler from agreeing to the bit; None: none does."""
+        if not TRAINING.find(learner.backend).is_exact:
+            return f"learner.backend={learner.backend} has kernels of its own"
+        if not INFERENCE.find(self.sampler.backend).is_exact:
+            return f"sampler.backend={self.sampler.backend} has kernels of its own"
+        if learner.parallel.ranks > 1:
+            return "learner.parallel cuts sums over ranks"
+        if learner.compile:
+            return "learner.compile writes kernels of its own"
+        if learner.lora is not None:
+            return "learner.lora samples with merged weights and trains with adapters apart"
+        if self.one_step_ahead:
+            return "one_step_ahead samples with older weights than those that are trained"
+        return None
+
 
 @dataclass(frozen=True)
 class Load:
@@ -120,6 +139,15 @@ class Algorithm(Common, ABC):
     A subclass adds its sections as fields, and defines what is abstract here. Mark it `typing.final`: a type checker
     then reports what is missing.
     """
+
+    @model_validator(mode="after")
+    def _what_is_required_is_exact(self) -> Self:
+        inference = self.inference
+        if inference is not None and inference.agreement.requires_exact:
+            reason = inference.explain_inexact(self.learner)
+            if reason is not None:
+                raise ValueError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
+        return self
 
     purpose: ClassVar[str] = ""
     """The thing that a model learns by it, for people who read what a run is for: `learns to …`; may be left empty."""

@@ -136,7 +136,8 @@ def build_agreement(
     assert inference is not None, "what samples is compared"
     section, options = inference.agreement, doctor_options(algorithm.learner, inference.sampler, inference.sampling)
     examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"
-    promise = Promise(section.bound(algorithm.learner.is_bf16), section.stops, examine)
+    bound = section.bound(algorithm.learner.is_bf16)
+    promise = Promise(bound, section.stops, examine, setup.exact, section.requires_exact)
     watch = None
     if section.drift is not None:
         test = DriftTest(section.drift.false_alarm_rate, section.drift.baseline_steps, section.drift.factor, FLOOR)

@@ -60,6 +60,11 @@ class Setup(Protocol):
         """The run's initial model."""
         ...
 
+    @property
+    def exact(self) -> bool:
+        """True if learners and sampler compute by the kernels of `models.exact`."""
+        ...
+
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Names and times what happens inside the `with` block."""
         ...

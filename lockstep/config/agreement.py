@@ -26,6 +26,11 @@ class DriftSection(Section):
 class AgreementSection(Section):
     """The promise that sampler and learner give the same tokens the same probability; docs/guides/add_a_model.md."""
 
+    exact: bool | Literal["require"] = Field(
+        default=False,
+        description="sample and train by kernels that give a token the same log-probability to the bit; true: where "
+        "that is possible; require: refuse the recipe where it is not, and stop at a token that differs",
+    )
     on_breach: Literal["stop", "warn"] = Field(
         default="stop", description="stop before training on a step that breaks the bound; or warn, and exit with 4"
     )
@@ -35,6 +40,16 @@ class AgreementSection(Section):
     drift: DriftSection | None = Field(
         default=DriftSection(), description="alarm when the mismatch rises above that of the first steps; null: off"
     )
+
+    @property
+    def wants_exact(self) -> bool:
+        """True if both sides compute exactly where they can."""
+        return self.exact is not False
+
+    @property
+    def requires_exact(self) -> bool:
+        """True if the run is refused, or ends, where they do not."""
+        return self.exact == "require"
 
     @property
     def stops(self) -> bool:

@@ -25,6 +25,11 @@ B = TypeVar("B")
 class TrainingOptions(ABC):
     """The part of a training backend that depends on options alone."""
 
+    @property
+    def is_exact(self) -> bool:
+        """True if it can compute by the kernels of `models.exact`."""
+        return False
+
     @abstractmethod
     def in_process(self, section: LearnerSection) -> bool:
         """True if such a learner can run in the caller's process."""
@@ -56,6 +61,11 @@ class InferenceOptions(ABC):
     @abstractmethod
     def is_server(self) -> bool:
         """True if it is running already: it takes no weights, and has its own engines and chat template."""
+
+    @property
+    def is_exact(self) -> bool:
+        """True if it can compute by the kernels of `models.exact`."""
+        return False
 
     @property
     @abstractmethod

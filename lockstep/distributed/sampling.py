@@ -24,7 +24,7 @@ _BLOCK = 1024
 
 
 def token_scores(
-    logits_MV: Tensor, token: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
+    logits_MV: Tensor, token: Tensor, sampling: SamplingParams, shard: Shard = WHOLE, row_invariant: bool = False
 ) -> tuple[Tensor, Tensor]:
     """log π(token) and the entropy, under the sampling distribution; differentiable.
 
@@ -35,22 +35,28 @@ def token_scores(
             every token can be sampled.
         sampling: The distribution; greedy scoring is that of temperature 1.
         shard: Which columns these are.
+        row_invariant: See `lockstep_logprobs.softmax.Scoring`.
 
     Returns:
         Nats, fp32 like the tokens, and [M].
     """
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
         return _score_all(logits_MV, token, sampling)
-    floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, shard=shard)
+    floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, shard=shard, row_invariant=row_invariant)
     return _like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
 
 
 def hidden_scores(
-    hidden_MD: Tensor, weight_vD: Tensor, token: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
+    hidden_MD: Tensor,
+    weight_vD: Tensor,
+    token: Tensor,
+    sampling: SamplingParams,
+    shard: Shard = WHOLE,
+    row_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be sampled."""
     assert sampling.full_support, "top-k and top-p need the logits"
-    scoring = _scoring(sampling, shard=shard)
+    scoring = _scoring(sampling, shard=shard, row_invariant=row_invariant)
     return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
 
 
@@ -84,8 +90,12 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) ->
     return support_floor(logits_MV, shard, top_k=sampling.top_k, top_p=sampling.top_p, temperature=sampling.temperature)
 
 
-def _scoring(sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOLE) -> Scoring:
-    return Scoring(shard=shard, temperature=sampling.divisor, entropy=entropy, sampled=True)
+def _scoring(
+    sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOLE, row_invariant: bool = False
+) -> Scoring:
+    return Scoring(
+        shard=shard, temperature=sampling.divisor, entropy=entropy, sampled=True, row_invariant=row_invariant
+    )
 
 
 def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
@@ -99,12 +109,15 @@ def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, 
     return logprob_MK.view(token.shape), entropy_M
 
 
-def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+def draw(
+    logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool = False
+) -> tuple[Tensor, Tensor]:
     """Samples one token per row by inverting the distribution function at a uniform number; the argmax where greedy.
 
     Args:
         logits_MV: Logits.
         uniform_M: Numbers in (0, 1), float64; the same number gives the same token in any batch.
+        row_invariant: See `lockstep_logprobs.softmax.Scoring`; log-probabilities are then those of `token_scores`.
 
     Returns:
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
@@ -112,8 +125,12 @@ def draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams) -> tupl
     """
     scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
     weight_MV = torch.empty_like(z_MV)
-    row = sum_block(z_MV, weight_MV, _floor(logits_MV, sampling), scoring.temperature)
+    floor_M = _floor(logits_MV, sampling)
+    row = sum_block(z_MV, weight_MV, floor_M, scoring.temperature, row_invariant=row_invariant)
     token_M = z_MV.argmax(-1) if sampling.greedy else _invert(weight_MV, uniform_M)
+    if row_invariant:
+        scoring = _scoring(sampling, entropy=False, row_invariant=True)
+        return token_M, vocab_logprobs(logits_MV, token_M[:, None], scoring, floor_M)[0][:, 0]
     above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
     return token_M, above_M / scoring.temperature - row.total.log()
 

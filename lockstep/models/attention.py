@@ -1,4 +1,4 @@
-"""One attention function for every `transformers` model; a layout says which tokens see which.
+"""One attention function for every `transformers` model; a layout says which tokens see which, a kernel computes.
 
 Models call it with `layout=…`, an object that is handed down from the forward call. `Packed` is for scoring and
 training: sequences laid end to end, each blind to its neighbors. `Cached` is for generating: one new token per row,
@@ -19,8 +19,11 @@ from transformers import AttentionInterface
 
 from lockstep.batch import Batch
 from lockstep.errors import InputError
+from lockstep.models.exact.attention import Blockwise
 
 NAME = "lockstep"
+EXACT = "lockstep_exact"
+"""Name of the same attention by a kernel that gives each token the same bits, decoded or trained."""
 
 _FILLED = 0.75
 """Least filled share of each row of a grid. Less pays for padding, more for many small products."""
@@ -34,6 +37,36 @@ class Layout(Protocol):
     ) -> Tensor:
         """Attention over heads-first tensors [rows, heads, tokens, size]. Returns [rows, tokens, heads, size]."""
         ...
+
+
+class Kernel(Protocol):
+    """The products of attention, over heads-first tensors [rows, heads, tokens, size]."""
+
+    def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+        """Attention of each row's tokens to those before them. Returns [rows · tokens, heads, size]."""
+        ...
+
+    def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
+        """Attention of a token per row to keys it sees, bool [rows, 1, 1, keys]. Returns [rows, 1, heads, size]."""
+        ...
+
+
+class Fused:
+    """PyTorch's own kernels, which sum in an order that depends on the number of queries and keys."""
+
+    def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+        mask = _window_mask(query.shape[2], window, query.device)
+        out = F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
+        out = F.scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2)
+
+
+FUSED = Fused()
 
 
 @torch.compiler.disable  # each batch has other grids, and would be compiled again
@@ -67,7 +100,35 @@ def attention(
     return layout.attend(int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
 
 
+@torch.compiler.disable
+def exact_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    scaling: float,
+    layout: Layout | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    dropout: float = 0.0,
+    **other: object,
+) -> tuple[Tensor, None]:
+    """The attention function that `transformers` knows as "lockstep_exact".
+
+    Raises:
+        InputError: If the layout is not one of those that it computes.
+    """
+    if not isinstance(layout, Packed | Cached):
+        raise InputError(f"{type(module).__name__} cannot be computed exactly here; use agreement.exact=false")
+    kernel = Blockwise(softcap, s_aux)
+    return layout.attend_by(kernel, int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
+
+
 AttentionInterface.register(NAME, attention)
+AttentionInterface.register(EXACT, exact_attention)
 
 
 @dataclass(frozen=True)
@@ -88,9 +149,10 @@ class Packed:
     shapes: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, batch: Batch) -> Packed:
+    def of(cls, batch: Batch, multiple: int = 1) -> Packed:
+        """The layout of a batch, in grids whose widths are multiples."""
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
-        widths = list(accumulate(length_B.tolist(), width_of))
+        widths = [width + -width % multiple for width in accumulate(length_B.tolist(), width_of)]
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths))
         token_C = batch.starts[order_B][cells.row] + torch.minimum(cells.position, length_B[cells.row] - 1)
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
@@ -101,8 +163,21 @@ class Packed:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
+        return self.attend_by(FUSED, layer, query, key, value, scaling, window)
+
+    def attend_by(
+        self,
+        kernel: Kernel,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """`attend`, by the products of a kernel."""
         grids = zip(*(self._grids(x) for x in (query, key, value)), strict=True)
-        out = torch.cat([_causal(q, k, v, scaling, window) for q, k, v in grids])
+        out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
         return out.index_select(0, self.from_cells)[None]
 
     def _grids(self, x: Tensor) -> list[Tensor]:
@@ -115,13 +190,6 @@ class Packed:
 def width_of(width: int, length: int) -> int:
     """The width of the grid of a sequence that follows on longer ones: theirs, or its own where it is much shorter."""
     return width if length >= _FILLED * width else length
-
-
-def _causal(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
-    """Attention of the rows of one grid. Returns [rows · width, heads, size]."""
-    mask = _window_mask(q.shape[2], window, q.device)
-    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=True)
-    return out.transpose(1, 2).flatten(0, 1)
 
 
 def _window_mask(width: int, window: int | None, device: torch.device) -> Tensor | None:
@@ -157,33 +225,51 @@ def _newest(new: int, known: int, window: int | None, device: torch.device) -> T
 class Cached:
     """Keys and values of growing rows: filled by a packed pass over the prompts, then one token per row and pass.
 
+    Args:
+        prompts: The first tokens of the rows.
+        capacity: Tokens of the longest row.
+        multiple: Grids and what is read of the cache are as wide as a multiple of so many tokens.
+
     Attributes:
         filled: Tokens whose keys and values are in the cache, int64 [B].
     """
 
-    def __init__(self, prompts: Batch, capacity: int) -> None:
-        self._packed = Packed.of(prompts)
+    def __init__(self, prompts: Batch, capacity: int, multiple: int = 1) -> None:
+        self._packed = Packed.of(prompts, multiple)
         self._row, self._position = prompts.row, prompts.position
-        self._rows, self._capacity = len(prompts), capacity
+        self._rows, self._capacity = len(prompts), capacity + -capacity % multiple
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._filling = True
+        self._multiple = multiple
         self.filled = prompts.lengths.to(prompts.tokens.device)
         self._width = int(prompts.lengths.max())
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
+        return self.attend_by(FUSED, layer, query, key, value, scaling, window)
+
+    def attend_by(
+        self,
+        kernel: Kernel,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """`attend`, by the products of a kernel."""
         if self._filling:
             self._store(layer, key, value)
-            return self._packed.attend(layer, query, key, value, scaling, window)
-        rows = self._all_rows
+            return self._packed.attend_by(kernel, layer, query, key, value, scaling, window)
+        rows, read = self._all_rows, self._read
         self._keys[layer][rows, :, self.filled] = key[:, :, 0]
         self._values[layer][rows, :, self.filled] = value[:, :, 0]
-        k, v = self._keys[layer][:, :, : self._width], self._values[layer][:, :, : self._width]
-        mask = self._visible if window is None else self._visible & self._inside(window)
-        out = F.scaled_dot_product_attention(query, k, v, mask, scale=scaling, enable_gqa=True)
-        return out.transpose(1, 2)
+        k, v = self._keys[layer][:, :, :read], self._values[layer][:, :, :read]
+        seen = self._visible if window is None else self._visible & self._inside(window)
+        return kernel.newest(query, k, v, seen, scaling)
 
     def next_token(self) -> None:
         """Makes room for one more token per row, at position `filled`; call it before each decoding pass."""
@@ -192,7 +278,7 @@ class Cached:
         else:
             self.filled = self.filled + 1
         self._width += 1
-        columns = torch.arange(self._width, device=self.filled.device)
+        columns = torch.arange(self._read, device=self.filled.device)
         self._visible = (columns[None, :] <= self.filled[:, None])[:, None, None, :]
         self._all_rows = torch.arange(self.filled.numel(), device=self.filled.device)
 
@@ -202,11 +288,16 @@ class Cached:
         self._values = {layer: cache[rows] for layer, cache in self._values.items()}
         self.filled = self.filled[rows]
 
+    @property
+    def _read(self) -> int:
+        """Tokens of each row of the cache that are read."""
+        return self._width + -self._width % self._multiple
+
     def _store(self, layer: int, key: Tensor, value: Tensor) -> None:
         for caches, x in ((self._keys, key), (self._values, value)):
             caches[layer] = x.new_zeros(self._rows, x.shape[1], self._capacity, x.shape[3])
             caches[layer][self._row, :, self._position] = x[0].transpose(0, 1)
 
     def _inside(self, window: int) -> Tensor:
-        columns = torch.arange(self._width, device=self.filled.device)
+        columns = torch.arange(self._read, device=self.filled.device)
         return (columns[None, :] > self.filled[:, None] - window)[:, None, None, :]

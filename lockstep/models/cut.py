@@ -44,15 +44,16 @@ class Cut:
     rows: int = 1
 
     @classmethod
-    def of(cls, batch: Batch, ranks: Ranks, side_by_side: bool = False) -> Cut:
+    def of(cls, batch: Batch, ranks: Ranks, side_by_side: bool = False, multiple: int = 1) -> Cut:
+        """The share of a rank; `multiple`: the row and the grids of attention have a multiple of so many tokens."""
         shares = ranks.size("cp")
         if side_by_side:
             return cls._grid(batch, ranks)
-        if shares == ranks.size("tp") == 1:
+        if shares == ranks.size("tp") == multiple == 1:
             return cls(batch.tokens, batch.position, Packed.of(batch), None, ranks)
-        filled, place_N = _pad(batch, 2 * shares if shares > 1 else 1, ranks.size("tp"))
+        filled, place_N = _pad(batch, 2 * shares if shares > 1 else 1, ranks.size("tp") * multiple)
         if shares == 1:
-            return cls(filled.tokens, filled.position, Packed.of(filled), place_N, ranks)
+            return cls(filled.tokens, filled.position, Packed.of(filled, multiple), place_N, ranks)
         bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
         packing = Packing(bounds, filled.tokens.numel(), shares)
         held_n = packing.positions(ranks.index("cp"))
@@ -101,10 +102,10 @@ class Cut:
         return sum_over_ranks(column, self.ranks.group("cp"))
 
 
-def _pad(batch: Batch, multiple: int, tp: int) -> tuple[Batch, Tensor]:
-    """Pads sequences to a multiple, and the row to divide among tensor-parallel ranks; returns where tokens went."""
+def _pad(batch: Batch, multiple: int, divisor: int) -> tuple[Batch, Tensor]:
+    """Pads sequences to a multiple, and the row to one of a divisor as well; returns where tokens went."""
     lengths = -(-batch.lengths // multiple) * multiple
-    tail = -int(lengths.sum()) % (multiple * tp)
+    tail = -int(lengths.sum()) % (multiple * divisor)
     start_B = (lengths.cumsum(0) - lengths).to(batch.tokens.device)
     place_N = start_B[batch.row] + batch.position
     tokens_T = batch.tokens.new_zeros(int(lengths.sum()) + tail).index_copy(0, place_N, batch.tokens)

@@ -20,6 +20,8 @@ from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
+from lockstep.models.exact.linear import linear
+from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import carries_state
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
@@ -94,18 +96,19 @@ class LogitsHead(nn.Module):
         self._products = logits_are_products(lm) if products is None else products
 
     def forward(self, batch: Batch) -> Outputs:
-        cut = Cut.of(batch, self._ranks, self._side_by_side)
+        cut = Cut.of(batch, self._ranks, self._side_by_side, find_multiple(self.lm))
         return policy_outputs(batch, cut, partial(self._at, cut))
 
     def _at(self, cut: Cut, state_m: Tensor) -> Places:
         if not self._products:
             kept = state_m if cut.rows == 1 else 0  # columns, which are those of every row
             logits_mV = self.lm(**cut.inputs, logits_to_keep=kept).logits.flatten(0, 1)
-            return Logits(logits_mV if cut.rows == 1 else logits_mV.index_select(0, state_m), WHOLE)
+            logits_mV = logits_mV if cut.rows == 1 else logits_mV.index_select(0, state_m)
+            return Logits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
-        return Products(hidden_mD, *own_rows(head.weight, self._ranks))
+        return Products(hidden_mD, *own_rows(head.weight, self._ranks), is_exact(self.lm))
 
 
 class ValueHead(nn.Module):
@@ -132,14 +135,15 @@ class ValueHead(nn.Module):
 
 @dataclass(frozen=True)
 class Logits:
-    """The vocabulary's logits [m, v] at m places, this rank's columns of them."""
+    """The vocabulary's logits [m, v] at m places, this rank's columns of them; exact: rows do not change each other."""
 
     logits_mv: Tensor
     shard: Shard
+    exact: bool = False
 
     def scores(self, token: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
         """Log-probability of tokens, [m] or [m, K], and entropy [m]."""
-        return token_scores(self.logits_mv, token, sampling, self.shard)
+        return token_scores(self.logits_mv, token, sampling, self.shard, self.exact)
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
         """Tokens and their log-probabilities, [m, k] each, in the order of `sampling.likeliest`."""
@@ -153,18 +157,21 @@ class Products:
     hidden_mD: Tensor
     weight_vD: Tensor
     shard: Shard
+    exact: bool = False
 
     def scores(self, token: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
         few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
         if few and sampling.full_support:
-            return hidden_scores(self.hidden_mD, self.weight_vD, token, sampling, self.shard)
+            return hidden_scores(self.hidden_mD, self.weight_vD, token, sampling, self.shard, self.exact)
         return self._logits().scores(token, sampling)
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
         return self._logits().likeliest(k)
 
     def _logits(self) -> Logits:
-        return Logits(F.linear(sum_gradient(self.hidden_mD, self.shard.group), self.weight_vD), self.shard)
+        product = linear if self.exact else F.linear
+        logits_mv = product(sum_gradient(self.hidden_mD, self.shard.group), self.weight_vD)
+        return Logits(logits_mv, self.shard, self.exact)
 
 
 Places = Logits | Products

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,11 +56,15 @@ class Promise:
         bound: Greatest mean of e^|Δ|.
         stops: True if a breach ends the run.
         command: Command that finds the cause.
+        exact: True if both sides compute by the same kernels, so that not one token may differ.
+        stops_inexact: True if a token that differs ends the run, too.
     """
 
     bound: float
     stops: bool
     command: str
+    exact: bool = False
+    stops_inexact: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,25 @@ class State:
 
     total: Tally = field(default_factory=Tally)
     broken: bool = False
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The exactness of a run.
+
+    Attributes:
+        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit (docs/glossary.md).
+        tokens: Tokens that sampler and learner both scored.
+        mismatches: Those whose two log-probabilities are not the same to the bit.
+        largest_gap: Largest |Δ| of them, nats.
+        exact_kernels: True if both sides compute by `models.exact`.
+    """
+
+    level: Literal["E0", "E1", "E2"]
+    tokens: int
+    mismatches: int
+    largest_gap: float
+    exact_kernels: bool
 
 
 class Agreement:
@@ -114,7 +137,7 @@ class Agreement:
 
         Returns:
             `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared, `bound`, and `breach`, 1
-            if it is broken; and the metrics of the watch.
+            if it is broken; where both sides are exact, `mismatches`; and the metrics of the watch.
 
         Raises:
             Disagreement: If the bound is broken, and a breach stops the run.
@@ -124,9 +147,13 @@ class Agreement:
         total = self.state.total + now
         broken = now.breaks(self._promise.bound) or total.breaks(self._promise.bound)
         known = Metrics(tokens=Sum(now.tokens), bound=Last(self._promise.bound), breach=Last(float(broken)))
+        if self._promise.exact:
+            known["mismatches"] = Sum(now.mismatches)
         metrics = (agreement(*pair) + known).with_prefix("agreement")
         if broken:
             self._check_bound(step, now, total, metrics)
+        if self._promise.exact and now.mismatches:
+            self._check_bits(step, now, metrics)
         if self.watch is not None:
             metrics += self.watch(step, version, batch, snapshot)
         self.state = State(total, self.state.broken or broken)
@@ -162,6 +189,14 @@ class Agreement:
         columns = {"old_logprob": self._policy.logprobs(some), "sampler_logprob": sampler_N}
         return self(step, snapshot.version, some.with_columns(columns), snapshot)
 
+    @property
+    def certificate(self) -> Certificate:
+        """The level that the run has reached so far, and what it rests on."""
+        total, promise = self.state.total, self._promise
+        equal = promise.exact and total.tokens > 0 and not total.mismatches
+        level = "E2" if equal else "E1" if promise.stops else "E0"
+        return Certificate(level, int(total.tokens), total.mismatches, total.largest, promise.exact)
+
     def dump(self) -> dict[str, Any]:
         """The state as JSON types."""
         return {**asdict(self.state), "watch": None if self.watch is None else self.watch.dump()}
@@ -184,6 +219,21 @@ class Agreement:
             )
         if not self.state.broken:
             self._note(f"{sentence}; the run continues, since agreement.on_breach=warn; `{self._promise.command}`")
+
+    def _check_bits(self, step: int, now: Tally, metrics: Metrics) -> None:
+        """Raises, or notes once, if a token differs although both sides are exact."""
+        sentence = (
+            f"step {step}: {now.mismatches} of {now.tokens:.0f} tokens have another log-probability where they were "
+            f"sampled than where they are trained, by up to {now.largest:.2g} nats, although both sides are exact"
+        )
+        if self._promise.stops_inexact:
+            raise Disagreement(
+                f"{sentence}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or "
+                "continue with agreement.exact=true",
+                metrics,
+            )
+        if not self.state.total.mismatches:
+            self._note(f"{sentence}; the run continues within its bound (E1)")
 
 
 def _figures(over: Tally, overall: bool, bound: float) -> str:

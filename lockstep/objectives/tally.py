@@ -27,6 +27,7 @@ from lockstep.objectives.masks import sequence_sum, trainable
 CAP = 3.0
 """Nats; a token that is off by more counts as this."""
 _STANDARD_ERRORS = 3.0
+_LARGEST = torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Tally:
         error_squared: Σ E².
         product: Σ E·n.
         unknown: Tokens whose Δ is not finite; they count in `tokens`, and as the cap in the errors.
+        mismatches: Tokens whose two log-probabilities are not the same to the bit.
+        largest: |Δ| of a token, nats; the largest number where one is not finite.
     """
 
     responses: int = 0
@@ -50,6 +53,8 @@ class Tally:
     error_squared: float = 0.0
     product: float = 0.0
     unknown: int = 0
+    mismatches: int = 0
+    largest: float = 0.0
 
     @classmethod
     def of(cls, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tally:
@@ -67,6 +72,8 @@ class Tally:
             error_squared=float(error_B.square().sum()),
             product=float((error_B * tokens_B).sum()),
             unknown=int((~finite_N).sum()),
+            mismatches=int((delta_N != 0).sum()),
+            largest=float(delta_N.abs().nan_to_num(_LARGEST).max()) if len(delta_N) else 0.0,
         )
 
     def __add__(self, other: Tally) -> Tally:
@@ -78,6 +85,8 @@ class Tally:
             self.error_squared + other.error_squared,
             self.product + other.product,
             self.unknown + other.unknown,
+            self.mismatches + other.mismatches,
+            max(self.largest, other.largest),
         )
 
     @property

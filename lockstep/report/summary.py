@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lockstep.command_line import command
-from lockstep.report.agreement import AgreementSummary, read_agreement
+from lockstep.report.agreement import AgreementSummary, describe_certificate, read_agreement
 from lockstep.report.held_out import HELD_OUT, Figure, best, figures, from_to
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
@@ -55,6 +55,9 @@ def _headline(
     lines: list[tuple[str, str]] = []
     if compared is not None:
         lines.append(("training and sampling", compared.sentence))
+    certificate = describe_certificate(folder)
+    if certificate is not None:
+        lines.append(("certificate", certificate))
     for name, (label, better) in HELD_OUT.items():
         series = figures(rows, name)
         if series:

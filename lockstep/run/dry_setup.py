@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import episodes_of
+from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch
@@ -59,6 +60,12 @@ class DrySetup:
     files: DataFiles
     source: ModelSource
     found: Findings
+
+    @property
+    def exact(self) -> bool:
+        with self.found.problem():
+            return decide_exact(self.algorithm, self.source.folder, self.note)
+        return False
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return skip_timing(name)

@@ -20,9 +20,13 @@ ENVIRONMENT = "environment.json"
 
 
 def environment(loaded: Loaded) -> dict[str, Any]:
-    """Versions, machine and threads of this process; none of its environment variables."""
+    """Versions, machine and threads of this process, and the recipe; none of its environment variables."""
+    return {"recipe": loaded.name, **describe_machine()}
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions, machine and threads of this process."""
     return {
-        "recipe": loaded.name,
         "lockstep": lockstep.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

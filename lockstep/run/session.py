@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.algorithms.job import Job
+from lockstep.algorithms.step import StepEvent
 from lockstep.config import RunSection
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
+from lockstep.run.certificate import write_certificate
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.equal_rewards import EqualRewards
 from lockstep.run.faults import keep_fault
@@ -67,8 +69,14 @@ class Session:
             if job.run_length.over(0, 0):
                 saver.begin(0, hooks.state(0))
             with heed_signals(stop, progress.note):
-                every = [hooks.all, EqualRewards(progress.note), *job.hooks]
+                every = [hooks.all, self._certify, EqualRewards(progress.note), *job.hooks]
                 loop(job.step, start, job.run_length, progress, every, stop, partial(self._guard, hooks))
+
+    def _certify(self, event: StepEvent) -> None:
+        """Writes the certificate whenever the run is saved."""
+        agreement = self.job.agreement
+        if agreement is not None and (event.leaving or event.step % self.options.save_every == 0):
+            write_certificate(self.folder, event.step, agreement.certificate)
 
     @contextmanager
     def _guard(self, hooks: Hooks, step: int, position: int) -> Iterator[None]:

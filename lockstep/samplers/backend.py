@@ -52,7 +52,14 @@ class InferenceBackend(InferenceOptions):
         """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""
 
     @abstractmethod
-    def build(self, folder: str, section: SamplerSection, computation: Computation, raw_logprobs: bool) -> Served:
+    def build(
+        self,
+        folder: str,
+        section: SamplerSection,
+        computation: Computation,
+        raw_logprobs: bool,
+        exact: bool = False,
+    ) -> Served:
         """A sampler with weights of its own, for a process of its own.
 
         Args:
@@ -60,6 +67,7 @@ class InferenceBackend(InferenceOptions):
             section: Sizes, and options of the backend's.
             computation: Where and in which type the learner computes.
             raw_logprobs: Log-probabilities are of temperature 1 and of all tokens, for any sampling parameters.
+            exact: Compute by the kernels of `models.exact`; only where `is_exact`.
         """
 
     def wrap(

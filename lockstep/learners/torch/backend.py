@@ -27,6 +27,10 @@ class TorchTraining(TrainingBackend):
     def is_planned(self) -> bool:
         return True
 
+    @property
+    def is_exact(self) -> bool:
+        return True
+
     def in_process(self, section: LearnerSection) -> bool:
         return section.parallel.ranks == 1
 
@@ -45,10 +49,15 @@ class TorchTraining(TrainingBackend):
         section: LearnerSection,
         optimizer: Optimizer | None,
         ranks: Ranks,
+        exact: bool = False,
     ) -> TorchLearner:
         from lockstep.learners.torch.learner import TorchLearner
         from lockstep.learners.torch.start import build_model
         from lockstep.models.device import resolve_device
+        from lockstep.models.exact.model import make_exact
+        from lockstep.models.heads import LogitsHead
 
         model = build_model(folder, head, seed, section, ranks, resolve_device(section.device))
+        if exact and isinstance(model, LogitsHead):
+            make_exact(model.lm)
         return TorchLearner(model, section, optimizer, ranks)

@@ -14,6 +14,9 @@ _FILES = (
     "qwen3",
 )  # fmt: skip
 
+EXACT_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Models all of whose layers `models.exact` computes, as `tests/models/exact/test_exact_model.py` shows."""
+
 
 def _import_family(name: str) -> Family:
     family = import_module(f"lockstep.models.families.{name}").FAMILY
@@ -28,6 +31,11 @@ def family_of(config: PreTrainedConfig) -> Family:
     """The family of a model; one that is not registered has nothing particular."""
     kind = config.model_type
     return next((family for family in FAMILIES if family.model_type == kind), Family(kind))
+
+
+def has_exact_layers(config: PreTrainedConfig) -> bool:
+    """True if `models.exact` computes all layers of a model."""
+    return config.model_type in EXACT_TYPES
 
 
 def list_tensor_parallel() -> str:

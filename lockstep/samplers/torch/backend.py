@@ -20,6 +20,10 @@ class TorchInference(InferenceBackend):
     """PyTorch with Lockstep's own cache of keys and values."""
 
     @property
+    def is_exact(self) -> bool:
+        return True
+
+    @property
     def own_section(self) -> OwnSection | None:
         return None
 
@@ -55,10 +59,21 @@ class TorchInference(InferenceBackend):
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         """It is always there."""
 
-    def build(self, folder: str, section: SamplerSection, computation: Computation, raw_logprobs: bool) -> TorchSampler:
+    def build(
+        self,
+        folder: str,
+        section: SamplerSection,
+        computation: Computation,
+        raw_logprobs: bool,
+        exact: bool = False,
+    ) -> TorchSampler:
         from lockstep.models.device import load_on_device
+        from lockstep.models.exact.model import make_exact
 
-        return self.wrap(load_on_device(folder, computation.device), section, computation, raw_logprobs)
+        lm = load_on_device(folder, computation.device)
+        if exact:
+            make_exact(lm)
+        return self.wrap(lm, section, computation, raw_logprobs)
 
     def wrap(
         self, lm: PreTrainedModel, section: SamplerSection, computation: Computation, raw_logprobs: bool = False

@@ -17,6 +17,7 @@ from lockstep.distributed.meeting import Meeting
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.errors import RunError
 from lockstep.models.attention import Cached
+from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import context_of
 from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.samplers.base import Piece, gather_pieces, require_room
@@ -130,6 +131,7 @@ class TorchSampler:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Decodes token by token. Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B]."""
         device, rows, most = self._lm.device, len(requests), int(room_B.max())
+        exact = is_exact(self._lm)
         cache = self._cache(prompts, int(prompts.lengths.max()) + most)
         tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
         logprob_BK = torch.zeros(rows, most, device=device)
@@ -141,9 +143,9 @@ class TorchSampler:
         running = torch.ones(rows, dtype=torch.bool, device=device)
         logits = self._logits(prompts.tokens[None], prompts.position[None], cache, _last(prompts))[0]
         for k in range(most):
-            token, logprob = draw(logits, uniform_BK[alive, k], sampling)
+            token, logprob = draw(logits, uniform_BK[alive, k], sampling, exact)
             if self._raw_logprobs:
-                logprob, _ = token_scores(logits, token, PLAIN)
+                logprob, _ = token_scores(logits, token, PLAIN, row_invariant=exact)
             tokens_BK[alive, k], logprob_BK[alive, k] = token, logprob
             broken = running & ~logprob.isfinite()
             length_B[alive] += running
@@ -173,7 +175,7 @@ class TorchSampler:
 
     def _cache(self, prompts: Batch, capacity: int) -> Cached:
         """Returns the layout that keeps keys and values."""
-        return Cached(prompts, capacity)
+        return Cached(prompts, capacity, find_multiple(self._lm))
 
     def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
         return self._lm(

@@ -70,7 +70,14 @@ class VLLMInference(InferenceBackend):
         if section.vllm.sleep and not on_gpu:
             raise InputError("sampler.vllm.sleep frees memory of a GPU, and torch sees none here; leave it out")
 
-    def build(self, folder: str, section: SamplerSection, computation: Computation, raw_logprobs: bool) -> VLLMSampler:
+    def build(
+        self,
+        folder: str,
+        section: SamplerSection,
+        computation: Computation,
+        raw_logprobs: bool,
+        exact: bool = False,
+    ) -> VLLMSampler:
         from lockstep.samplers.vllm.sampler import VLLMSampler
 
         return VLLMSampler(folder, section, computation, raw_logprobs)

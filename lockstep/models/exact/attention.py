@@ -1,0 +1,180 @@
+"""Causal attention whose rows do not depend on their neighbors, nor on how many keys a cache holds, on CPUs.
+
+Each query's scores are joined, and their softmax is multiplied with values block of keys by block of keys; the products
+are added in the order of the blocks. So a query has the same sums whether it stands alone before a cache (decoding) or
+among others (prefill, scoring, training): a hidden key adds an exact 0, and softmax adds up 16 sums side by side, to
+which it adds 0 as well. All is in fp32, which holds products of bf16 numbers exactly.
+
+Letters: B rows times heads of keys, G queries that share a head of keys, T queries, W keys, D size of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.models.exact.linear import ROWS
+
+KEYS = 16
+"""Keys come in multiples of so many: fewer in a product take another kernel, and a softmax has so many sums."""
+
+BLOCK = 128
+"""Keys of one product with values, and queries that are computed at once; more keys are summed in another order."""
+
+
+@dataclass(frozen=True)
+class Blockwise:
+    """Implements `models.attention.Kernel`.
+
+    Attributes:
+        softcap: Scores become cap · tanh(score / cap); None: they stay.
+        sinks: A score for each head that takes a share of the probability and gives no value [H]; None: there is none.
+    """
+
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+        heads, width = key.shape[1], query.shape[2]
+        with torch.autocast(query.device.type, enabled=False):
+            query, key, value = (_pad(x.float(), KEYS) for x in (query, key, value))
+            q, groups = _fold(query * scaling, heads)
+            how = window, self.softcap, groups
+            out = _Causal.apply(q, key.flatten(0, 1), value.flatten(0, 1), self._sinks(query, heads), *how)
+            return _unfold(out, heads, groups)[:, :width].flatten(0, 1)
+
+    def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
+        heads = key.shape[1]
+        with torch.autocast(query.device.type, enabled=False):
+            q, groups = _fold(query.float() * scaling, heads)
+            mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, -torch.inf)
+            mask = mask.expand(-1, heads, -1, -1).flatten(0, 1)
+            sinks = self._sinks(query, heads)
+            sinks = None if sinks is None else _pad(sinks, ROWS)
+            k, v = key.float().flatten(0, 1), value.float().flatten(0, 1)
+            return _unfold(_attend(_pad(q, ROWS), k, v, mask, self.softcap, sinks)[:, :groups], heads, groups)
+
+    def _sinks(self, query: Tensor, heads: int) -> Tensor | None:
+        """The sinks of the queries of one token [B, G, 1]."""
+        if self.sinks is None:
+            return None
+        return self.sinks.float().view(heads, -1, 1).repeat(query.shape[0], 1, 1)
+
+
+def _pad(x: Tensor, multiple: int) -> Tensor:
+    """Adds rows of 0 up to a multiple; padding by none would copy."""
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple)) if x.shape[-2] % multiple else x
+
+
+def _fold(query: Tensor, heads: int) -> tuple[Tensor, int]:
+    """Queries [rows, H, T, D] as [B, T · G, D], and G."""
+    groups = query.shape[1] // heads
+    return query.unflatten(1, (heads, groups)).transpose(2, 3).flatten(2, 3).flatten(0, 1), groups
+
+
+def _unfold(out: Tensor, heads: int, groups: int) -> Tensor:
+    """[B, T · G, D] as [rows, T, H, D]."""
+    return out.unflatten(0, (-1, heads)).unflatten(2, (-1, groups)).transpose(1, 2).flatten(2, 3)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Attention of some queries [B, M, D] to keys [B, W, D]; the one definition of it.
+
+    Args:
+        q: Queries, already scaled.
+        k: Keys, of which the first is the first of a block.
+        v: Their values.
+        mask: 0 where a query sees a key, else −∞, of a shape that goes with [B, M, W].
+        softcap: As in `Blockwise`.
+        sinks: One for each query, of a shape that goes with [B, M, 1].
+    """
+    weight, _, _ = _weights(q, k, mask, softcap, sinks)
+    out = torch.bmm(weight[:, :, :BLOCK], v[:, :BLOCK])
+    for start in range(BLOCK, k.shape[1], BLOCK):
+        keys = slice(start, start + BLOCK)
+        out += torch.bmm(weight[:, :, keys], v[:, keys])
+    return out
+
+
+def _weights(
+    q: Tensor, k: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Probabilities of keys [B, M, W], and of the sinks [B, M, 1]; and tanh(score / cap), if there is a cap."""
+    score, bent = torch.bmm(q, k.transpose(1, 2)), None
+    if softcap is not None:
+        bent = score.div_(softcap).tanh_()
+        score = bent * softcap
+    score += mask
+    if sinks is None:
+        return score.softmax(-1), None, bent
+    before = F.pad(sinks.expand(*score.shape[:-1], 1), (0, KEYS - 1), value=-torch.inf)
+    weight = torch.cat([before, score], -1).softmax(-1)
+    return weight[:, :, KEYS:], weight[:, :, :1], bent
+
+
+@lru_cache(maxsize=256)
+def _mask(start: int, stop: int, first: int, groups: int, window: int | None, device: torch.device) -> Tensor:
+    """Mask of the keys from `first` to `stop` for the queries from `start` to `stop`, fp32 [(stop − start) · G, W]."""
+    distance = torch.arange(start, stop, device=device)[:, None] - torch.arange(first, stop, device=device)
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
+    return mask.repeat_interleave(groups, 0)
+
+
+def _pieces(width: int, window: int | None) -> list[tuple[int, int, int]]:
+    """Blocks of queries, start and stop, and the first key of the first block of keys that they see."""
+    starts = range(0, width, BLOCK)
+    firsts = [0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK for start in starts]
+    return [(start, min(start + BLOCK, width), first) for start, first in zip(starts, firsts, strict=True)]
+
+
+class _Causal(torch.autograd.Function):
+    """`_attend` by blocks of queries, without the keys behind them; backward computes the weights again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        window: int | None,
+        softcap: float | None,
+        groups: int,
+    ) -> Tensor:
+        parts: list[Tensor] = []
+        for start, stop, first in _pieces(k.shape[1], window):
+            own = None if sinks is None else sinks.repeat(1, stop - start, 1)
+            mask = _mask(start, stop, first, groups, window, q.device)
+            queries, keys = slice(start * groups, stop * groups), slice(first, stop)
+            parts.append(_attend(q[:, queries], k[:, keys], v[:, keys], mask, softcap, own))
+        out = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        ctx.save_for_backward(q, k, v, sinks, out)
+        ctx.how = window, softcap, groups
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        (gradient,), (q, k, v, sinks, out), (window, softcap, groups) = grad_outputs, ctx.saved_tensors, ctx.how
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dsinks = None if sinks is None else torch.zeros_like(sinks)
+        offset = (gradient * out).sum(-1, keepdim=True)
+        for start, stop, first in _pieces(k.shape[1], window):
+            queries, keys = slice(start * groups, stop * groups), slice(first, stop)
+            own = None if sinks is None else sinks.repeat(1, stop - start, 1)
+            mask = _mask(start, stop, first, groups, window, q.device)
+            weight, share, bent = _weights(q[:, queries], k[:, keys], mask, softcap, own)
+            dv[:, keys].baddbmm_(weight.transpose(1, 2), gradient[:, queries])
+            slope = torch.bmm(gradient[:, queries], v[:, keys].transpose(1, 2)).sub_(offset[:, queries]).mul_(weight)
+            if bent is not None:
+                slope.mul_(1.0 - bent.square())
+            dq[:, queries] = torch.bmm(slope, k[:, keys])
+            dk[:, keys].baddbmm_(slope.transpose(1, 2), q[:, queries])
+            if dsinks is not None and share is not None:
+                dsinks -= (share * offset[:, queries]).unflatten(1, (-1, groups)).sum(1)
+        return dq, dk, dv, dsinks, None, None, None

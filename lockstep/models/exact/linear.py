@@ -1,0 +1,45 @@
+"""Linear maps and activations whose rows do not depend on their neighbors, on CPUs.
+
+A matrix product sums each element in an order that its kernel chooses, and the kernel is chosen by the number of rows:
+a few rows take another one, and so do threads that are left with a few. Multiples of 8 rows all take the same. An
+activation's vectors and what is left of them at the end can round differently; it is written here in operations that
+round alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ROWS = 8
+"""Products have a multiple of so many rows."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, each row of which has the same bits in any batch; differentiable."""
+    rows = x.shape[:-1].numel()
+    if rows % ROWS == 0:
+        return F.linear(x, weight, bias)
+    padded = F.pad(x.reshape(rows, -1), (0, 0, 0, -rows % ROWS))
+    return F.linear(padded, weight, bias)[:rows].view(*x.shape[:-1], -1)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x · sigmoid(x), each element of which has the same bits anywhere; differentiable."""
+    return _SiLU.apply(x)
+
+
+class _SiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        wide = x.float()
+        return torch.div(wide, wide.neg().exp_().add_(1.0)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
+        (x,), (gradient,) = ctx.saved_tensors, grad_outputs
+        return torch.ops.aten.silu_backward(gradient, x)

@@ -1,0 +1,85 @@
+"""A probe of this machine: whether its products sum a row alike in any batch, at the shapes of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig
+
+from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
+from lockstep.models.exact.linear import ROWS, linear
+from lockstep.models.folder import skeleton
+
+_MOST_ROWS = 264
+_TILE = 2048
+"""Columns of the vocabulary that a learner multiplies at once (`lockstep_logprobs.softmax`)."""
+
+
+@torch.no_grad()
+def probe(config: PreTrainedConfig, bf16: bool) -> str | None:
+    """Says which product of a model is not exact on this machine, on one thread or all; None: all are exact."""
+    lm = skeleton(config, config.model_type)
+    head = lm.get_output_embeddings()
+    shapes = {(m.in_features, m.out_features) for m in lm.modules() if isinstance(m, nn.Linear) and m is not head}
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    for size, columns in sorted(shapes):
+        if not _linear_is_exact(size, columns, dtype):
+            return f"a product of {size} by {columns} in {dtype} is not the same in any batch on this machine"
+    text = config.get_text_config()
+    if not _head_is_exact(text.hidden_size, text.vocab_size, dtype):
+        return (
+            f"the head's products, {text.hidden_size} by {text.vocab_size}, are not the same by tiles on this machine"
+        )
+    heads, groups = text.num_attention_heads, text.num_key_value_heads or text.num_attention_heads
+    if not _attention_is_exact(heads, groups, getattr(text, "head_dim", None) or text.hidden_size // heads):
+        return "products of attention depend on their neighbors on this machine"
+    return None
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def _linear_is_exact(size: int, columns: int, dtype: torch.dtype) -> bool:
+    x, weight = _random(_MOST_ROWS, size, dtype=dtype), _random(columns, size, dtype=dtype)
+    with _threads(1):
+        few = torch.cat([linear(part, weight) for part in x.split(ROWS)])
+    sizes = (1, 5, 9, 17, 65, _MOST_ROWS)
+    return all(torch.equal(linear(x[:rows], weight), few[:rows]) for rows in sizes)
+
+
+def _head_is_exact(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
+    columns = min(vocabulary, _TILE + vocabulary % _TILE)  # a tile, and the last
+    x, weight = _random(ROWS, size, dtype=dtype), _random(columns, size, dtype=dtype)
+    few = columns - _TILE if columns - _TILE >= KEYS else columns
+    tiles = [weight[:-few], weight[-few:]] if few < columns else [weight]
+    return torch.equal(linear(x, weight), torch.cat([linear(x, tile) for tile in tiles], 1))
+
+
+def _attention_is_exact(heads: int, groups: int, size: int) -> bool:
+    kernel, length = Blockwise(), BLOCK + 3 * KEYS
+    q, k, v = (_random(3, number, length, size) for number in (heads, groups, groups))
+    whole = kernel.causal(q, k, v, size**-0.5, None).unflatten(0, (3, length))
+    with _threads(1):
+        for at in (0, KEYS, length - 1):
+            width = at + 1 + -(at + 1) % KEYS
+            keys, values = (F.pad(x[:1, :, : at + 1], (0, 0, 0, width - at - 1)) for x in (k, v))
+            seen = (torch.arange(width) <= at)[None, None, None]
+            new = kernel.newest(q[:1, :, at : at + 1], keys, values, seen, size**-0.5)
+            if not torch.equal(new[0, 0], whole[0, at]):
+                return False
+    return True

@@ -1,0 +1,137 @@
+"""Log-probabilities of a token, sampled with a cache, scored in any company and trained: the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tiers import full
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.models.attention import NAME
+from lockstep.models.exact import probe
+from lockstep.models.exact.model import explain_inexact, is_exact, make_exact, make_inexact
+from lockstep.models.heads import LogitsHead
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+SHAPE = {
+    "vocab_size": 64, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": None,
+    "eos_token_id": None,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama large": {"model_type": "llama", "vocab_size": 4100, "num_key_value_heads": 4},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen2 window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "qwen3": {"model_type": "qwen3", "head_dim": 24},
+    "mistral": {"model_type": "mistral", "sliding_window": 20},
+}
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature": {"temperature": 0.7},
+    "top-k": {"top_k": 5},
+    "top-p": {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
+}
+PROMPTS = (1, 2, 17, 64, 65, 9)
+MOST = 10
+
+
+@pytest.fixture(autouse=True)
+def _same_threads_afterwards() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def build(kind: str) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(**(SHAPE | KINDS[kind]))
+        return AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+
+
+def requests(vocabulary: int) -> list[Request]:
+    draws = [torch.Generator().manual_seed(length) for length in PROMPTS]
+    tokens = [torch.randint(vocabulary, (n,), generator=draw) for n, draw in zip(PROMPTS, draws, strict=True)]
+    return [Request(tuple(row.tolist()), keyed.key("exact", number)) for number, row in enumerate(tokens)]
+
+
+def scored(head: LogitsHead, batch: Batch, bf16: bool, gradient: bool) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16), torch.set_grad_enabled(gradient):
+        logprob = head(batch).logprob
+    assert logprob is not None
+    return logprob.detach()[batch.mask]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kind", ["llama", *map(full, ("llama large", "qwen2", "qwen2 window", "qwen3")), "mistral"])
+def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, bf16: bool) -> None:
+    lm = build(kind)
+    head = LogitsHead(lm)
+    make_exact(lm)
+    for number, shape in enumerate(SAMPLINGS.values()):
+        torch.set_num_threads(1 + (number == 1))
+        sampling = SamplingParams(max_tokens=MOST, stop_token_ids=(3,), **shape)
+        batch = TorchSampler(lm, 4, bf16).generate(requests(lm.config.vocab_size), sampling)
+        torch.set_num_threads(1 + (number == 2))
+        some = batch.select(torch.tensor([4, 1, 2]))
+        for part, gradient in ((batch, True), (batch, False), (some, True)):
+            assert torch.equal(scored(head, part, bf16, gradient), part["sampler_logprob"][part.mask])
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_what_is_sampled_does_not_depend_on_the_batch(bf16: bool) -> None:
+    lm = build("llama")
+    make_exact(lm)
+    sampling = SamplingParams(max_tokens=MOST, temperature=1.3, top_p=0.9)
+    one, many = (TorchSampler(lm, size, bf16).generate(requests(64), sampling) for size in (1, 9))
+    assert torch.equal(one.tokens, many.tokens)
+    assert torch.equal(one["sampler_logprob"], many["sampler_logprob"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
+    lm = build(kind)
+    head = LogitsHead(lm)
+    batch = TorchSampler(lm, 4).generate(requests(lm.config.vocab_size), SamplingParams(max_tokens=MOST))
+
+    def gradients() -> list[Tensor]:
+        logprob = head(batch).logprob
+        assert logprob is not None
+        return [logprob, *torch.autograd.grad(logprob.sum(), list(lm.parameters()))]
+
+    before = gradients()
+    make_exact(lm)
+    assert is_exact(lm)
+    for new, old in zip(gradients(), before, strict=True):
+        torch.testing.assert_close(new, old, atol=2e-4 * max(1.0, float(old.detach().abs().max())), rtol=0.0)
+    make_inexact(lm)
+    assert not is_exact(lm)
+    for new, old in zip(gradients(), before, strict=True):
+        assert torch.equal(new, old)
+
+
+def test_what_is_not_written_exactly_is_named() -> None:
+    gemma = AutoConfig.for_model("gemma2")
+    assert explain_inexact(gemma) == "a gemma2 has not been shown to be exact; these are: llama, mistral, qwen2, qwen3"
+    assert explain_inexact(AutoConfig.for_model("llama", hidden_act="gelu")) is not None
+    grows = AutoConfig.for_model("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    assert explain_inexact(grows) is not None
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_probe_finds_this_machine_exact_and_another_not(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
+    configs = [build(kind).config for kind in ("llama large", "qwen3")]
+    assert [probe.probe(config, bf16) for config in configs] == [None, None]
+    monkeypatch.setattr(probe, "linear", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
+    found = probe.probe(configs[0], bf16)
+    assert found is not None
+    assert "is not the same in any batch on this machine" in found

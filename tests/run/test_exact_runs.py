@@ -1,0 +1,137 @@
+"""Runs whose sampler and learner agree to the bit, and the certificate that says so."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tiers import full
+from tiny_recipe import GRPO, RECIPE, REWARDS
+from transformers import PreTrainedModel
+
+from lockstep.cli import main
+from lockstep.config.errors import RecipeError
+from lockstep.config.loading import load
+from lockstep.report.log import read_metrics
+from lockstep.samplers.base import Piece
+from lockstep.samplers.torch import stateful
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+SHAPED = ("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9")
+RECIPES = {"ppo": RECIPE, "grpo": GRPO}
+
+
+@pytest.fixture
+def recipes(in_tmp: Path) -> Path:
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    for name, recipe in RECIPES.items():
+        (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    return in_tmp
+
+
+def compared() -> list[dict[str, Any]]:
+    return [row for row in read_metrics(Path("run")) if "agreement/tokens" in row]
+
+
+def certificate() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("run/certificate.json").read_text())
+    return found
+
+
+@pytest.mark.usefixtures("recipes")
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("ppo", ("learner.dtype=bf16", *SHAPED)),
+        ("grpo", ("learner.micro_batch_tokens=100",)),
+        full("ppo", ("learner.micro_batch_tokens=100", "sampler.max_batch_size=3")),
+        full("grpo", ("learner.dtype=bf16", "sampler.max_batch_size=3", *SHAPED)),
+        full("ppo", ("learner.dtype=bf16", "sampler.replicas=2")),
+    ],
+)
+def test_every_token_of_every_step_is_equal_to_the_bit(
+    capsys: pytest.CaptureFixture[str], algorithm: str, options: tuple[str, ...]
+) -> None:
+    assert main(["train", f"{algorithm}.yaml", "agreement.exact=require", "run.max_steps=3", *options]) == 0
+    rows = compared()
+    assert len(rows) == 3
+    assert all(row["agreement/max_abs_logprob_diff"] == row["agreement/mismatches"] == 0.0 for row in rows)
+    found = certificate()
+    tokens = sum(row["agreement/tokens"] for row in rows)
+    assert (found["level"], found["tokens"], found["mismatches"], found["largest_gap"]) == ("E2", tokens, 0, 0.0)
+    assert f"E2, exact: {int(tokens):,} tokens compared, 0 not equal to the bit" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("recipes")
+def test_a_usual_run_is_bounded_and_says_so() -> None:
+    assert main(["train", "ppo.yaml", "run.max_steps=1"]) == 0
+    found = certificate()
+    assert (found["level"], found["exact_kernels"]) == ("E1", False)
+    assert found["mismatches"] > 0
+    assert not any("agreement/mismatches" in row for row in compared())
+
+
+class Nudged(TorchSampler):
+    """Samples step 3 with one weight of its own that is one unit in the last place off."""
+
+    def __init__(self, lm: PreTrainedModel, *options: Any) -> None:
+        super().__init__(copy.deepcopy(lm), *options)
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        weight = self._lm.get_parameter("model.norm.weight").data
+        true = weight[0].clone()
+        if self.version == 2:
+            weight[0] = torch.nextafter(true, true + 1)
+        yield from super().pieces(requests, sampling)
+        weight[0] = true
+
+
+@pytest.mark.usefixtures("recipes")
+def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stateful, "torch_sampler", Nudged)
+    options = ("run.max_steps=4", "model.scratch.config.initializer_range=0.5")
+    assert main(["train", "grpo.yaml", "agreement.exact=true", *options]) == 0
+    assert [row["step"] for row in compared() if row["agreement/mismatches"]] == [3]
+    assert certificate()["level"] == "E1"
+    assert re.search(r"step 3: \d+ of \d+ tokens have another log-probability where they", capsys.readouterr().err)
+    assert main(["train", "grpo.yaml", "agreement.exact=require", "run.folder=other", *options]) == 4
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "step 3: " in told
+    assert told.endswith("the run was saved after step 2, and the same command resumes it")
+
+
+@pytest.mark.usefixtures("recipes")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("sampler.backend=vllm",), "sampler.backend=vllm has kernels of its own"),
+        (("learner.backend=megatron",), "learner.backend=megatron has kernels of its own"),
+        (("learner.parallel.dp=2",), "learner.parallel cuts sums over ranks"),
+        (("learner.lora={}",), "learner.lora samples with merged weights and trains with adapters apart"),
+        (("learner.compile=true",), "learner.compile writes kernels of its own"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused_when_the_recipe_is_read(options: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(RecipeError, match=f"agreement.exact is require, but {reason}"):
+        load("ppo.yaml", ["agreement.exact=require", *options])
+    load("ppo.yaml", ["agreement.exact=true", *options])
+
+
+@pytest.mark.usefixtures("recipes")
+def test_a_model_that_cannot_be_exact_is_refused_or_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    other = "model.scratch.config.model_type=olmo2"
+    assert main(["train", "grpo.yaml", "--dry-run", "agreement.exact=require", other]) == 2
+    assert "a olmo2 has not been shown to be exact" in "".join(capsys.readouterr())
+    assert main(["train", "grpo.yaml", "agreement.exact=true", "run.max_steps=1", other]) == 0
+    assert "so sampler and learner agree within the bound (E1), not to the bit (E2)" in capsys.readouterr().err
+    assert certificate()["level"] == "E1"
