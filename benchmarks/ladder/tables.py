@@ -10,7 +10,7 @@ from benchmarks.ladder.rung import Claim, Rung
 from benchmarks.ladder.runs import key_of
 from benchmarks.ladder.statistics import Band, band, difference
 
-MARK = "<!-- What follows is written by `python -m benchmarks.ladder --show --page docs/ladder.md`. -->\n"
+MARK = "<!-- What follows is written by `python -m benchmarks.ladder --show --page docs/ladder.md`. -->"
 
 
 def table(rung: Rung) -> str:
