@@ -6,4 +6,3 @@ REINFORCE_PP = ("grpo.baseline=none", "grpo.scale_rewards=none", "grpo.whiten_ad
 GSPO = (
     "grpo.importance_sampling_level=sequence", "grpo.loss_mean=responses", "grpo.clip=3.0e-4", "grpo.clip_high=4.0e-4",
 )  # fmt: skip
-CISPO = ("grpo.loss=cispo", "grpo.clip_high=2.0")

@@ -300,6 +300,7 @@ class DriftSectionKeys(TypedDict, total=False):
 class AgreementSectionKeys(TypedDict, total=False):
     """Options of the section `AgreementSection`."""
 
+    exact: bool | Literal["require"]
     on_breach: Literal["stop", "warn"]
     max_mult_prob_error: float | None
     drift: DriftSectionKeys | None

@@ -5,7 +5,7 @@ so that those which teach nothing are missed: on a development seed dynamic samp
 prompts .03. All arms have the learning rate 5e-4; with twice that CISPO learned nothing.
 """
 
-from benchmarks.ladder.relatives import CISPO, DR_GRPO, GSPO, REINFORCE_PP
+from benchmarks.ladder.relatives import DR_GRPO, REINFORCE_PP
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 RUNG = Rung(
@@ -17,8 +17,6 @@ RUNG = Rung(
         "response_mean": Arm("addition.yaml", ("grpo.loss_mean=responses",)),
         "dr_grpo": Arm("addition.yaml", DR_GRPO),
         "dynamic_sampling": Arm("addition.yaml", ("grpo.dynamic_sampling.max_batches=10",)),
-        "gspo": Arm("addition.yaml", GSPO),
-        "cispo": Arm("addition.yaml", CISPO),
         "reinforce_pp": Arm("addition.yaml", REINFORCE_PP),
         "ppo": Arm("addition_ppo.yaml"),
     },

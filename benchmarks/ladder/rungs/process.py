@@ -5,7 +5,7 @@ first round trip that pays. Walking at random earns .39 of the optimum, what pay
 walk that is the same in all states .58. A critic has earned nothing on development seeds, nor has λ below 1.
 """
 
-from benchmarks.ladder.relatives import CISPO, GSPO, REINFORCE_PP, RLOO
+from benchmarks.ladder.relatives import GSPO, REINFORCE_PP, RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 PROCESS = (
@@ -35,7 +35,6 @@ RUNG = Rung(
         "rloo": _grpo(*RLOO, entropy=0.02),
         "reinforce++": _grpo(*REINFORCE_PP),
         "gspo": _grpo(*GSPO),
-        "cispo": _grpo(*CISPO),
         "ppo": _ppo(),
         "ppo_lambda_1": _ppo("ppo.gae_lambda=1.0"),
         "ppo_raw": _ppo("ppo.whiten_advantages=false", entropy=0.02),
