@@ -211,6 +211,12 @@ def test_a_run_of_another_program_asks_for_it(assets: Path, in_tmp: Path) -> Non
     assert "is a Python object of the program that trained; run that program again" in result.stderr
 
 
+def test_a_program_that_has_to_load_torch_first_says_so() -> None:
+    code = "import lockstep; lockstep.train('sft_arithmetic', run={'folder': '/dev/null/run'})"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    assert told.startswith("lockstep: loading torch")
+
+
 class Echo:
     """An environment that ends after one answer."""
 
