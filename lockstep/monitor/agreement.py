@@ -85,18 +85,30 @@ class Certificate:
     """The exactness of a run.
 
     Attributes:
-        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit (docs/glossary.md).
+        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit (docs/glossary.md); none, where
+            no token was compared.
         tokens: Tokens that sampler and learner both scored.
         mismatches: Those whose two log-probabilities are not the same to the bit.
         largest_gap: Largest |Δ| of them, nats.
         exact_kernels: True if both sides compute by `models.exact`.
     """
 
-    level: Literal["E0", "E1", "E2"]
+    level: Literal["none", "E0", "E1", "E2"]
     tokens: int
     mismatches: int
     largest_gap: float
     exact_kernels: bool
+
+    @classmethod
+    def of(cls, total: Tally, promise: Promise) -> Certificate:
+        """The certificate of what was compared under a promise."""
+        if not total.tokens:
+            level = "none"
+        elif promise.exact and not total.mismatches:
+            level = "E2"
+        else:
+            level = "E1" if promise.stops else "E0"
+        return cls(level, int(total.tokens), total.mismatches, total.largest, promise.exact)
 
 
 class Agreement:
@@ -192,10 +204,7 @@ class Agreement:
     @property
     def certificate(self) -> Certificate:
         """The level that the run has reached so far, and what it rests on."""
-        total, promise = self.state.total, self._promise
-        equal = promise.exact and total.tokens > 0 and not total.mismatches
-        level = "E2" if equal else "E1" if promise.stops else "E0"
-        return Certificate(level, int(total.tokens), total.mismatches, total.largest, promise.exact)
+        return Certificate.of(self.state.total, self._promise)
 
     def dump(self) -> dict[str, Any]:
         """The state as JSON types."""

@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 from lockstep.cli import main
 from lockstep.config.errors import RecipeError
 from lockstep.config.loading import load
+from lockstep.monitor.agreement import Certificate, Promise
+from lockstep.objectives.tally import Tally
 from lockstep.report.log import read_metrics
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
@@ -135,3 +137,19 @@ def test_a_model_that_cannot_be_exact_is_refused_or_noted(capsys: pytest.Capture
     assert main(["train", "grpo.yaml", "agreement.exact=true", "run.max_steps=1", other]) == 0
     assert "so sampler and learner agree within the bound (E1), not to the bit (E2)" in capsys.readouterr().err
     assert certificate()["level"] == "E1"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mismatches", "exact", "stops", "level"),
+    [
+        (10, 0, True, True, "E2"),
+        (10, 1, True, True, "E1"),
+        (10, 0, False, True, "E1"),
+        (10, 0, False, False, "E0"),
+        (10, 1, True, False, "E0"),
+        (0, 0, True, True, "none"),
+    ],
+)
+def test_a_level_rests_on_what_was_compared(tokens: int, mismatches: int, exact: bool, stops: bool, level: str) -> None:
+    total = Tally(tokens=tokens, mismatches=mismatches)
+    assert Certificate.of(total, Promise(1.05, stops, "lockstep doctor", exact)).level == level
