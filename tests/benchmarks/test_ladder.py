@@ -104,3 +104,20 @@ def test_a_rung_tells_two_arms_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
     written = (tmp_path / "results" / "bandit.jsonl").stat().st_mtime_ns
     ladder.run([rung], ["grpo", "dr_grpo"], [100])
     assert (tmp_path / "results" / "bandit.jsonl").stat().st_mtime_ns == written, "what has been measured is kept"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", list_rungs())
+def test_what_held_holds_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claims of a rung that its results bear out, trained anew on three seeds."""
+    rung = open_rung(name)
+    held = [claim for claim in rung.claims if judge(claim, read_results(name)).startswith("holds")]
+    if rung.missing or not held:
+        pytest.skip(rung.missing or f"no claim of {name} has held on its seeds")
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    arms = {arm for claim in held for arm in (claim.better, claim.worse)}
+    Ladder(tmp_path, jobs=2).run([rung], sorted(arms), [0, 1, 2])
+    for claim in held:
+        found = compare(claim, read_results(name))
+        assert found is not None
+        assert found.middle > 0, f"{claim.better} is not above {claim.worse}: {found}"
