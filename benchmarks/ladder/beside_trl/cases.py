@@ -23,6 +23,7 @@ LONGEST = 12
 TEACHER = f"{HERE}/sft.yaml"
 """The recipe of the teacher of the cases of distillation."""
 CONSTANT = ("optimizer.schedule={warmup_steps: 0, decay: constant, decay_steps: null, final_fraction: 0.0}",)
+GROUPS = ("grpo.num_prompts_per_step=16", "grpo.global_batch_size=128", "run.validate_every=10")
 SAMPLED: Mapping[str, Any] = {"max_completion_length": LONGEST, "temperature": 1.0}
 
 
@@ -88,6 +89,7 @@ CASES = (
     Case(
         "grpo", f"{RUNGS}/addition.yaml", 16, 128, 60, 10, measures.solve_sums, "expected reward",
         {**GROUP, "loss_type": "dapo", "scale_rewards": "group"},
+        options=GROUPS,
         seeds=5,
         note="TRL's loss_type `dapo`, its default, is Lockstep's loss_mean `tokens`",
     ),
@@ -98,7 +100,10 @@ CASES = (
             "gamma": 1.0, "lam": 1.0, "cliprange": 0.2, "cliprange_value": 1e6, "vf_coef": 1.0, "stop_token": "eos",
             "whiten_rewards": False, "num_sample_generations": 0, "local_rollout_forward_batch_size": 128,
         },
-        options=("policy.max_grad_norm=null", "critic.max_grad_norm=null"),
+        options=(
+            "ppo.num_prompts_per_step=128", "ppo.global_batch_size=128", "run.validate_every=10",
+            "policy.max_grad_norm=null", "critic.max_grad_norm=null",
+        ),
         program="peer_ppo",
         seeds=5,
         release="1.12.0",
@@ -130,7 +135,7 @@ CASES = (
         seeds=5,
         note=f"TRL sums a response's log-probabilities, Lockstep's loss_mean `constant` divides the sum by {LONGEST}, "
         "and here the bound on the gradient's norm, too; AdamW does not see the factor",
-        options=(*RLOO, "grpo.loss_mean=constant", f"policy.max_grad_norm={1 / LONGEST}"),
+        options=(*GROUPS, *RLOO, "grpo.loss_mean=constant", f"policy.max_grad_norm={1 / LONGEST}"),
     ),
     Case(
         "distill", f"{HERE}/distill.yaml", 64, 64, 60, 10, measures.solve_sums, "expected reward",
