@@ -104,8 +104,8 @@ def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = Fal
 
     What the command line would tell by its exit code of a run that came to an end is a line.
     """
-    if "torch" not in sys.modules:
-        print("lockstep: loading torch, once in a program; seconds, or a minute from a cold disk", file=sys.stderr)
+    if "transformers" not in sys.modules:
+        print("lockstep: loading torch and transformers; a minute from a cold disk", file=sys.stderr)
     from lockstep.run.stop import Stopped
     from lockstep.run.train import describe_nothing_trained, train
 
