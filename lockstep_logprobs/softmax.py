@@ -30,7 +30,9 @@ NOTHING = -150.0
 
 LOG2_E = math.log2(math.e)
 
-_TILE_COLUMNS = 2048
+TILE_COLUMNS = 2048
+"""Columns of the vocabulary that are multiplied and summed at once."""
+
 _FEW_COLUMNS = 16
 """Fewer columns in a product may be summed in another order."""
 
@@ -178,7 +180,7 @@ def column_tiles(columns: int, row_invariant: bool = False) -> Iterator[slice]:
     """Cuts the columns of a vocabulary into tiles, whose sums are merged in turn."""
     start, least = 0, _FEW_COLUMNS if row_invariant else 1
     while start < columns:
-        stop = start + _TILE_COLUMNS
+        stop = start + TILE_COLUMNS
         stop = stop if columns - stop >= least else columns
         yield slice(start, stop)
         start = stop

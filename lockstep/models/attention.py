@@ -7,6 +7,7 @@ with the keys and values of the tokens before it. So training and sampling run t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
@@ -69,6 +70,29 @@ class Fused:
 FUSED = Fused()
 
 
+class KernelLayout(ABC):
+    """A layout whose products any kernel can compute."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """See `Layout`."""
+        return self.attend_by(FUSED, layer, query, key, value, scaling, window)
+
+    @abstractmethod
+    def attend_by(
+        self,
+        kernel: Kernel,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """`attend`, by the products of a kernel."""
+
+
 @torch.compiler.disable  # each batch has other grids, and would be compiled again
 def attention(
     module: nn.Module,
@@ -121,7 +145,7 @@ def exact_attention(
     Raises:
         InputError: If the layout is not one of those that it computes.
     """
-    if not isinstance(layout, Packed | Cached):
+    if not isinstance(layout, KernelLayout):
         raise InputError(f"{type(module).__name__} cannot be computed exactly here; use agreement.exact=false")
     kernel = Blockwise(softcap, s_aux)
     return layout.attend_by(kernel, int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
@@ -132,7 +156,7 @@ AttentionInterface.register(EXACT, exact_attention)
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(KernelLayout):
     """Sequences end to end in one row of N tokens; attention alone sees them in grids, right-padded.
 
     Padding lies to the right, so causality already hides it, and only the attention product pays for it. It pays by the
@@ -160,11 +184,6 @@ class Packed:
         device = batch.tokens.device
         return cls(token_C.to(device), first_B.to(device)[batch.row] + batch.position, shapes)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        return self.attend_by(FUSED, layer, query, key, value, scaling, window)
-
     def attend_by(
         self,
         kernel: Kernel,
@@ -175,7 +194,6 @@ class Packed:
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """`attend`, by the products of a kernel."""
         grids = zip(*(self._grids(x) for x in (query, key, value)), strict=True)
         out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
         return out.index_select(0, self.from_cells)[None]
@@ -222,7 +240,7 @@ def _newest(new: int, known: int, window: int | None, device: torch.device) -> T
     return seen if window is None else seen.triu(known - new + 1 - window)
 
 
-class Cached:
+class Cached(KernelLayout):
     """Keys and values of growing rows: filled by a packed pass over the prompts, then one token per row and pass.
 
     Args:
@@ -245,11 +263,6 @@ class Cached:
         self.filled = prompts.lengths.to(prompts.tokens.device)
         self._width = int(prompts.lengths.max())
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        return self.attend_by(FUSED, layer, query, key, value, scaling, window)
-
     def attend_by(
         self,
         kernel: Kernel,
@@ -260,7 +273,6 @@ class Cached:
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """`attend`, by the products of a kernel."""
         if self._filling:
             self._store(layer, key, value)
             return self._packed.attend_by(kernel, layer, query, key, value, scaling, window)

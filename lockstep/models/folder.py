@@ -155,6 +155,11 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
         raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
 
 
+def head_size(config: PreTrainedConfig) -> int:
+    """Numbers of a head of attention."""
+    return int(config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads)
+
+
 def context_of(config: PreTrainedConfig) -> int:
     """The longest sequence in which a token's position does not depend on what else is in the batch.
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 from lockstep.errors import InputError
 from lockstep.models.families.base import MegatronLayers
 from lockstep.models.families.registry import family_of, list_megatron
+from lockstep.models.folder import head_size
 
 _LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
 _QKV = ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias")
@@ -124,8 +125,7 @@ class _Groups:
     @classmethod
     def of(cls, config: PreTrainedConfig) -> _Groups:
         heads = int(config.num_attention_heads)
-        size = int(config.to_dict().get("head_dim") or config.hidden_size // heads)
-        return cls(heads // int(config.num_key_value_heads), size)
+        return cls(heads // int(config.num_key_value_heads), head_size(config))
 
     def queries(self, parameter: Tensor) -> Tensor:
         return self._heads(parameter)[:, :-2]

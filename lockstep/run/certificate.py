@@ -8,15 +8,18 @@ from pathlib import Path
 
 import torch
 
+from lockstep.models.exact.attention import BLOCK
+from lockstep.models.exact.linear import ROWS
 from lockstep.monitor.agreement import Certificate
 from lockstep.report.agreement import CERTIFICATE
 from lockstep.run.machine import describe_machine
 from lockstep.whole_files import write_whole
+from lockstep_logprobs.softmax import TILE_COLUMNS
 
 _EXACT = {
-    "attention": "fp32, 128 keys a product, products added in order",
-    "linear": "rows in multiples of 8",
-    "softmax": "2,048 columns a sum, powers of e",
+    "attention": f"fp32, {BLOCK} keys a product, products added in order",
+    "linear": f"rows in multiples of {ROWS}",
+    "softmax": f"{TILE_COLUMNS:,} columns a sum, powers of e",
 }
 _USUAL = {"attention": "scaled_dot_product_attention", "linear": "any number of rows", "softmax": "powers of 2"}
 

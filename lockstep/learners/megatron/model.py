@@ -20,6 +20,7 @@ from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.models.families.base import MegatronLayers
+from lockstep.models.folder import head_size
 from lockstep.models.heads import (
     Products,
     first_value_weights,
@@ -146,15 +147,14 @@ def _layers(family: MegatronLayers) -> ModuleSpec:
 
 
 def _megatron_config(config: PreTrainedConfig, family: MegatronLayers, ranks: Ranks) -> TransformerConfig:
-    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     split = stages(int(config.num_hidden_layers), ranks.size("pp"))
     return TransformerConfig(
         num_layers=int(config.num_hidden_layers),
-        hidden_size=hidden,
+        hidden_size=int(config.hidden_size),
         ffn_hidden_size=int(config.intermediate_size),
-        num_attention_heads=heads,
+        num_attention_heads=int(config.num_attention_heads),
         num_query_groups=int(config.num_key_value_heads),
-        kv_channels=int(config.to_dict().get("head_dim") or hidden // heads),
+        kv_channels=head_size(config),
         layernorm_epsilon=float(config.rms_norm_eps),
         normalization="RMSNorm",
         gated_linear_unit=True,

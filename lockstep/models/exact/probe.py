@@ -12,11 +12,10 @@ from transformers import PreTrainedConfig
 
 from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
 from lockstep.models.exact.linear import ROWS, linear
-from lockstep.models.folder import skeleton
+from lockstep.models.folder import head_size, skeleton
+from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles
 
 _MOST_ROWS = 264
-_TILE = 2048
-"""Columns of the vocabulary that a learner multiplies at once (`lockstep_logprobs.softmax`)."""
 
 
 @torch.no_grad()
@@ -35,7 +34,7 @@ def probe(config: PreTrainedConfig, bf16: bool) -> str | None:
             f"the head's products, {text.hidden_size} by {text.vocab_size}, are not the same by tiles on this machine"
         )
     heads, groups = text.num_attention_heads, text.num_key_value_heads or text.num_attention_heads
-    if not _attention_is_exact(heads, groups, getattr(text, "head_dim", None) or text.hidden_size // heads):
+    if not _attention_is_exact(heads, groups, head_size(text)):
         return "products of attention depend on their neighbors on this machine"
     return None
 
@@ -63,10 +62,9 @@ def _linear_is_exact(size: int, columns: int, dtype: torch.dtype) -> bool:
 
 
 def _head_is_exact(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
-    columns = min(vocabulary, _TILE + vocabulary % _TILE)  # a tile, and the last
+    columns = min(vocabulary, TILE_COLUMNS + vocabulary % TILE_COLUMNS)  # a tile, and the last
     x, weight = _random(ROWS, size, dtype=dtype), _random(columns, size, dtype=dtype)
-    few = columns - _TILE if columns - _TILE >= KEYS else columns
-    tiles = [weight[:-few], weight[-few:]] if few < columns else [weight]
+    tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
     return torch.equal(linear(x, weight), torch.cat([linear(x, tile) for tile in tiles], 1))
 
 
