@@ -1,10 +1,12 @@
-"""The decision whether sampler and learner of a recipe give each token the same log-probability to the bit."""
+"""The decision whether a sampler, and a learner beside it, give each token the same log-probability to the bit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.config import Computation, SamplerSection
+from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.exact.model import explain_inexact
@@ -27,13 +29,37 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
     if inference is None or not inference.agreement.wants_exact:
         return False
     reason = inference.explain_inexact(algorithm.learner)
-    if reason is None and resolve_device(algorithm.learner.device).type != "cpu":
-        reason = "learner.device is a GPU, whose kernels are not exact yet"
-    config = read_config(folder)
-    reason = reason or explain_inexact(config) or probe(config, algorithm.learner.is_bf16)
+    reason = reason or explain_inexact_sampler(folder, inference.sampler, algorithm.learner)
     if reason is None:
         return True
     if inference.agreement.requires_exact:
         raise InputError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
     note(f"agreement.exact: {reason}, so sampler and learner agree within the bound (E1), not to the bit (E2)")
     return False
+
+
+def decide_exact_sampler(
+    folder: str, sampler: SamplerSection, computation: Computation, note: Callable[[str], None]
+) -> bool:
+    """Decides whether a model that only samples computes exactly, so that a response does not depend on its batch.
+
+    Args:
+        folder: Of the model.
+        sampler: Its engine.
+        computation: Device and type.
+        note: Shows the user a line where it cannot.
+    """
+    reason = explain_inexact_sampler(folder, sampler, computation)
+    if reason is not None:
+        note(f"not exact: {reason}, so responses may depend on sampler.max_batch_size in their last bits")
+    return reason is None
+
+
+def explain_inexact_sampler(folder: str, sampler: SamplerSection, computation: Computation) -> str | None:
+    """Says why a token's log-probability depends on what is sampled beside it; None: it does not."""
+    if not INFERENCE.find(sampler.backend).is_exact:
+        return f"sampler.backend={sampler.backend} has kernels of its own"
+    if resolve_device(computation.device).type != "cpu":
+        return "learner.device is a GPU, whose kernels are not exact yet"
+    config = read_config(folder)
+    return explain_inexact(config) or probe(config, computation.is_bf16)
