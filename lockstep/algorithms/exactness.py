@@ -14,7 +14,7 @@ from lockstep.models.exact.probe import probe
 from lockstep.models.folder import read_config
 
 
-def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None]) -> bool:
+def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None]) -> str | None:
     """Decides whether a run computes exactly; notes the reason where it should and cannot.
 
     Args:
@@ -22,37 +22,44 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         folder: Of the initial model.
         note: Shows the user a line.
 
+    Returns:
+        Why it does not; None: it does.
+
     Raises:
         InputError: It cannot, and the recipe requires it.
     """
     inference = algorithm.inference
-    if inference is None or not inference.agreement.wants_exact:
-        return False
+    if inference is None:
+        return "nothing is sampled"
+    if not inference.agreement.wants_exact:
+        return "agreement.exact is false"
     reason = inference.explain_inexact(algorithm.learner)
     reason = reason or explain_inexact_sampler(folder, inference.sampler, algorithm.learner)
     if reason is None:
-        return True
+        return None
     if inference.agreement.requires_exact:
         raise InputError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
     note(f"agreement.exact: {reason}, so sampler and learner agree within the bound (E1), not to the bit (E2)")
-    return False
+    return reason
 
 
-def decide_exact_sampler(
+def choose_kernels(
     folder: str, sampler: SamplerSection, computation: Computation, note: Callable[[str], None]
-) -> bool:
-    """Decides whether a model that only samples computes exactly, so that a response does not depend on its batch.
+) -> Computation:
+    """Chooses exact kernels for a model that only samples, where it can have them: its batch then changes no response.
 
     Args:
         folder: Of the model.
         sampler: Its engine.
         computation: Device and type.
-        note: Shows the user a line where it cannot.
+        note: Shows the user why it cannot.
     """
-    reason = explain_inexact_sampler(folder, sampler, computation)
-    if reason is not None:
-        note(f"not exact: {reason}, so responses may depend on sampler.max_batch_size in their last bits")
-    return reason is None
+    usual = Computation(device=computation.device, dtype=computation.dtype)
+    reason = explain_inexact_sampler(folder, sampler, usual)
+    if reason is None:
+        return usual.compute_exactly()
+    note(f"not exact: {reason}, so responses may depend on sampler.max_batch_size in their last bits")
+    return usual
 
 
 def explain_inexact_sampler(folder: str, sampler: SamplerSection, computation: Computation) -> str | None:

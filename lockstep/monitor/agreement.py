@@ -58,6 +58,7 @@ class Promise:
         command: Command that finds the cause.
         exact: True if both sides compute by the same kernels, so that not one token may differ.
         stops_inexact: True if a token that differs ends the run, too.
+        inexact: Why the two sides compute by other kernels, where they do.
     """
 
     bound: float
@@ -65,6 +66,7 @@ class Promise:
     command: str
     exact: bool = False
     stops_inexact: bool = False
+    inexact: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Certificate:
         mismatches: Those whose two log-probabilities are not the same to the bit.
         largest_gap: Largest |Δ| of them, nats.
         exact_kernels: True if both sides compute by `models.exact`.
+        reason: Why the level is not E2; None: it is.
     """
 
     level: Literal["none", "E0", "E1", "E2"]
@@ -98,17 +101,21 @@ class Certificate:
     mismatches: int
     largest_gap: float
     exact_kernels: bool
+    reason: str | None = None
 
     @classmethod
     def of(cls, total: Tally, promise: Promise) -> Certificate:
         """The certificate of what was compared under a promise."""
+        reason = promise.inexact
         if not total.tokens:
-            level = "none"
+            level, reason = "none", reason or "no token was compared"
         elif promise.exact and not total.mismatches:
             level = "E2"
         else:
             level = "E1" if promise.stops else "E0"
-        return cls(level, int(total.tokens), total.mismatches, total.largest, promise.exact)
+        if promise.exact and total.mismatches:
+            reason = f"{total.mismatches:,} tokens have another log-probability sampled than trained"
+        return cls(level, int(total.tokens), total.mismatches, total.largest, promise.exact, reason)
 
 
 class Agreement:
@@ -118,7 +125,7 @@ class Agreement:
         policy: The learner whose weights sample.
         engine: The sampler's session.
         promise: The promised bound.
-        watch: Looks for drift as well; None: drift is not watched.
+        watch: Looks for drift as well; None: it is not watched, or any token that differs is seen.
         note: Shows a line that stays.
 
     Attributes:

@@ -56,6 +56,14 @@ _RULES = (
         ),
     ),
     _Rule(
+        "agreement/mismatches",
+        lambda row: row["agreement/mismatches"] > 0,
+        lambda row: (
+            f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than trained, although both "
+            "sides are exact"
+        ),
+    ),
+    _Rule(
         "watch/alarm",
         lambda row: row["watch/alarm"] > 0,
         lambda row: "sampler and learner drift apart: their mismatch has risen above what was usual in the first steps",

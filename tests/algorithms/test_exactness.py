@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from lockstep.algorithms.exactness import decide_exact_sampler
+from lockstep.algorithms.exactness import choose_kernels
 from lockstep.config import Computation, SamplerSection
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -21,13 +21,11 @@ SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
         ("llama", "vllm", "sampler.backend=vllm has kernels of its own"),
     ],
 )
-def test_a_sampler_is_exact_or_a_line_says_why_not(
-    tmp_path: Path, kind: str, backend: str, reason: str | None
-) -> None:
+def test_a_sampler_is_exact_or_a_line_says_why_not(tmp_path: Path, kind: str, backend: str, reason: str | None) -> None:
     AutoConfig.for_model(kind, **SHAPE).save_pretrained(tmp_path)
     notes: list[str] = []
     section, computation = SamplerSection(backend=backend), Computation(device="cpu")
-    assert decide_exact_sampler(str(tmp_path), section, computation, notes.append) is (reason is None)
+    assert choose_kernels(str(tmp_path), section, computation, notes.append).exact is (reason is None)
     if reason is None:
         assert not notes
     else:

@@ -29,6 +29,12 @@ def test_a_broken_bound_is_an_alarm_for_each_stretch_of_steps() -> None:
     assert {alarm.metric for alarm in found} == {"agreement/token_mult_prob_error"}
 
 
+def test_a_token_that_differs_is_an_alarm_where_both_sides_are_exact() -> None:
+    (alarm,) = find_alarms(rows(agreement__mismatches=[0, 2, 0], agreement__breach=[0, 0, 0]))
+    assert (alarm.metric, alarm.first, alarm.last) == ("agreement/mismatches", 2, 2)
+    assert alarm.text.startswith("2 tokens have another log-probability sampled than trained")
+
+
 def test_drift_and_numbers_that_are_none() -> None:
     found = find_alarms(rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0]))
     assert [(alarm.metric, alarm.first) for alarm in found] == [

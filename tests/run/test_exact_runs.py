@@ -21,6 +21,7 @@ from lockstep.config.errors import RecipeError
 from lockstep.config.loading import load
 from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
+from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
@@ -106,10 +107,29 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
     assert [row["step"] for row in compared() if row["agreement/mismatches"]] == [3]
     assert certificate()["level"] == "E1"
     assert re.search(r"step 3: \d+ of \d+ tokens have another log-probability where they", capsys.readouterr().err)
+    assert "tokens have another log-probability sampled than trained" in certificate()["reason"]
     assert main(["train", "grpo.yaml", "agreement.exact=require", "run.folder=other", *options]) == 4
     told = capsys.readouterr().err.splitlines()[-1]
     assert "step 3: " in told
     assert told.endswith("the run was saved after step 2, and the same command resumes it")
+
+
+@pytest.mark.usefixtures("recipes")
+def test_an_exact_run_needs_no_baseline_for_drift_and_what_differed_stays_known_when_it_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ("agreement.exact=true", "agreement.drift.baseline_steps=1", "model.scratch.config.initializer_range=0.5")
+    with monkeypatch.context() as patch:
+        patch.setattr(stateful, "torch_sampler", Nudged)
+        assert main(["train", "grpo.yaml", "run.max_steps=3", *options]) == 0
+    assert main(["train", "grpo.yaml", "run.max_steps=4", *options]) == 0
+    rows = compared()
+    assert len(rows) == 4
+    assert not any(name.startswith("watch/") for row in rows for name in row)
+    found, counted = certificate(), [row["agreement/mismatches"] for row in rows]
+    assert [bool(mismatches) for mismatches in counted] == [False, False, True, False]
+    assert (found["level"], found["mismatches"]) == ("E1", sum(counted))
+    assert [(alarm.metric, alarm.first) for alarm in find_alarms(rows)] == [("agreement/mismatches", 3)]
 
 
 @pytest.mark.usefixtures("recipes")
