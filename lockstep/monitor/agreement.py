@@ -87,16 +87,16 @@ class Certificate:
     """The exactness of a run.
 
     Attributes:
-        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit (docs/glossary.md); none, where
-            no token was compared.
+        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit; E3, in any batch as well, for
+            which `lockstep certify` looks (docs/glossary.md); none, where no token was compared.
         tokens: Tokens that sampler and learner both scored.
         mismatches: Those whose two log-probabilities are not the same to the bit.
         largest_gap: Largest |Δ| of them, nats.
         exact_kernels: True if both sides compute by `models.exact`.
-        reason: Why the level is not E2; None: it is.
+        reason: Why the level is no higher; None: it is E2, or E3 where that was looked for.
     """
 
-    level: Literal["none", "E0", "E1", "E2"]
+    level: Literal["none", "E0", "E1", "E2", "E3"]
     tokens: int
     mismatches: int
     largest_gap: float

@@ -59,8 +59,8 @@ _RULES = (
         "agreement/mismatches",
         lambda row: row["agreement/mismatches"] > 0,
         lambda row: (
-            f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than trained, although both "
-            "sides are exact"
+            f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than trained, although "
+            "both sides are exact"
         ),
     ),
     _Rule(

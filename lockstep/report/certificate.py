@@ -51,9 +51,8 @@ class ReadCertificate:
     machine: Mapping[str, str | int]
 
     @classmethod
-    def of(cls, folder: Path) -> ReadCertificate | None:
-        """Reads the certificate of a run; None where there is none yet, or nothing is sampled."""
-        file = folder / CERTIFICATE
+    def of(cls, file: Path) -> ReadCertificate | None:
+        """Reads a certificate; None where there is none: a run has just begun, or samples nothing."""
         if not file.is_file():
             return None
         known = json.loads(file.read_text(encoding="utf-8"))
@@ -91,5 +90,6 @@ class ReadCertificate:
 
 def describe_certificate(folder: Path) -> str | None:
     """Describes the certificate of a run; None where there is none."""
-    found = ReadCertificate.of(folder)
-    return None if found is None else f"{found.sentence} ({folder / CERTIFICATE})"
+    file = folder / CERTIFICATE
+    found = ReadCertificate.of(file)
+    return None if found is None else f"{found.sentence} ({file})"

@@ -13,7 +13,7 @@ from lockstep.config.recipe_files import find_shipped
 from lockstep.errors import LockstepError
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
-from lockstep.report.certificate import ReadCertificate
+from lockstep.report.certificate import CERTIFICATE, ReadCertificate
 from lockstep.report.held_out import HELD_OUT, best, figures, from_to, headlines
 from lockstep.report.log import TIMINGS, lines, numbers, read_metrics, read_recipe, require_run
 from lockstep.report.run_state import read_left_s, read_state
@@ -71,7 +71,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def _certificate(folder: Path) -> dict[str, Any] | None:
-    found = ReadCertificate.of(folder)
+    found = ReadCertificate.of(folder / CERTIFICATE)
     if found is None:
         return None
     return {"level": found.level, "sentence": found.sentence, "meaning": found.meaning, "facts": list(found.facts())}

@@ -11,7 +11,7 @@ from report_pages import METRICS, page_of, rows, sample, traces, until
 
 from lockstep.config.loading import describe, load
 from lockstep.monitor.agreement import Certificate
-from lockstep.run.certificate import write_certificate
+from lockstep.run.certificate import write_run_certificate
 
 pytestmark = pytest.mark.needs("browser")
 Written = Callable[..., Path]
@@ -70,7 +70,7 @@ def test_a_certificate_says_its_level_and_what_it_rests_on(written: Written, ope
     runs = [written(name, metrics=agreeing(1.0, 1.0), agreement={}) for name in ("exact", "bounded")]
     sound, fell = Certificate("E2", 20, 0, 0.0, True), Certificate("E1", 20, 3, 1e-6, False, "a reason <b>")
     for folder, certificate in zip(runs, (sound, fell), strict=True):
-        write_certificate(folder, 2, certificate)
+        write_run_certificate(folder, 2, certificate)
     page = opened(page_of(*runs), "agreement")
     first, second = page.locator("details.certificate").all()
     assert first.locator(".badge.pass").inner_text() == "E2"

@@ -39,8 +39,8 @@ SOUND = 10
 """Refits before a fault begins."""
 STEPS = 30
 WATCHED = (
-    "agreement.exact=false", "agreement.drift.baseline_steps=6", "agreement.on_breach=warn", f"run.max_steps={STEPS}", "run.save_every=100",
-    "policy.lr=3e-3",
+    "agreement.exact=false", "agreement.drift.baseline_steps=6", "agreement.on_breach=warn", f"run.max_steps={STEPS}",
+    "run.save_every=100", "policy.lr=3e-3",
 )  # fmt: skip
 
 

@@ -40,7 +40,8 @@ def probe(config: PreTrainedConfig, bf16: bool) -> str | None:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def use_threads(number: int) -> Iterator[None]:
+    """Computes with so many threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -55,7 +56,7 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _linear_is_exact(size: int, columns: int, dtype: torch.dtype) -> bool:
     x, weight = _random(_MOST_ROWS, size, dtype=dtype), _random(columns, size, dtype=dtype)
-    with _threads(1):
+    with use_threads(1):
         few = torch.cat([linear(part, weight) for part in x.split(ROWS)])
     sizes = (1, 5, 9, 17, 65, _MOST_ROWS)
     return all(torch.equal(linear(x[:rows], weight), few[:rows]) for rows in sizes)
@@ -72,7 +73,7 @@ def _attention_is_exact(heads: int, groups: int, size: int) -> bool:
     kernel, length = Blockwise(), BLOCK + 3 * KEYS
     q, k, v = (_random(3, number, length, size) for number in (heads, groups, groups))
     whole = kernel.causal(q, k, v, size**-0.5, None).unflatten(0, (3, length))
-    with _threads(1):
+    with use_threads(1):
         for at in (0, KEYS, length - 1):
             width = at + 1 + -(at + 1) % KEYS
             keys, values = (F.pad(x[:1, :, : at + 1], (0, 0, 0, width - at - 1)) for x in (k, v))
