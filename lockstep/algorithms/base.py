@@ -86,8 +86,6 @@ class Inference:
             return "learner.parallel cuts sums over ranks"
         if learner.compile:
             return "learner.compile writes kernels of its own"
-        if learner.lora is not None:
-            return "learner.lora samples with merged weights and trains with adapters apart"
         if self.one_step_ahead:
             return "one_step_ahead samples with older weights than those that are trained"
         return None

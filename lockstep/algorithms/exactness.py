@@ -30,7 +30,7 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
     if reason is None and resolve_device(algorithm.learner.device).type != "cpu":
         reason = "learner.device is a GPU, whose kernels are not exact yet"
     config = read_config(folder)
-    reason = reason or explain_inexact(config) or probe(config, algorithm.learner.is_bf16)
+    reason = reason or explain_inexact(config) or probe(config, algorithm.learner.is_bf16, algorithm.learner.lora)
     if reason is None:
         return True
     if inference.agreement.requires_exact:
