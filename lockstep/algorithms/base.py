@@ -78,6 +78,8 @@ class Inference:
 
     def explain_inexact(self, learner: LearnerSection) -> str | None:
         """Says which option keeps learner and sampler from agreeing to the bit; None: none does."""
+        if self.sampling is None:
+            return "it trains on no samples"
         if not TRAINING.find(learner.backend).is_exact:
             return f"learner.backend={learner.backend} has kernels of its own"
         if not INFERENCE.find(self.sampler.backend).is_exact:

@@ -24,7 +24,7 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         InputError: It cannot, and the recipe requires it.
     """
     inference = algorithm.inference
-    if inference is None or not inference.agreement.wants_exact:
+    if inference is None or inference.sampling is None or not inference.agreement.wants_exact:
         return False
     reason = inference.explain_inexact(algorithm.learner)
     if reason is None and resolve_device(algorithm.learner.device).type != "cpu":
