@@ -38,7 +38,7 @@ class Three:
         return "3+4=7\\n", sum(c in "02468" for c in response) / 8, self.turns == 3
 """
 TURNS = {name: value for name, value in GRPO.items() if name != "reward"} | {
-    "environment": {"class_name": "world.py:Three", "stop": ["2", "4", "\n"], "max_tokens": 30},
+    "environment": {"class_name": "world.py:Three", "stop": [*"0123456789", "\n"], "max_tokens": 30},
     "sampling": {"max_tokens": 6},
     "validation_sampling": {"max_tokens": 6},
 }
