@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.config import Computation, SamplerSection
+from lockstep.config import Computation, LoRA, SamplerSection
 from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
@@ -29,12 +29,13 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         InputError: It cannot, and the recipe requires it.
     """
     inference = algorithm.inference
-    if inference is None:
-        return "nothing is sampled"
+    if inference is None or inference.sampling is None:
+        return "it trains on no samples"
     if not inference.agreement.wants_exact:
         return "agreement.exact is false"
-    reason = inference.explain_inexact(algorithm.learner)
-    reason = reason or explain_inexact_sampler(folder, inference.sampler, algorithm.learner)
+    learner = algorithm.learner
+    reason = inference.explain_inexact(learner)
+    reason = reason or explain_inexact_sampler(folder, inference.sampler, learner, learner.lora)
     if reason is None:
         return None
     if inference.agreement.requires_exact:
@@ -62,11 +63,13 @@ def choose_kernels(
     return usual
 
 
-def explain_inexact_sampler(folder: str, sampler: SamplerSection, computation: Computation) -> str | None:
+def explain_inexact_sampler(
+    folder: str, sampler: SamplerSection, computation: Computation, adapters: LoRA | None = None
+) -> str | None:
     """Says why a token's log-probability depends on what is sampled beside it; None: it does not."""
     if not INFERENCE.find(sampler.backend).is_exact:
         return f"sampler.backend={sampler.backend} has kernels of its own"
     if resolve_device(computation.device).type != "cpu":
         return "learner.device is a GPU, whose kernels are not exact yet"
     config = read_config(folder)
-    return explain_inexact(config) or probe(config, computation.is_bf16)
+    return explain_inexact(config) or probe(config, computation.is_bf16, adapters)

@@ -97,6 +97,11 @@ class Computation(Section):
         """True if tokens are scored by the kernels of `models.exact`; a run decides it, and no option says it."""
         return self._exact
 
+    @property
+    def adapters_apart(self) -> LoRA | None:
+        """Adapters that a sampler computes apart from the weights, as the learner does; None: none, or merged ones."""
+        return None
+
     def compute_exactly(self) -> Self:
         """Returns the same computation by the kernels of `models.exact`."""
         exact = self.model_copy()
@@ -167,6 +172,10 @@ class LearnerSection(Computation):
     def in_process(self) -> bool:
         """True if the learner can run in the caller's process."""
         return TRAINING.find(self.backend).in_process(self)
+
+    @property
+    def adapters_apart(self) -> LoRA | None:
+        return self.lora if self.exact else None
 
     @model_validator(mode="after")
     def _backend_supports_options(self) -> LearnerSection:

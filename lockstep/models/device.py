@@ -12,6 +12,7 @@ from lockstep.config import Computation, Device
 from lockstep.errors import InputError
 from lockstep.models.exact.model import make_exact
 from lockstep.models.load import load_causal_lm
+from lockstep.models.lora import adapt
 
 
 def resolve_device(device: Device) -> torch.device:
@@ -32,6 +33,8 @@ def resolve_device(device: Device) -> torch.device:
 def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:
     """The causal language model of a folder, on the device and by the kernels of a computation."""
     lm = load_causal_lm(folder)
+    if computation.adapters_apart is not None:
+        adapt(lm, computation.adapters_apart)
     nn.Module.to(lm, resolve_device(computation.device))  # in place; its own `to` is typed for wrappers
     if computation.exact:
         make_exact(lm)

@@ -65,8 +65,8 @@ class ReadCertificate:
         left = f", {self.not_recomputed:,} not recomputed" if self.not_recomputed else ""
         why = "" if self.reason is None else f", because {self.reason}"
         return (
-            f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, {self.mismatches:,} not equal to the "
-            f"bit, largest gap {self.largest_gap:g} nats{left}{why}"
+            f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, {self.mismatches:,} not equal to "
+            f"the bit, largest gap {self.largest_gap:g} nats{left}{why}"
         )
 
     @property

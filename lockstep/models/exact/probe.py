@@ -10,18 +10,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from lockstep.config import LoRA
 from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
 from lockstep.models.exact.linear import ROWS, linear
 from lockstep.models.folder import head_size, skeleton
+from lockstep.models.lora import adapt
 from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles
 
 _MOST_ROWS = 264
 
 
 @torch.no_grad()
-def probe(config: PreTrainedConfig, bf16: bool) -> str | None:
+def probe(config: PreTrainedConfig, bf16: bool, adapters: LoRA | None = None) -> str | None:
     """Says which product of a model is not exact on this machine, on one thread or all; None: all are exact."""
     lm = skeleton(config, config.model_type)
+    if adapters is not None:
+        with torch.device("meta"):
+            adapt(lm, adapters)
     head = lm.get_output_embeddings()
     shapes = {(m.in_features, m.out_features) for m in lm.modules() if isinstance(m, nn.Linear) and m is not head}
     dtype = torch.bfloat16 if bf16 else torch.float32
