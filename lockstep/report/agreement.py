@@ -79,7 +79,7 @@ def describe_certificate(folder: Path) -> str | None:
     word = "exact" if known["level"] == "E2" else "not exact"
     return (
         f"{known['level']}, {word}: {known['tokens']:,} tokens compared, {known['mismatches']:,} not equal to the bit, "
-        f"largest gap {known['largest_gap']:g} nats ({file})"
+        f"largest gap {known['largest_gap']:g} nats; {known.get('not_recomputed', 0):,} not recomputed ({file})"
     )
 
 
