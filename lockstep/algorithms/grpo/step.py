@@ -16,7 +16,6 @@ from lockstep.algorithms.policy_gradient.step import (
     adapt_kl,
     measure_advantages,
     minibatches,
-    of_epoch,
     prepare_batch,
     sample_step,
     train_policy,
@@ -50,8 +49,8 @@ def learn(step: int, sampled: SampledStep, workers: PolicyGradientWorkers, setti
         improved = Metrics()
         order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
         for place, minibatch in enumerate(order):
-            improved += train_policy(step, minibatch, epoch == place == 0, workers, settings)
-        metrics += of_epoch(improved, epoch, settings)
+            improved += train_policy(step, epoch, place, minibatch, workers, settings)
+        metrics += improved
     adapt_kl(batch, settings)
     samples = sample_rows(sampled.rollouts, batch, workers.collector, settings.num_logged_samples)
     return StepResult(metrics, sampled.position, batch.tokens.numel(), samples)

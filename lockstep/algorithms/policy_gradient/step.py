@@ -152,17 +152,17 @@ def prepare_batch(
 
 
 def train_policy(
-    step: int, batch: Batch, is_first: bool, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+    step: int, epoch: int, place: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
 ) -> Metrics:
-    """Makes an optimizer step of the policy.
+    """Makes the optimizer step of the policy that comes in a place of an epoch.
 
-    The first of a step runs at the weights that sampled. So tokens that were not recomputed are compared then, before
-    the weights change.
+    The first one begins with the weights that sampled: tokens that were not recomputed are compared before they change.
     """
     agreement, loss, compared = workers.agreement, policy_loss(settings), Metrics()
-    if agreement is None or not is_first or bool(batch["recomputed"].all()):
+    if agreement is None or epoch or place or bool(batch["recomputed"].all()):
         with workers.phase("policy"):
-            return train(workers.policy, batch, loss).with_prefix("policy")
+            metrics = train(workers.policy, batch, loss)
+        return of_epoch(metrics.with_prefix("policy"), epoch, settings)
 
     def compare(metrics: Metrics) -> None:
         tally = metrics.pop("compared", Tally())
@@ -171,7 +171,7 @@ def train_policy(
 
     with workers.phase("policy"):
         metrics = train(workers.policy, batch, replace(loss, compares=True), compare)
-    return metrics.with_prefix("policy") + compared
+    return of_epoch(metrics.with_prefix("policy"), epoch, settings) + compared
 
 
 def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:

@@ -113,10 +113,11 @@ def _train_epoch(batch: Batch, step: int, epoch: int, workers: PPOWorkers, setti
     order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
     for place, minibatch in enumerate(order):
         if step >= settings.options.critic_warmup_steps:
-            metrics += train_policy(step, minibatch, epoch == place == 0, workers, settings)
+            metrics += train_policy(step, epoch, place, minibatch, workers, settings)
         with workers.phase("critic"):
-            metrics += train(workers.critic, minibatch, settings.value_loss).with_prefix("critic")
-    return of_epoch(metrics, epoch, settings)
+            improved = train(workers.critic, minibatch, settings.value_loss)
+        metrics += of_epoch(improved.with_prefix("critic"), epoch, settings)
+    return metrics
 
 
 def build_settings(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPOSettings:
