@@ -12,9 +12,9 @@ weights or kernels are wrong differs from the learner. A sampler reads at temper
 otherwise, tokens are only read: Δ = learner_now − sampler_reads_now at temperature 1, and decoding is compared only in
 steps without staleness, such as the first.
 
-Where both sides are exact, the learner would say what the sampler said, so before a step is trained on only a keyed share
-of its responses is recomputed (`score`). Its first minibatch is trained at the same weights, and its other tokens are
-compared then (`compare_trained`). From the first token on that differs, all are recomputed.
+Where both sides are exact, the learner would say what the sampler said. So only a keyed share of a step's responses is
+recomputed before it is trained on (`score`). Its first minibatch is trained at the same weights, and other tokens in
+that are compared then (`compare_trained`). From the first token on that differs, all are recomputed.
 """
 
 from __future__ import annotations
