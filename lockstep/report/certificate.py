@@ -62,7 +62,7 @@ class ReadCertificate:
     @property
     def sentence(self) -> str:
         """The level in a word, and the figures."""
-        left = f", {self.not_recomputed:,} not recomputed" if self.not_recomputed else ""
+        left = f"; {self.not_recomputed:,} not recomputed" if self.not_recomputed else ""
         why = "" if self.reason is None else f", because {self.reason}"
         return (
             f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, {self.mismatches:,} not equal to "

@@ -64,6 +64,7 @@ _FULL = {
     "agreement/sequence_ess": "Effective share of sequences under importance weights: 1 if both sides agree.",
     "agreement/tokens": "Tokens that both sides scored.",
     "agreement/mismatches": "Tokens whose log-probabilities differ in a bit; logged where both sides are exact.",
+    "agreement/not_recomputed": "Tokens that only the sampler scored; logged where both sides are exact.",
     "agreement/bound": "The bound on the mean of e^|Δ|.",
     "agreement/breach": "1 in a step that broke the bound.",
     "agreement/weights_age": "Versions by which the sampler's weights are older than the learner's.",
