@@ -68,7 +68,7 @@ def agreeing(*values: float, bound: float = 1.05) -> list[dict[str, float]]:
 
 def test_a_certificate_says_its_level_and_what_it_rests_on(written: Written, opened: Opened) -> None:
     runs = [written(name, metrics=agreeing(1.0, 1.0), agreement={}) for name in ("exact", "bounded")]
-    sound, fell = Certificate("E2", 20, 0, 0.0, True), Certificate("E1", 20, 3, 1e-6, False, "a reason <b>")
+    sound, fell = Certificate("E2", 20, 5, 0, 0.0, True), Certificate("E1", 20, 0, 3, 1e-6, False, "a reason <b>")
     for folder, certificate in zip(runs, (sound, fell), strict=True):
         write_run_certificate(folder, 2, certificate)
     page = opened(page_of(*runs), "agreement")
