@@ -62,7 +62,7 @@ class Setup(Protocol):
 
     @property
     def inexact(self) -> str | None:
-        """Why learners and sampler do not compute by the kernels of `models.exact`; None: they do."""
+        """The reason that learners and sampler do not compute by the kernels of `models.exact`; None: they do."""
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:

@@ -38,7 +38,7 @@ from lockstep.report.progress import Progress, show_progress
 from lockstep.run.certificate import write_certificate
 from lockstep.run.folder import standing
 from lockstep.run.identity import model_files
-from lockstep.samplers.torch.stateful import torch_sampler
+from lockstep.samplers.backend import find_backend
 from lockstep.types import Request, SamplingParams
 
 _DTYPES: tuple[DType, ...] = ("fp32", "bf16")
@@ -51,7 +51,7 @@ _ONE_BY_ONE, _SIDE_BY_SIDE = (1, 4), (5, 15)
 
 @dataclass(frozen=True)
 class Asked:
-    """What is tried.
+    """The extent of the trial.
 
     Attributes:
         count: Prompts.
@@ -67,14 +67,14 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Changes:
+class Resampled:
     """Tokens that were sampled again in other batches, and how many of them changed, or their log-probability."""
 
     tokens: int = 0
     changed: int = 0
 
-    def __add__(self, other: Changes) -> Changes:
-        return Changes(self.tokens + other.tokens, self.changed + other.changed)
+    def __add__(self, other: Resampled) -> Resampled:
+        return Resampled(self.tokens + other.tokens, self.changed + other.changed)
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Control:
 
 @dataclass
 class Found:
-    """What was found in one type."""
+    """The findings in one type."""
 
     dtype: DType
     tally: Tally = field(default_factory=Tally)
-    changes: Changes = field(default_factory=Changes)
+    changes: Resampled = field(default_factory=Resampled)
     control: Control | None = None
 
 
@@ -129,7 +129,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         "model": model,
         "files": model_files(Path(folder)),
         "asked": {**asdict(asked), "prompts": None if asked.prompts is None else str(asked.prompts)},
-        "sampled_again": asdict(sum((own.changes for own in found), Changes())),
+        "sampled_again": asdict(sum((own.changes for own in found), Resampled())),
         "controls": [asdict(own.control) for own in found if own.control is not None],
         "types": {own.dtype: {"tokens": int(own.tally.tokens), "mismatches": own.tally.mismatches} for own in found},
     }
@@ -177,7 +177,7 @@ class _Trial:
     ) -> None:
         self._lm, self._found, self._requests = lm, found, requests
         self._sampling = replace(shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids)
-        self._bf16 = Computation(device="cpu", dtype=found.dtype).is_bf16
+        self._computation = Computation(device="cpu", dtype=found.dtype)
         self._sampled: Batch | None = None
 
     def works(self, exact: bool) -> Iterator[tuple[str, Callable[[], int]]]:
@@ -200,7 +200,10 @@ class _Trial:
 
     def _sample(self, rows: Sequence[int], size: int, threads: int) -> Batch:
         with use_threads(threads):
-            sampler = torch_sampler(self._lm, size, self._bf16)
+            section = SamplerSection(max_batch_size=size)
+            backend = find_backend(section)
+            assert backend is not None, "the sampler of this library is no server"
+            sampler = backend.wrap(self._lm, section, self._computation)
             return sampler.generate([self._requests[row] for row in rows], self._sampling)
 
     def _compare_scored(self, budget: int, threads: int, gradient: bool) -> int:
@@ -214,7 +217,7 @@ class _Trial:
         parts, order = list[Tensor](), list[int]()
         with (
             use_threads(threads),
-            torch.autocast("cpu", torch.bfloat16, enabled=self._bf16),
+            torch.autocast("cpu", torch.bfloat16, enabled=self._computation.is_bf16),
             torch.set_grad_enabled(gradient),
         ):
             for rows in pack(batch.lengths.tolist(), budget):
@@ -227,13 +230,13 @@ class _Trial:
 
     def _compare_sampled(self, size: int, rows: Sequence[int], threads: int) -> int:
         """Compares what was sampled with the same requests in batches of another size, in another order."""
-        changes = _count_changes(self._batch.select(list(rows)), self._sample(rows, size, threads))
+        changes = _count_changed(self._batch.select(list(rows)), self._sample(rows, size, threads))
         self._found.changes += changes
         return changes.tokens
 
     def _control(self) -> int:
         """Scores with one weight moved by one unit in the last place of the type."""
-        with _nudge(self._lm, self._bf16) as name:
+        with _nudge(self._lm, self._computation.is_bf16) as name:
             tally = self._score(1 << 20, 1, gradient=False)
         self._found.control = Control(self._found.dtype, name, int(tally.tokens), tally.mismatches)
         return int(tally.tokens)
@@ -259,22 +262,21 @@ def _requests(source: ModelSource, asked: Asked) -> list[Request]:
     ]
 
 
-def _count_changes(one: Batch, other: Batch) -> Changes:
+def _count_changed(one: Batch, other: Batch) -> Resampled:
     """Compares responses to the same requests, token by token."""
-    total = Changes()
-    columns = ("tokens", "sampler_logprob")
-    for mine, others in zip(_responses(one, *columns), _responses(other, *columns), strict=True):
-        most, both = max(len(mine[0]), len(others[0])), min(len(mine[0]), len(others[0]))
-        same = torch.stack([a[:both] == b[:both] for a, b in zip(mine, others, strict=True)]).all(0)
-        total += Changes(most, most - int(same.sum()))
+    total = Resampled()
+    for (mine, own), (others, theirs) in zip(_responses(one), _responses(other), strict=True):
+        most, both = max(len(mine), len(others)), min(len(mine), len(others))
+        same = (mine[:both] == others[:both]) & (own[:both] == theirs[:both])
+        total += Resampled(most, most - int(same.sum()))
     return total
 
 
-def _responses(batch: Batch, *columns: str) -> Iterator[list[Tensor]]:
-    """Yields columns of each response."""
-    parts = [batch.sequences() if name == "tokens" else batch.sequences(name) for name in columns]
-    for mask, *row in zip(batch.sequences("mask"), *parts, strict=True):
-        yield [column[mask] for column in row]
+def _responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields tokens and log-probabilities of each response."""
+    columns = batch.sequences(), batch.sequences("sampler_logprob"), batch.sequences("mask")
+    for tokens, logprob, mask in zip(*columns, strict=True):
+        yield tokens[mask], logprob[mask]
 
 
 @contextmanager
@@ -294,7 +296,7 @@ def _nudge(lm: PreTrainedModel, bf16: bool) -> Iterator[str]:
 
 def _judge(found: Sequence[Found], reason: str | None) -> Certificate:
     """Judges the level that all comparisons together have."""
-    total, changes = sum((own.tally for own in found), Tally()), sum((own.changes for own in found), Changes())
+    total, changes = sum((own.tally for own in found), Tally()), sum((own.changes for own in found), Resampled())
     section = AgreementSection()
     bounds = [section.bound(Computation(dtype=own.dtype).is_bf16) for own in found]
     keeps = not any(own.tally.breaks(bound) for own, bound in zip(found, bounds, strict=True))
@@ -311,7 +313,7 @@ def _conclude(file: Path, found: Sequence[Found]) -> int:
     """Prints the line. Returns the exit code."""
     read = ReadCertificate.of(file)
     assert read is not None, "it was just written"
-    changes = sum((own.changes for own in found), Changes())
+    changes = sum((own.changes for own in found), Resampled())
     unseen = [own.control for own in found if own.control is not None and not own.control.seen]
     again = f"{changes.tokens:,} sampled again in other batches, {changes.changed:,} changed"
     print(f"{read.sentence}; {again} ({file})")

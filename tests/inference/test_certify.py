@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lockstep.cli import main
 from lockstep.models.attention import Cached
 from lockstep.models.heads import LogitsHead
+from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
 
 FEW = ("--count", "6", "--max-tokens", "8")
@@ -83,7 +84,7 @@ class Batched(TorchSampler):
 
 
 def test_what_changes_with_its_batch_is_exact_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.inference.certify.torch_sampler", Batched)
+    monkeypatch.setattr(stateful, "torch_sampler", Batched)
     assert main(["certify", "model", *FEW]) == 0
     found = certificate()
     assert (found["level"], found["mismatches"]) == ("E2", 0)
