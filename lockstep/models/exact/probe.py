@@ -23,7 +23,7 @@ _MOST_ROWS = 264
 @torch.no_grad()
 def probe(config: PreTrainedConfig, bf16: bool, adapters: LoRA | None = None) -> str | None:
     """Says which product of a model is not exact on this machine, on one thread or all; None: all are exact."""
-    lm = skeleton(config, config.model_type)
+    lm = skeleton(config, config.name_or_path or config.model_type)
     if adapters is not None:
         with torch.device("meta"):
             adapt(lm, adapters)
