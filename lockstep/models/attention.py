@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
@@ -104,55 +105,38 @@ def attention(
     scaling: float,
     layout: Layout | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     dropout: float = 0.0,
+    exact: bool = False,
     **other: object,
 ) -> tuple[Tensor, None]:
     """The attention function that `transformers` knows as "lockstep". No dropout: a policy must score what it sampled.
 
+    Args:
+        softcap: Scores become cap · tanh(score / cap).
+        s_aux: Scores, one for each head, that take a share of the probability [H].
+        exact: Each token gets the same bits, decoded or trained.
+
     Raises:
-        ValueError: If the model asks for something that is not built here, such as soft-capped scores.
+        InputError: If the model asks for something that its layout does not compute.
     """
+    name = type(module).__name__
     if layout is None:
-        raise InputError(
-            f"{type(module).__name__} hands no keyword arguments to its attention; such models do not run here"
-        )
-    for name in ("softcap", "s_aux"):
-        if other.get(name) is not None:
-            raise InputError(
-                f"{type(module).__name__} needs '{name}' in its attention, which Lockstep does not have yet"
-            )
-    return layout.attend(int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
-
-
-@torch.compiler.disable
-def exact_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    *,
-    scaling: float,
-    layout: Layout | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    dropout: float = 0.0,
-    **other: object,
-) -> tuple[Tensor, None]:
-    """The attention function that `transformers` knows as "lockstep_exact".
-
-    Raises:
-        InputError: If the layout is not one of those that it computes.
-    """
-    if not isinstance(layout, KernelLayout):
-        raise InputError(f"{type(module).__name__} cannot be computed exactly here; use agreement.exact=false")
-    kernel = Blockwise(softcap, s_aux)
-    return layout.attend_by(kernel, int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
+        raise InputError(f"{name} hands no keyword arguments to its attention; such models do not run here")
+    how = int(module.layer_idx), query, key, value, scaling, sliding_window  # type: ignore[arg-type]
+    if not exact and softcap is None and s_aux is None:
+        return layout.attend(*how), None
+    if isinstance(layout, KernelLayout):
+        return layout.attend_by(Blockwise(softcap, s_aux), *how), None
+    if exact:
+        raise InputError(f"{name} cannot be computed exactly here; use agreement.exact=false")
+    needs = "'softcap'" if s_aux is None else "'s_aux'"
+    raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {type(layout).__name__}")
 
 
 AttentionInterface.register(NAME, attention)
-AttentionInterface.register(EXACT, exact_attention)
+AttentionInterface.register(EXACT, partial(attention, exact=True))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.linear import ROWS
+from lockstep.models.exact.linear import ROWS, pad
 
 KEYS = 16
 """Keys come in multiples of so many: fewer in a product take another kernel, and a softmax has so many sums."""
@@ -42,7 +42,7 @@ class Blockwise:
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         heads, width = key.shape[1], query.shape[2]
         with torch.autocast(query.device.type, enabled=False):
-            query, key, value = (_pad(x.float(), KEYS) for x in (query, key, value))
+            query, key, value = (pad(x.float(), KEYS) for x in (query, key, value))
             q, groups = _fold(query * scaling, heads)
             how = window, self.softcap, groups
             out = _Causal.apply(q, key.flatten(0, 1), value.flatten(0, 1), self._sinks(query, heads), *how)
@@ -55,20 +55,15 @@ class Blockwise:
             mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, -torch.inf)
             mask = mask.expand(-1, heads, -1, -1).flatten(0, 1)
             sinks = self._sinks(query, heads)
-            sinks = None if sinks is None else _pad(sinks, ROWS)
+            sinks = None if sinks is None else pad(sinks, ROWS)
             k, v = key.float().flatten(0, 1), value.float().flatten(0, 1)
-            return _unfold(_attend(_pad(q, ROWS), k, v, mask, self.softcap, sinks)[:, :groups], heads, groups)
+            return _unfold(_attend(pad(q, ROWS), k, v, mask, self.softcap, sinks)[:, :groups], heads, groups)
 
     def _sinks(self, query: Tensor, heads: int) -> Tensor | None:
         """The sinks of the queries of one token [B, G, 1]."""
         if self.sinks is None:
             return None
         return self.sinks.float().view(heads, -1, 1).repeat(query.shape[0], 1, 1)
-
-
-def _pad(x: Tensor, multiple: int) -> Tensor:
-    """Adds rows of 0 up to a multiple; padding by none would copy."""
-    return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple)) if x.shape[-2] % multiple else x
 
 
 def _fold(query: Tensor, heads: int) -> tuple[Tensor, int]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
+from lockstep.models.exact.experts import EXPERTS, ROUTERS
 from lockstep.models.exact.linear import ROWS, linear
 from lockstep.models.folder import head_size, skeleton
 from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles
@@ -21,13 +24,10 @@ _MOST_ROWS = 264
 @torch.no_grad()
 def probe(config: PreTrainedConfig, bf16: bool) -> str | None:
     """Says which product of a model is not exact on this machine, on one thread or all; None: all are exact."""
-    lm = skeleton(config, config.model_type)
-    head = lm.get_output_embeddings()
-    shapes = {(m.in_features, m.out_features) for m in lm.modules() if isinstance(m, nn.Linear) and m is not head}
     dtype = torch.bfloat16 if bf16 else torch.float32
-    for size, columns in sorted(shapes):
-        if not _linear_is_exact(size, columns, dtype):
-            return f"a product of {size} by {columns} in {dtype} is not the same in any batch on this machine"
+    for product in _products(skeleton(config, config.model_type), dtype):
+        if not _linear_is_exact(product):
+            return f"a product of {product} is not the same in any batch on this machine"
     text = config.get_text_config()
     if not _head_is_exact(text.hidden_size, text.vocab_size, dtype):
         return (
@@ -37,6 +37,36 @@ def probe(config: PreTrainedConfig, bf16: bool) -> str | None:
     if not _attention_is_exact(heads, groups, head_size(text)):
         return "products of attention depend on their neighbors on this machine"
     return None
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A linear map of a model, from numbers to columns; turned: its weight lies in memory the other way round."""
+
+    size: int
+    columns: int
+    dtype: torch.dtype
+    turned: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.size} by {self.columns} in {self.dtype}"
+
+
+def _products(lm: PreTrainedModel, dtype: torch.dtype) -> dict[_Product, None]:
+    """The kinds of linear maps of a model; the head is tried by itself."""
+    found: dict[_Product, None] = {}
+    modules: Iterable[Any] = lm.modules()
+    for module in modules:
+        if type(module).__name__ in EXPERTS:  # in the type of their weights
+            for weight in (module.gate_up_proj, module.down_proj):
+                size, columns = weight[0].shape if module.is_transposed else weight[0].mT.shape
+                found[_Product(size, columns, torch.float32, bool(module.is_transposed))] = None
+        elif isinstance(module, nn.Linear) and module is not lm.get_output_embeddings():
+            found[_Product(module.in_features, module.out_features, dtype)] = None
+        elif type(module).__name__ in ROUTERS:
+            columns, size = module.weight.shape
+            found[_Product(size, columns, dtype)] = None
+    return found
 
 
 @contextmanager
@@ -53,8 +83,9 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def _linear_is_exact(size: int, columns: int, dtype: torch.dtype) -> bool:
-    x, weight = _random(_MOST_ROWS, size, dtype=dtype), _random(columns, size, dtype=dtype)
+def _linear_is_exact(product: _Product) -> bool:
+    x, weight = (_random(n, product.size, dtype=product.dtype) for n in (_MOST_ROWS, product.columns))
+    weight = weight.mT.contiguous().mT if product.turned else weight
     with _threads(1):
         few = torch.cat([linear(part, weight) for part in x.split(ROWS)])
     sizes = (1, 5, 9, 17, 65, _MOST_ROWS)
