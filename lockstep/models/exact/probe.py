@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
@@ -25,7 +26,9 @@ _MOST_ROWS = 264
 def probe(config: PreTrainedConfig, bf16: bool) -> str | None:
     """Says which product of a model is not exact on this machine, on one thread or all; None: all are exact."""
     dtype = torch.bfloat16 if bf16 else torch.float32
-    for product in _products(skeleton(config, config.model_type), dtype):
+    lm = skeleton(config, config.model_type)
+    modules = [module for module in lm.modules() if module is not lm.get_output_embeddings()]
+    for product in dict.fromkeys(chain.from_iterable(_products(module, dtype) for module in modules)):
         if not _linear_is_exact(product):
             return f"a product of {product} is not the same in any batch on this machine"
     text = config.get_text_config()
@@ -52,21 +55,17 @@ class _Product:
         return f"{self.size} by {self.columns} in {self.dtype}"
 
 
-def _products(lm: PreTrainedModel, dtype: torch.dtype) -> dict[_Product, None]:
-    """The kinds of linear maps of a model; the head is tried by itself."""
-    found: dict[_Product, None] = {}
-    modules: Iterable[Any] = lm.modules()
-    for module in modules:
-        if type(module).__name__ in EXPERTS:  # in the type of their weights
-            for weight in (module.gate_up_proj, module.down_proj):
-                size, columns = weight[0].shape if module.is_transposed else weight[0].mT.shape
-                found[_Product(size, columns, torch.float32, bool(module.is_transposed))] = None
-        elif isinstance(module, nn.Linear) and module is not lm.get_output_embeddings():
-            found[_Product(module.in_features, module.out_features, dtype)] = None
-        elif type(module).__name__ in ROUTERS:
-            columns, size = module.weight.shape
-            found[_Product(size, columns, dtype)] = None
-    return found
+def _products(module: Any, dtype: torch.dtype) -> list[_Product]:
+    """The linear maps of a module of a model."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear) or kind in ROUTERS:
+        columns, size = module.weight.shape
+        return [_Product(size, columns, dtype)]
+    if kind not in EXPERTS:
+        return []
+    weights, turned = (module.gate_up_proj[0], module.down_proj[0]), bool(module.is_transposed)
+    shapes = [(w if turned else w.mT).shape for w in weights]
+    return [_Product(size, columns, torch.float32, turned) for size, columns in shapes]  # in the type of their weights
 
 
 @contextmanager
