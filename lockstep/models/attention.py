@@ -48,8 +48,12 @@ class Kernel(Protocol):
         """Attention of each row's tokens to those before them. Returns [rows · tokens, heads, size]."""
         ...
 
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
-        """Attention of a token per row to keys it sees, bool [rows, 1, 1, keys]. Returns [rows, 1, heads, size]."""
+    def mask(self, seen: Tensor, heads: int) -> Tensor:
+        """The mask of `newest` for the keys that tokens see, bool [rows, 1, 1, keys], and a number of heads of keys."""
+        ...
+
+    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        """Attention of a token per row to keys that it sees. Returns [rows, 1, heads, size]."""
         ...
 
 
@@ -63,8 +67,11 @@ class Fused:
         )
         return out.transpose(1, 2).flatten(0, 1)
 
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
-        out = F.scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
+    def mask(self, seen: Tensor, heads: int) -> Tensor:
+        return seen
+
+    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2)
 
 
@@ -242,6 +249,7 @@ class Cached(KernelLayout):
         self._rows, self._capacity = len(prompts), capacity + -capacity % multiple
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
+        self._masks: dict[tuple[object, ...], Tensor] = {}
         self._filling = True
         self._multiple = multiple
         self.filled = prompts.lengths.to(prompts.tokens.device)
@@ -264,8 +272,7 @@ class Cached(KernelLayout):
         self._keys[layer][rows, :, self.filled] = key[:, :, 0]
         self._values[layer][rows, :, self.filled] = value[:, :, 0]
         k, v = self._keys[layer][:, :, :read], self._values[layer][:, :, :read]
-        seen = self._visible if window is None else self._visible & self._inside(window)
-        return kernel.newest(query, k, v, seen, scaling)
+        return kernel.newest(query, k, v, self._mask(kernel, key.shape[1], window), scaling)
 
     def next_token(self) -> None:
         """Makes room for one more token per row, at position `filled`; call it before each decoding pass."""
@@ -277,6 +284,7 @@ class Cached(KernelLayout):
         columns = torch.arange(self._read, device=self.filled.device)
         self._visible = (columns[None, :] <= self.filled[:, None])[:, None, None, :]
         self._all_rows = torch.arange(self.filled.numel(), device=self.filled.device)
+        self._masks.clear()
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but `rows`, int64 [B']; call it between passes."""
@@ -293,6 +301,14 @@ class Cached(KernelLayout):
         for caches, x in ((self._keys, key), (self._values, value)):
             caches[layer] = x.new_zeros(self._rows, x.shape[1], self._capacity, x.shape[3])
             caches[layer][self._row, :, self._position] = x[0].transpose(0, 1)
+
+    def _mask(self, kernel: Kernel, heads: int, window: int | None) -> Tensor:
+        """The mask of a kernel, made once for all layers of a pass."""
+        key = type(kernel), heads, window
+        if key not in self._masks:
+            seen = self._visible if window is None else self._visible & self._inside(window)
+            self._masks[key] = kernel.mask(seen, heads)
+        return self._masks[key]
 
     def _inside(self, window: int) -> Tensor:
         columns = torch.arange(self._read, device=self.filled.device)

@@ -34,15 +34,19 @@ def pad(x: Tensor, multiple: int = ROWS) -> Tensor:
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x), each element of which has the same bits anywhere; differentiable."""
-    return _SiLU.apply(x)
+    return _SiLU.apply(x) if x.requires_grad else _silu(x)
+
+
+def _silu(x: Tensor) -> Tensor:
+    wide = x.float()
+    return torch.div(wide, wide.neg().exp_().add_(1.0)).to(x.dtype)
 
 
 class _SiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        wide = x.float()
-        return torch.div(wide, wide.neg().exp_().add_(1.0)).to(x.dtype)
+        return _silu(x)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
@@ -52,16 +56,20 @@ class _SiLU(torch.autograd.Function):
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """x · Φ(x) by its approximation with tanh, each element of which has the same bits anywhere; differentiable."""
-    return _GELUTanh.apply(x)
+    return _GELUTanh.apply(x) if x.requires_grad else _gelu_tanh(x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    wide = x.float()
+    inner = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2.0 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
 
 
 class _GELUTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        wide = x.float()
-        inner = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2.0 / math.pi))
-        return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
+        return _gelu_tanh(x)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Tensor:

@@ -107,7 +107,7 @@ def _attention_is_exact(heads: int, groups: int, size: int) -> bool:
             width = at + 1 + -(at + 1) % KEYS
             keys, values = (F.pad(x[:1, :, : at + 1], (0, 0, 0, width - at - 1)) for x in (k, v))
             seen = (torch.arange(width) <= at)[None, None, None]
-            new = kernel.newest(q[:1, :, at : at + 1], keys, values, seen, size**-0.5)
+            new = kernel.newest(q[:1, :, at : at + 1], keys, values, kernel.mask(seen, groups), size**-0.5)
             if not torch.equal(new[0, 0], whole[0, at]):
                 return False
     return True
