@@ -72,7 +72,7 @@ _RULES = (
         "train/clamped",
         lambda row: row["train/clamped"] >= _CLAMPED,
         lambda row: (
-            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source, so rewards that differ become equal"
+            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source, so different ones become equal"
         ),
     ),
     _Rule(
