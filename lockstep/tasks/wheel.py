@@ -2,7 +2,7 @@
 
     wheel and 4 questions          the prompt
      spin                          the policy spins
-    16 ka                          the coins that the wheel gives (0, 8 or 16), and the first question
+    20 ka                          the coins that the wheel gives (0, 10 or 20), and the first question
      yes                           the policy says yes or no
     mo no                          the next question, and an answer
 
@@ -35,10 +35,10 @@ class Wheel(Task):
 
     shared = ("names", "questions", "luck", "seed")
     names: Annotated[int, Field(ge=2, le=len(list_syllables()))] = Field(
-        default=16, description="different questions, each with an answer of its own"
+        default=32, description="different questions, each with an answer of its own"
     )
     questions: PositiveInt = Field(default=4, description="questions of an episode, drawn from all")
-    luck: NonNegativeInt = Field(default=8, description="coins that the wheel gives on average: none, these or twice")
+    luck: NonNegativeInt = Field(default=10, description="coins that the wheel gives on average: none, these or twice")
     repeats: PositiveInt = Field(default=64, description="validation episodes")
     demonstrations: NonNegativeInt = Field(default=0, description="episodes for SFT; 0: none")
     known: Probability = Field(default=0.6, description="share of right answers in the demonstrations")

@@ -1,6 +1,6 @@
 """Luck beside skill: a wheel decides most of an episode's reward, before the first answer and for all to see.
 
-GRPO compares episodes whose luck differs, and more of them only average it out: an answer is worth an eighth of what
+GRPO compares episodes whose luck differs, and more of them only average it out: an answer is worth a tenth of what
 luck adds or takes. A critic that reads what the wheel gave predicts the reward from there on, so answers are paid for
 themselves. This is the variance that a baseline of the state takes away and a baseline of the prompt cannot.
 """
@@ -14,7 +14,7 @@ PPO, GRPO = "ppo_wheel", "grpo_wheel"
 
 RUNG = Rung(
     name="wheel",
-    question="Four answers, and a wheel that adds or takes eight times an answer: does a critic that reads it pay?",
+    question="Four answers, and a wheel that adds or takes ten times an answer: does a critic that reads it pay?",
     metric="validation/reward",
     arms={
         "ppo": Arm(PPO),
