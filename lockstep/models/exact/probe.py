@@ -88,16 +88,10 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-<<<<<<< HEAD
-def _linear_is_exact(size: int, columns: int, dtype: torch.dtype) -> bool:
-    x, weight = _random(_MOST_ROWS, size, dtype=dtype), _random(columns, size, dtype=dtype)
-    with use_threads(1):
-=======
 def _linear_is_exact(product: _Product) -> bool:
     x, weight = (_random(n, product.size, dtype=product.dtype) for n in (_MOST_ROWS, product.columns))
     weight = weight.mT.contiguous().mT if product.turned else weight
-    with _threads(1):
->>>>>>> exf
+    with use_threads(1):
         few = torch.cat([linear(part, weight) for part in x.split(ROWS)])
     sizes = (1, 5, 9, 17, 65, _MOST_ROWS)
     return all(torch.equal(linear(x[:rows], weight), few[:rows]) for rows in sizes)
