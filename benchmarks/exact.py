@@ -1,4 +1,4 @@
-"""What `agreement.exact` keeps and what it costs: tokens whose log-probabilities differ, and time beside an inexact run.
+"""What `agreement.exact` keeps and costs: tokens whose log-probabilities differ, and time beside an inexact run.
 
     python -m benchmarks.exact [--save]
 
