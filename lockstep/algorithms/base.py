@@ -78,6 +78,8 @@ class Inference:
 
     def explain_inexact(self, learner: LearnerSection) -> str | None:
         """Says which option keeps learner and sampler from agreeing to the bit; None: none does."""
+        if self.sampling is None:
+            return "it trains on no samples"
         if not TRAINING.find(learner.backend).is_exact:
             return f"learner.backend={learner.backend} has kernels of its own"
         if not INFERENCE.find(self.sampler.backend).is_exact:
@@ -86,8 +88,6 @@ class Inference:
             return "learner.parallel cuts sums over ranks"
         if learner.compile:
             return "learner.compile writes kernels of its own"
-        if learner.lora is not None:
-            return "learner.lora samples with merged weights and trains with adapters apart"
         if self.one_step_ahead:
             return "one_step_ahead samples with older weights than those that are trained"
         return None

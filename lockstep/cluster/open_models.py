@@ -54,9 +54,9 @@ def section_of(learner: Learner) -> LearnerSection:
 
 
 def share_weights(learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers) -> Sampler | None:
-    """A sampler on the weights of a learner without adapters; None unless both can be in this process."""
-    backend = find_backend(spec.section)
-    if not (workers.here and spec.section.in_process) or section.lora is not None or backend is None:
+    """A sampler on the weights of a learner that merges no adapters; None unless both can be in this process."""
+    backend, merges = find_backend(spec.section), section.lora is not None and spec.learner.adapters_apart is None
+    if not (workers.here and spec.section.in_process) or merges or backend is None:
         return None
     if not isinstance(learner, RankLearner) or not isinstance(learner.model, LogitsHead):
         return None

@@ -16,7 +16,6 @@ from lockstep.errors import InputError
 from lockstep.learners import backend as learners
 from lockstep.learners.rank import RankLearner
 from lockstep.models.device import load_on_device, resolve_device
-from lockstep.models.exact.model import make_exact
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import PLAIN
 from lockstep.samplers import backend as samplers
@@ -31,7 +30,6 @@ class LearnerSpec:
 
     Attributes:
         code: A file of the user's that defines losses.
-        exact: Compute what scores tokens by the kernels of `models.exact`.
     """
 
     model: str
@@ -40,7 +38,6 @@ class LearnerSpec:
     optimizer: Optimizer | None
     seed: int
     code: Path | None = None
-    exact: bool = False
 
     @property
     def frozen(self) -> LearnerSpec:
@@ -56,18 +53,17 @@ class LearnerSpec:
         backend = learners.find_backend(self.section)
         if self.code is not None:
             user_code.import_file(self.code)
-        return backend.build(self.model, self.head, self.seed, self.section, self.optimizer, ranks, self.exact)
+        return backend.build(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
 
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """A sampler with weights of its own, on the learner's device and in its type; exact: by its kernels, too."""
+    """A sampler with weights of its own, on the learner's device, in its type and by its kernels."""
 
     model: str
     section: SamplerSection
     learner: Computation
     raw_logprobs: bool = False
-    exact: bool = False
 
     def build(self) -> Served:
         """Builds it with the inference backend that the section names.
@@ -75,13 +71,11 @@ class SamplerSpec:
         Raises:
             InputError: There is none that can be sent weights by that name.
         """
-        return self._backend.build(self.model, self.section, self.learner, self.raw_logprobs, self.exact)
+        return self._backend.build(self.model, self.section, self.learner, self.raw_logprobs)
 
     def open_here(self) -> Sampler:
         """Builds it in this process, where `section.in_process` says that it can be."""
-        lm = load_on_device(self.model, self.learner.device)
-        if self.exact:
-            make_exact(lm)
+        lm = load_on_device(self.model, self.learner)
         return self._backend.wrap(lm, self.section, self.learner, self.raw_logprobs)
 
     def require_proof(self) -> None:

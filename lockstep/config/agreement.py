@@ -27,7 +27,7 @@ class AgreementSection(Section):
     """The promise that sampler and learner give the same tokens the same probability; docs/guides/add_a_model.md."""
 
     exact: bool | Literal["require"] = Field(
-        default=False,
+        default=True,
         description="sample and train by kernels that give a token the same log-probability to the bit; true: where "
         "that is possible; require: refuse the recipe where it is not, and stop at a token that differs",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Literal, Self, assert_never
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -13,6 +13,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     field_validator,
     model_validator,
 )
@@ -89,6 +90,23 @@ class Computation(Section):
 
     device: Device = Field(default="auto", description="auto: cuda where there is one")
     dtype: DType = Field(default="fp32", description="of the computation; weights and moments are always fp32")
+    _exact: bool = PrivateAttr(default=False)
+
+    @property
+    def exact(self) -> bool:
+        """True if tokens are scored by the kernels of `models.exact`; a run decides it, and no option says it."""
+        return self._exact
+
+    @property
+    def adapters_apart(self) -> LoRA | None:
+        """Adapters that a sampler computes apart from the weights, as the learner does; None: none, or merged ones."""
+        return None
+
+    def compute_exactly(self) -> Self:
+        """Returns the same computation by the kernels of `models.exact`."""
+        exact = self.model_copy()
+        exact._exact = True
+        return exact
 
     @property
     def may_use_gpu(self) -> bool:
@@ -154,6 +172,10 @@ class LearnerSection(Computation):
     def in_process(self) -> bool:
         """True if the learner can run in the caller's process."""
         return TRAINING.find(self.backend).in_process(self)
+
+    @property
+    def adapters_apart(self) -> LoRA | None:
+        return self.lora if self.exact else None
 
     @model_validator(mode="after")
     def _backend_supports_options(self) -> LearnerSection:

@@ -46,7 +46,6 @@ class TrainingBackend(TrainingOptions):
         section: LearnerSection,
         optimizer: Optimizer | None,
         ranks: Ranks,
-        exact: bool = False,
     ) -> RankLearner:
         """One rank of a learner.
 
@@ -57,7 +56,6 @@ class TrainingBackend(TrainingOptions):
             section: How it computes.
             optimizer: How it learns; None: it is only asked.
             ranks: Those that hold the model together.
-            exact: Compute what scores tokens by the kernels of `models.exact`; only where `is_exact`.
         """
 
 

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lockstep.config import Device
+from lockstep.config import Computation, Device
 from lockstep.errors import InputError
+from lockstep.models.exact.model import make_exact
 from lockstep.models.load import load_causal_lm
+from lockstep.models.lora import adapt
 
 
 def resolve_device(device: Device) -> torch.device:
@@ -28,8 +30,12 @@ def resolve_device(device: Device) -> torch.device:
             assert_never(device)
 
 
-def load_on_device(folder: str, device: Device) -> PreTrainedModel:
-    """The causal language model of a folder, on its device."""
+def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:
+    """The causal language model of a folder, on the device and by the kernels of a computation."""
     lm = load_causal_lm(folder)
-    nn.Module.to(lm, resolve_device(device))  # in place; its own `to` is typed for wrappers
+    if computation.adapters_apart is not None:
+        adapt(lm, computation.adapters_apart)
+    nn.Module.to(lm, resolve_device(computation.device))  # in place; its own `to` is typed for wrappers
+    if computation.exact:
+        make_exact(lm)
     return lm

@@ -67,6 +67,7 @@ class Promise:
         command: Command that finds the cause.
         exact: True if both sides compute by the same kernels, so that not one token may differ.
         stops_inexact: True if a token that differs ends the run, too.
+        inexact: Why the two sides compute by other kernels, where they do.
     """
 
     bound: float
@@ -74,6 +75,7 @@ class Promise:
     command: str
     exact: bool = False
     stops_inexact: bool = False
+    inexact: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,33 +98,38 @@ class Certificate:
     """The exactness of a run.
 
     Attributes:
-        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit (docs/glossary.md); none, where
-            no token was compared.
+        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit; E3, in any batch as well, for
+            which `lockstep certify` looks (docs/glossary.md); none, where no token was compared.
         tokens: Tokens that sampler and learner both scored.
         not_recomputed: Tokens that only the sampler scored with the weights that sampled them.
         mismatches: Those whose two log-probabilities are not the same to the bit.
         largest_gap: Largest |Δ| of them, nats.
         exact_kernels: True if both sides compute by `models.exact`.
+        reason: Why the level is no higher; None: it is E2, or E3 where that was looked for.
     """
 
-    level: Literal["none", "E0", "E1", "E2"]
+    level: Literal["none", "E0", "E1", "E2", "E3"]
     tokens: int
     not_recomputed: int
     mismatches: int
     largest_gap: float
     exact_kernels: bool
+    reason: str | None = None
 
     @classmethod
     def of(cls, total: Tally, promise: Promise, not_recomputed: int = 0) -> Certificate:
         """The certificate of what was compared under a promise."""
+        reason = promise.inexact
         if not total.tokens:
-            level = "none"
+            level, reason = "none", reason or "no token was compared"
         elif promise.exact and not total.mismatches:
             level = "E2"
         else:
             level = "E1" if promise.stops else "E0"
+        if promise.exact and total.mismatches:
+            reason = f"{total.mismatches:,} tokens have another log-probability sampled than trained"
         tokens = int(total.tokens)
-        return cls(level, tokens, not_recomputed, total.mismatches, total.largest, promise.exact)
+        return cls(level, tokens, not_recomputed, total.mismatches, total.largest, promise.exact, reason)
 
 
 class Agreement:
@@ -132,7 +139,7 @@ class Agreement:
         policy: The learner whose weights sample.
         engine: The sampler's session.
         promise: The promised bound.
-        watch: Looks for drift as well; None: drift is not watched.
+        watch: Looks for drift as well; None: it is not watched, or any token that differs is seen.
         note: Shows a line that stays.
 
     Attributes:

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.learner_group import require_computable, require_gpus
@@ -93,7 +94,8 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
             build_reward(section)
     if model is not None:
         if files is not None:
-            _open(recipe, DrySetup(recipe, made, files, model.source, found), found)
+            inexact = _decide_exact(recipe, model.source, found)
+            _open(recipe, DrySetup(recipe, made, files, model.source, inexact, found), found)
         with found.problem():
             require_computable(read_config(model.source.folder), recipe.learner)
         with found.problem():
@@ -115,6 +117,12 @@ def _check_inference(recipe: Algorithm, found: Findings) -> None:
         known = examination(recipe)
         if known is not None:
             found.say("doctor", known.sentence)
+
+
+def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> str | None:
+    with found.problem():
+        return decide_exact(recipe, source.folder, found.notes.append)
+    return "it is refused"
 
 
 def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:

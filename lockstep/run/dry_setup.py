@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import episodes_of
-from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch
@@ -52,6 +51,7 @@ class DrySetup:
         folder: A temporary folder for what is made.
         files: The data.
         source: The initial model.
+        inexact: Why a run would not compute by the kernels of `models.exact`; None: it would.
         found: Collects the report and the problems.
     """
 
@@ -59,13 +59,8 @@ class DrySetup:
     folder: Path
     files: DataFiles
     source: ModelSource
+    inexact: str | None
     found: Findings
-
-    @property
-    def exact(self) -> bool:
-        with self.found.problem():
-            return decide_exact(self.algorithm, self.source.folder, self.note)
-        return False
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return skip_timing(name)

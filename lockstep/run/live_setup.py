@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import episodes_of
-from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering
@@ -45,6 +44,7 @@ class LiveSetup:
         folder: Folder of the run.
         files: Its data.
         source: Its initial model.
+        inexact: Why the policy does not compute by the kernels of `models.exact`; None: it does.
         progress: Reports to the user.
         workers: Own the run's processes.
         learners: Models that are open already.
@@ -54,17 +54,11 @@ class LiveSetup:
     folder: Path
     files: DataFiles
     source: ModelSource
+    inexact: str | None
     progress: Progress
     workers: Workers
     learners: Mapping[ModelRole, Learner] = field(default_factory=dict)
     _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
-    _exact: bool | None = field(default=None, init=False)
-
-    @property
-    def exact(self) -> bool:
-        if self._exact is None:
-            self._exact = decide_exact(self.algorithm, self.source.folder, self.note)
-        return self._exact
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self.progress.phase(name)
@@ -80,7 +74,9 @@ class LiveSetup:
         if role in self.learners:
             return self.learners[role]
         folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
-        spec = LearnerSpec(folder, role.head, role.learner, role.optimizer, self.algorithm.seed, code, self.exact)
+        is_exact = self.inexact is None and role.path is None
+        section = role.learner.compute_exactly() if is_exact else role.learner
+        spec = LearnerSpec(folder, role.head, section, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
         sampling = self_checked_sampling(self.algorithm, self.source)
         return open_learner(spec, sampling, self.algorithm.cluster.timeout_s, self.progress, self.workers)
@@ -119,7 +115,9 @@ class LiveSetup:
     def _spec(self) -> SamplerSpec:
         inference = self.algorithm.inference
         assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
-        return SamplerSpec(self.source.folder, inference.sampler, self.algorithm.learner, exact=self.exact)
+        own = self.algorithm.learner
+        learner = own.compute_exactly() if self.inexact is None else own
+        return SamplerSpec(self.source.folder, inference.sampler, learner)
 
 
 def role_folder(role: ModelRole, source: ModelSource) -> str:

@@ -58,16 +58,14 @@ class InferenceBackend(InferenceOptions):
         section: SamplerSection,
         computation: Computation,
         raw_logprobs: bool,
-        exact: bool = False,
     ) -> Served:
         """A sampler with weights of its own, for a process of its own.
 
         Args:
             folder: Of the model.
             section: Sizes, and options of the backend's.
-            computation: Where and in which type the learner computes.
+            computation: Where, in which type and by which kernels the learner computes.
             raw_logprobs: Log-probabilities are of temperature 1 and of all tokens, for any sampling parameters.
-            exact: Compute by the kernels of `models.exact`; only where `is_exact`.
         """
 
     def wrap(

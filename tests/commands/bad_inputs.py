@@ -205,6 +205,7 @@ RECIPES = {
     "rule: one score of two": BadInput("train dpo.yaml data.chosen_score=score"),
     "rule: a completion of pairs": BadInput("train dpo.yaml data.completion=X"),
     "rule: best between validations": said("run.best.metric=validation/accuracy run.validate_every=0"),
+    "rule: exact where it cannot be": said("agreement.exact=require learner.compile=true"),
     "path: a variable that is not set": said("'run.folder=$NOWHERE/run'"),
     "path: no such user": own(overrides="model.path=~nobody.here/model"),
     "path: empty": said("'run.folder=\"\"'"),

@@ -19,9 +19,9 @@ from lockstep.objectives.tally import Tally
 from lockstep.rollouts.sampler_session import SamplerSession
 
 
-def exact_workers(**promise: bool) -> tuple[PPOWorkers, PPOSettings, list[str]]:
+def exact_workers(exact: bool = True, stops_inexact: bool = False) -> tuple[PPOWorkers, PPOSettings, list[str]]:
     place, notes = workers(TabularSampler()), list[str]()
-    its = Promise(1.001, True, "lockstep doctor quick", **{"exact": True, **promise})
+    its = Promise(1.001, True, "lockstep doctor quick", exact, stops_inexact)
     agreement = Agreement(place.policy, place.collector.engine, its, None, notes.append)
     return replace(place, agreement=agreement), build_settings(recipe(), ()), notes
 

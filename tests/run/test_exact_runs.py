@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from lockstep.config.errors import RecipeError
 from lockstep.config.loading import load
 from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
+from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
@@ -28,12 +30,35 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
 SHAPED = ("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9")
-RECIPES = {"ppo": RECIPE, "grpo": GRPO}
+LORA = ("learner.lora={rank: 4, alpha: 8}", "policy.lr=0.05", "model.scratch.config.initializer_range=0.2")
+WORLD = """
+class Three:
+    def reset(self, row, seed):
+        self.turns = 0
+    def step(self, response):
+        self.turns += 1
+        return "3+4=7\\n", sum(c in "02468" for c in response) / 8, self.turns == 3
+"""
+TURNS = {name: value for name, value in GRPO.items() if name != "reward"} | {
+    "environment": {"class_name": "world.py:Three", "stop": [*"0123456789", "\n"], "max_tokens": 30},
+    "sampling": {"max_tokens": 6},
+    "validation_sampling": {"max_tokens": 6},
+}
+DISTILL = {name: RECIPE[name] for name in ("data", "learner", "sampling", "validation_sampling", "run")} | {
+    "algorithm": "distill",
+    "model": {"path": "taught/initial"},
+    "teachers": {"one": {"path": "taught/final"}},
+    "validation_reward": RECIPE["reward"],
+    "distill": {"num_prompts_per_step": 8, "global_batch_size": 8},
+    "optimizer": {"lr": 1.0e-2},
+}
+RECIPES = {"ppo": RECIPE, "grpo": GRPO, "turns": TURNS, "distill": DISTILL}
 
 
 @pytest.fixture
 def recipes(in_tmp: Path) -> Path:
     (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "world.py").write_text(WORLD)
     for name, recipe in RECIPES.items():
         (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
     return in_tmp
@@ -57,6 +82,10 @@ def certificate() -> dict[str, Any]:
         full("ppo", ("learner.micro_batch_tokens=100", "sampler.max_batch_size=3")),
         full("grpo", ("learner.dtype=bf16", "sampler.max_batch_size=3", *SHAPED)),
         full("ppo", ("learner.dtype=bf16", "sampler.replicas=2")),
+        ("turns", ("learner.dtype=bf16", "learner.micro_batch_tokens=100", *SHAPED)),
+        full("turns", ("sampler.max_batch_size=3",)),
+        ("grpo", (*LORA, "learner.dtype=bf16", *SHAPED)),
+        full("ppo", (*LORA, "sampler.replicas=2")),
     ],
 )
 def test_every_token_of_every_step_is_equal_to_the_bit(
@@ -73,8 +102,24 @@ def test_every_token_of_every_step_is_equal_to_the_bit(
 
 
 @pytest.mark.usefixtures("recipes")
-def test_a_usual_run_is_bounded_and_says_so() -> None:
-    assert main(["train", "ppo.yaml", "run.max_steps=1"]) == 0
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("learner.dtype=bf16", *SHAPED),
+        full(("distill.top_k=4", "learner.micro_batch_tokens=100")),
+        full((*LORA[:1], "optimizer.lr=0.05")),
+    ],
+)
+def test_a_student_samples_to_the_bit_what_it_learns_on(options: tuple[str, ...]) -> None:
+    assert main(["train", "ppo.yaml", "run.folder=taught", "run.max_steps=1"]) == 0
+    assert main(["train", "distill.yaml", "agreement.exact=require", "run.max_steps=3", *options]) == 0
+    assert [row["agreement/mismatches"] for row in compared()] == [0.0, 0.0, 0.0]
+    assert certificate()["level"] == "E2"
+
+
+@pytest.mark.usefixtures("recipes")
+def test_a_run_that_is_not_exact_is_bounded_and_says_so() -> None:
+    assert main(["train", "ppo.yaml", "run.max_steps=1", "agreement.exact=false"]) == 0
     found = certificate()
     assert (found["level"], found["exact_kernels"]) == ("E1", False)
     assert found["mismatches"] > 0
@@ -106,10 +151,33 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
     assert [row["step"] for row in compared() if row["agreement/mismatches"]] == [3]
     assert certificate()["level"] == "E1"
     assert re.search(r"step 3: \d+ of \d+ tokens have another log-probability where they", capsys.readouterr().err)
+    assert "tokens have another log-probability sampled than trained" in certificate()["reason"]
     assert main(["train", "grpo.yaml", "agreement.exact=require", "run.folder=other", *options]) == 4
     told = capsys.readouterr().err.splitlines()[-1]
     assert "step 3: " in told
     assert told.endswith("the run was saved after step 2, and the same command resumes it")
+
+
+@pytest.mark.usefixtures("recipes")
+def test_an_exact_run_needs_no_baseline_for_drift_and_what_differed_stays_known_when_it_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ("agreement.exact=true", "agreement.drift.baseline_steps=1", "model.scratch.config.initializer_range=0.5")
+    again = ["train", "grpo.yaml", "run.max_steps=4", "run.keep=9", *options]
+    with monkeypatch.context() as patch:
+        patch.setattr(stateful, "torch_sampler", Nudged)
+        assert main(again) == 0
+    for folder in ("final", "checkpoints/step_000004"):
+        shutil.rmtree(Path("run", folder))
+    Path("run/certificate.json").unlink()
+    assert main(again) == 0
+    rows = compared()
+    assert len(rows) == 4
+    assert not any(name.startswith("watch/") for row in rows for name in row)
+    found, counted = certificate(), [row["agreement/mismatches"] for row in rows]
+    assert [bool(mismatches) for mismatches in counted] == [False, False, True, False]
+    assert (found["level"], found["mismatches"]) == ("E1", sum(counted))
+    assert [alarm.first for alarm in find_alarms(rows) if alarm.metric == "agreement/mismatches"] == [3]
 
 
 @pytest.mark.usefixtures("recipes")
@@ -119,7 +187,6 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
         (("sampler.backend=vllm",), "sampler.backend=vllm has kernels of its own"),
         (("learner.backend=megatron",), "learner.backend=megatron has kernels of its own"),
         (("learner.parallel.dp=2",), "learner.parallel cuts sums over ranks"),
-        (("learner.lora={}",), "learner.lora samples with merged weights and trains with adapters apart"),
         (("learner.compile=true",), "learner.compile writes kernels of its own"),
     ],
 )

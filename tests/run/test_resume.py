@@ -56,8 +56,10 @@ def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []
     assert f"checkpoints/step_{kills + 4:06d}/critic/optimizer.safetensors" in whole
-    steps = [row["step"] for row in read_metrics(Path("killed")) if "train/reward" in row]
-    assert steps == list(range(1, kills + 5))
+    rows = [row for row in read_metrics(Path("killed")) if "train/reward" in row]
+    assert [row["step"] for row in rows] == list(range(1, kills + 5))
+    found, tokens = json.loads(killed["certificate.json"]), sum(row["agreement/tokens"] for row in rows)
+    assert (found["level"], found["tokens"], found["mismatches"]) == ("E2", tokens, 0)
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:

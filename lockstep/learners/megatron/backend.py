@@ -60,7 +60,6 @@ class MegatronTraining(TrainingBackend):
         section: LearnerSection,
         optimizer: Optimizer | None,
         ranks: Ranks,
-        exact: bool = False,
     ) -> MegatronLearner:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Megatron tells of everything that it could use and does not find

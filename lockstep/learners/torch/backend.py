@@ -49,7 +49,6 @@ class TorchTraining(TrainingBackend):
         section: LearnerSection,
         optimizer: Optimizer | None,
         ranks: Ranks,
-        exact: bool = False,
     ) -> TorchLearner:
         from lockstep.learners.torch.learner import TorchLearner
         from lockstep.learners.torch.start import build_model
@@ -58,6 +57,6 @@ class TorchTraining(TrainingBackend):
         from lockstep.models.heads import LogitsHead
 
         model = build_model(folder, head, seed, section, ranks, resolve_device(section.device))
-        if exact and isinstance(model, LogitsHead):
+        if section.exact and isinstance(model, LogitsHead):
             make_exact(model.lm)
         return TorchLearner(model, section, optimizer, ranks)

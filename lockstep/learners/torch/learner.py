@@ -36,7 +36,8 @@ class TorchLearner(RankLearner):
         optimizer: Optimizer | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        adapted = {} if section.lora is None else merging(model)
+        self._merges = section.lora is not None and section.adapters_apart is None
+        adapted = merging(model) if self._merges else {}
         self._held = [TorchPiece.of(name, held, adapted.get(name)) for name, held in model.named_parameters()]
         learned = [piece for piece in self._held if section.lora is None or learns(piece.name)]
         super().__init__(model, learned, section, optimizer, ranks)
@@ -44,9 +45,9 @@ class TorchLearner(RankLearner):
             piece.parameter.requires_grad_(False)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights as in the protocol; with adapters merged, which changes nothing that is held here."""
+        """Yields weights as in the protocol; adapters merged, which changes nothing that is held here, or apart."""
         for piece in self._held:
-            if not is_adapter(piece.name):
+            if not (self._merges and is_adapter(piece.name)):
                 yield from piece.gather()
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer

@@ -65,15 +65,10 @@ class TorchInference(InferenceBackend):
         section: SamplerSection,
         computation: Computation,
         raw_logprobs: bool,
-        exact: bool = False,
     ) -> TorchSampler:
         from lockstep.models.device import load_on_device
-        from lockstep.models.exact.model import make_exact
 
-        lm = load_on_device(folder, computation.device)
-        if exact:
-            make_exact(lm)
-        return self.wrap(lm, section, computation, raw_logprobs)
+        return self.wrap(load_on_device(folder, computation), section, computation, raw_logprobs)
 
     def wrap(
         self, lm: PreTrainedModel, section: SamplerSection, computation: Computation, raw_logprobs: bool = False

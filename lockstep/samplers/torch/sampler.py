@@ -19,7 +19,7 @@ from lockstep.errors import RunError
 from lockstep.models.attention import Cached
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import context_of
-from lockstep.models.heads import PLAIN, LogitsHead
+from lockstep.models.heads import PLAIN, LogitsHead, canonical
 from lockstep.samplers.base import Piece, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
@@ -108,7 +108,8 @@ class TorchSampler:
         """Does nothing: there are no other processes."""
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return chain(self._lm.named_parameters(), self._lm.named_buffers())
+        held = chain(self._lm.named_parameters(), self._lm.named_buffers())
+        return ((canonical(f"lm.{name}"), tensor) for name, tensor in held)
 
     @torch.no_grad()
     def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:

@@ -76,7 +76,6 @@ class VLLMInference(InferenceBackend):
         section: SamplerSection,
         computation: Computation,
         raw_logprobs: bool,
-        exact: bool = False,
     ) -> VLLMSampler:
         from lockstep.samplers.vllm.sampler import VLLMSampler
 

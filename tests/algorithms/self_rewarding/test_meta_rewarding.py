@@ -183,7 +183,7 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, 
 @pytest.mark.proof
 @pytest.mark.needs("gloo")
 def test_two_ranks_choose_the_same_judge_pairs(learn: Run, reader: list[str]) -> None:
-    learn(*reader, "run.folder=one", "run.max_steps=3")
+    learn(*reader, "run.folder=one", "run.max_steps=3", "agreement.exact=false")  # as two ranks compute
     learn(*reader, "run.folder=two", "learner.parallel.dp=2", "run.max_steps=3")
     assert judge_pairs("one")
     assert Path("one/samples.jsonl").read_bytes() == Path("two/samples.jsonl").read_bytes()

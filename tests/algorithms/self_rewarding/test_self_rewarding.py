@@ -130,7 +130,7 @@ def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str, request: pytes
     if layout == "stages":
         request.getfixturevalue("megatron")
     deep = "model.scratch.config.num_hidden_layers=2"
-    learn("run.folder=one", deep)
+    learn("run.folder=one", deep, "agreement.exact=false")  # as two ranks compute
     learn("run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3")  # beyond the end of an iteration
     assert trained("one")[: 3 * 8] == trained("two")
 
