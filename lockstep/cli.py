@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from lockstep import __version__, exit_codes, process_defaults
 from lockstep.commands import (
+    certify,
     check,
     completion,
     config,
@@ -39,6 +40,7 @@ COMMANDS = (
     report,
     watch,
     doctor,
+    certify,
     schema,
     completion,
 )

@@ -1,10 +1,12 @@
-"""The decision whether sampler and learner of a recipe give each token the same log-probability to the bit."""
+"""The decision whether a sampler, and a learner beside it, give each token the same log-probability to the bit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.config import Computation, LoRA, SamplerSection
+from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.exact.model import explain_inexact
@@ -12,7 +14,7 @@ from lockstep.models.exact.probe import probe
 from lockstep.models.folder import read_config
 
 
-def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None]) -> bool:
+def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None]) -> str | None:
     """Decides whether a run computes exactly; notes the reason where it should and cannot.
 
     Args:
@@ -20,20 +22,54 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         folder: Of the initial model.
         note: Shows the user a line.
 
+    Returns:
+        Why it does not; None: it does.
+
     Raises:
         InputError: It cannot, and the recipe requires it.
     """
     inference = algorithm.inference
-    if inference is None or inference.sampling is None or not inference.agreement.wants_exact:
-        return False
-    reason = inference.explain_inexact(algorithm.learner)
-    if reason is None and resolve_device(algorithm.learner.device).type != "cpu":
-        reason = "learner.device is a GPU, whose kernels are not exact yet"
-    config = read_config(folder)
-    reason = reason or explain_inexact(config) or probe(config, algorithm.learner.is_bf16, algorithm.learner.lora)
+    if inference is None or inference.sampling is None:
+        return "it trains on no samples"
+    if not inference.agreement.wants_exact:
+        return "agreement.exact is false"
+    learner = algorithm.learner
+    reason = inference.explain_inexact(learner)
+    reason = reason or explain_inexact_sampler(folder, inference.sampler, learner, learner.lora)
     if reason is None:
-        return True
+        return None
     if inference.agreement.requires_exact:
         raise InputError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
     note(f"agreement.exact: {reason}, so sampler and learner agree within the bound (E1), not to the bit (E2)")
-    return False
+    return reason
+
+
+def choose_kernels(
+    folder: str, sampler: SamplerSection, computation: Computation, note: Callable[[str], None]
+) -> Computation:
+    """Chooses exact kernels for a model that only samples, where it can have them: its batch then changes no response.
+
+    Args:
+        folder: Of the model.
+        sampler: Its engine.
+        computation: Device and type.
+        note: Shows the user why it cannot.
+    """
+    usual = Computation(device=computation.device, dtype=computation.dtype)
+    reason = explain_inexact_sampler(folder, sampler, usual)
+    if reason is None:
+        return usual.compute_exactly()
+    note(f"not exact: {reason}, so responses may depend on sampler.max_batch_size in their last bits")
+    return usual
+
+
+def explain_inexact_sampler(
+    folder: str, sampler: SamplerSection, computation: Computation, adapters: LoRA | None = None
+) -> str | None:
+    """Says why a token's log-probability depends on what is sampled beside it; None: it does not."""
+    if not INFERENCE.find(sampler.backend).is_exact:
+        return f"sampler.backend={sampler.backend} has kernels of its own"
+    if resolve_device(computation.device).type != "cpu":
+        return "learner.device is a GPU, whose kernels are not exact yet"
+    config = read_config(folder)
+    return explain_inexact(config) or probe(config, computation.is_bf16, adapters)

@@ -137,9 +137,10 @@ def build_agreement(
     section, options = inference.agreement, doctor_options(algorithm.learner, inference.sampler, inference.sampling)
     examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"
     bound = section.bound(algorithm.learner.is_bf16)
-    promise = Promise(bound, section.stops, examine, setup.exact, section.requires_exact)
+    is_exact = setup.inexact is None
+    promise = Promise(bound, section.stops, examine, is_exact, section.requires_exact, setup.inexact)
     watch = None
-    if section.drift is not None:
+    if section.drift is not None and not is_exact:  # to the bit, any difference is drift
         test = DriftTest(section.drift.false_alarm_rate, section.drift.baseline_steps, section.drift.factor, FLOOR)
         watch = Watch(learner, engine, test, setup.note, cure)
     return Agreement(learner, engine, promise, watch, setup.note)

@@ -61,8 +61,8 @@ class Setup(Protocol):
         ...
 
     @property
-    def exact(self) -> bool:
-        """True if learners and sampler compute by the kernels of `models.exact`."""
+    def inexact(self) -> str | None:
+        """The reason that learners and sampler do not compute by the kernels of `models.exact`; None: they do."""
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:

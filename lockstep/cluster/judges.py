@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
@@ -68,7 +69,8 @@ def judge_answers(
     assert section.path is not None, "a judge is the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
-    started = _awake(nearest(SamplerSpec(source.folder, sampler, computation), progress, workers))
+    kernels = choose_kernels(source.folder, sampler, computation, progress.note)
+    started = _awake(nearest(SamplerSpec(source.folder, sampler, kernels), progress, workers))
     return _answers(section, started, source, name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from lockstep.algorithms.exactness import choose_kernels
 from lockstep.cluster.sampler_pool import Block, processes
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers
@@ -37,7 +38,8 @@ def answering(recipe: GenerateRecipe, source: ModelSource, progress: Progress, w
 def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
     """Answers by samplers, each in a process of its own, so that bits do not depend on how many there are."""
     sampling = source.sampling(recipe.sampling)
-    spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner, raw_logprobs=recipe.logprobs_are_raw)
+    computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
+    spec = SamplerSpec(source.folder, recipe.sampler, computation, raw_logprobs=recipe.logprobs_are_raw)
     samplers = processes(spec, progress, workers)
 
     def answers(blocks: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:

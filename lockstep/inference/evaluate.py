@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.episodes import episodes_of
+from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
@@ -85,7 +86,8 @@ def _examine(
     ):
         files = files_of(recipe.data.validation)
         rows = open_prompts(files, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
-        spec = SamplerSpec(source.folder, recipe.sampler, recipe.learner)
+        computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
+        spec = SamplerSpec(source.folder, recipe.sampler, computation)
         engine = SamplerSession(nearest(spec, progress, workers))
         environment = episodes_of(recipe.environment, recipe.data.in_order, source, progress.note)
         collector = RolloutCollector(engine, rows, build_reward(recipe.reward), source.decode, recipe.seed, environment)

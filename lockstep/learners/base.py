@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -95,14 +95,23 @@ class NotFiniteError(RunError):
         self.batch, self.loss = batch, loss
 
 
-def train(learner: Learner, batch: Batch, loss: Loss) -> Metrics:
+def train(learner: Learner, batch: Batch, loss: Loss, inspect: Callable[[Metrics], None] | None = None) -> Metrics:
     """One optimizer step on one batch.
+
+    Args:
+        learner: Is trained.
+        batch: The batch.
+        loss: Its loss.
+        inspect: Called with the metrics of the loss before the weights change; may raise, and so prevent that.
 
     Raises:
         NotFiniteError: If the learner finds that the gradient is not finite.
     """
     try:
-        return learner.forward_backward(batch, loss) + learner.optim_step()
+        metrics = learner.forward_backward(batch, loss)
+        if inspect is not None:
+            inspect(metrics)
+        return metrics + learner.optim_step()
     except FloatingPointError as error:
         raise NotFiniteError(str(error), batch, type(loss).__name__) from error
 

@@ -14,6 +14,7 @@ from lockstep.metrics import ExplainedVariance, Max, Mean, Metrics, Min
 from lockstep.objectives.divergence import k3, kl_loss
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_ratio
+from lockstep.objectives.tally import Tally
 from lockstep.objectives.value import clip_value_loss
 from lockstep.types import LossMean
 
@@ -41,6 +42,8 @@ class ClippedSurrogate:
             log π alone (GSPO-token, Zheng et al. 2025, eq. 13), so that tokens may have advantages of their own; where
             all of a response's are equal, that is GSPO (eq. 5).
         cispo: The surrogate is log π, weighed by the ratio, which is clipped above (CISPO, MiniMax 2025).
+        compares: The metrics have `compared`, a `Tally` of the sampler's log-probabilities (`sampler_logprob`) in the
+            responses that are not `recomputed`; for weights that sampled.
     """
 
     clip_low: float
@@ -52,6 +55,7 @@ class ClippedSurrogate:
     max_tokens: int = 1
     sequence_ratio: bool = False
     cispo: bool = False
+    compares: bool = False
 
     @property
     def denominator(self) -> Denominator:
@@ -83,6 +87,9 @@ class ClippedSurrogate:
             if self.entropy_coef:  # without it the entropy has no gradient to compute
                 term_N = term_N - self.entropy_coef * entropy_N
             metrics["entropy"] = Mean(entropy_N.detach().sum(), mask_N.sum())
+        if self.compares:
+            left_N = mask_N & ~batch["recomputed"][batch.row]
+            metrics["compared"] = Tally.of(logprob_N.detach(), batch["sampler_logprob"], left_N, batch.lengths)
         total = self._sum(term_N, batch)
         metrics["loss"] = Mean(total.detach(), active(batch, self.denominator))
         return total, metrics

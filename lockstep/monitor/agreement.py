@@ -11,6 +11,10 @@ The second bracket is staleness and no fault. A sampler that decodes wrong diffe
 weights or kernels are wrong differs from the learner. A sampler reads at temperature 1 with all tokens. If it sampled
 otherwise, tokens are only read: Δ = learner_now − sampler_reads_now at temperature 1, and decoding is compared only in
 steps without staleness, such as the first.
+
+Where both sides are exact, the learner would say what the sampler said. So only a keyed share of a step's responses is
+recomputed before it is trained on (`score`). Its first minibatch is trained at the same weights, and other tokens in
+that are compared then (`compare_trained`). From the first token on that differs, all are recomputed.
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.errors import BrokenPromiseError
 from lockstep.learners.base import Learner
-from lockstep.metrics import Last, Metrics, Sum
+from lockstep.metrics import Last, Max, Mean, Metrics, Sum
 from lockstep.monitor.watch import Watch
+from lockstep.objectives.masks import trainable
 from lockstep.objectives.mismatch import agreement
 from lockstep.objectives.tally import Tally
 from lockstep.rollouts.sampler_session import SamplerSession
@@ -34,6 +40,9 @@ from lockstep.weight_sync.sync import Snapshot
 
 _LOOKED_AT = 64
 """Responses of a step that are compared where scoring all of them would cost too much."""
+
+_SHARE, _FEWEST = 8, 4
+"""One of so many responses is recomputed where both sides are exact, but at least so many of a step."""
 
 
 class Disagreement(BrokenPromiseError):
@@ -58,6 +67,7 @@ class Promise:
         command: Command that finds the cause.
         exact: True if both sides compute by the same kernels, so that not one token may differ.
         stops_inexact: True if a token that differs ends the run, too.
+        inexact: Why the two sides compute by other kernels, where they do.
     """
 
     bound: float
@@ -65,6 +75,7 @@ class Promise:
     command: str
     exact: bool = False
     stops_inexact: bool = False
+    inexact: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,10 +85,12 @@ class State:
     Attributes:
         total: Tally of all steps.
         broken: True if the user was told of a breach.
+        not_recomputed: Tokens of these steps that were not compared.
     """
 
     total: Tally = field(default_factory=Tally)
     broken: bool = False
+    not_recomputed: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,30 +98,38 @@ class Certificate:
     """The exactness of a run.
 
     Attributes:
-        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit (docs/glossary.md); none, where
-            no token was compared.
+        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit; E3, in any batch as well, for
+            which `lockstep certify` looks (docs/glossary.md); none, where no token was compared.
         tokens: Tokens that sampler and learner both scored.
+        not_recomputed: Tokens that only the sampler scored with the weights that sampled them.
         mismatches: Those whose two log-probabilities are not the same to the bit.
         largest_gap: Largest |Δ| of them, nats.
         exact_kernels: True if both sides compute by `models.exact`.
+        reason: Why the level is no higher; None: it is E2, or E3 where that was looked for.
     """
 
-    level: Literal["none", "E0", "E1", "E2"]
+    level: Literal["none", "E0", "E1", "E2", "E3"]
     tokens: int
+    not_recomputed: int
     mismatches: int
     largest_gap: float
     exact_kernels: bool
+    reason: str | None = None
 
     @classmethod
-    def of(cls, total: Tally, promise: Promise) -> Certificate:
+    def of(cls, total: Tally, promise: Promise, not_recomputed: int = 0) -> Certificate:
         """The certificate of what was compared under a promise."""
+        reason = promise.inexact
         if not total.tokens:
-            level = "none"
+            level, reason = "none", reason or "no token was compared"
         elif promise.exact and not total.mismatches:
             level = "E2"
         else:
             level = "E1" if promise.stops else "E0"
-        return cls(level, int(total.tokens), total.mismatches, total.largest, promise.exact)
+        if promise.exact and total.mismatches:
+            reason = f"{total.mismatches:,} tokens have another log-probability sampled than trained"
+        tokens = int(total.tokens)
+        return cls(level, tokens, not_recomputed, total.mismatches, total.largest, promise.exact, reason)
 
 
 class Agreement:
@@ -118,7 +139,7 @@ class Agreement:
         policy: The learner whose weights sample.
         engine: The sampler's session.
         promise: The promised bound.
-        watch: Looks for drift as well; None: drift is not watched.
+        watch: Looks for drift as well; None: it is not watched, or any token that differs is seen.
         note: Shows a line that stays.
 
     Attributes:
@@ -137,6 +158,7 @@ class Agreement:
         self._policy, self._engine, self._promise, self._note = policy, engine, promise, note
         self.watch = watch
         self.state = State()
+        self._before = self.dump()
 
     def __call__(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
         """Compares tokens that both sides have scored.
@@ -149,32 +171,67 @@ class Agreement:
 
         Returns:
             `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared, `bound`, and `breach`, 1
-            if it is broken; where both sides are exact, `mismatches`; and the metrics of the watch.
+            if it is broken; where both sides are exact, `mismatches` and `not_recomputed`, the number not compared; and
+            the metrics of the watch.
 
         Raises:
             Disagreement: If the bound is broken, and a breach stops the run.
         """
-        pair = batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths
-        now = Tally.of(*pair)
-        total = self.state.total + now
-        broken = now.breaks(self._promise.bound) or total.breaks(self._promise.bound)
-        known = Metrics(tokens=Sum(now.tokens), bound=Last(self._promise.bound), breach=Last(float(broken)))
-        if self._promise.exact:
-            known["mismatches"] = Sum(now.mismatches)
-        metrics = (agreement(*pair) + known).with_prefix("agreement")
-        if broken:
-            self._check_bound(step, now, total, metrics)
-        if self._promise.exact and now.mismatches:
-            self._check_bits(step, now, metrics)
-        if self.watch is not None:
-            metrics += self.watch(step, version, batch, snapshot)
-        self.state = State(total, self.state.broken or broken)
+        return self._compare(step, version, batch, snapshot)
+
+    def score(self, batch: Batch, seed: int, step: int) -> Batch:
+        """Adds the learner's log-probabilities of the masked tokens, with the weights that sampled them.
+
+        Args:
+            batch: Responses with `sampler_logprob`.
+            seed: Of the run; with `step` it chooses the responses that are recomputed.
+            step: Steps done.
+
+        Returns:
+            The batch with `old_logprob` and, per response, `recomputed`. The sampler's log-probabilities are taken for
+            the learner's where both sides are exact, no token has differed so far, and none does of the share that is
+            recomputed.
+        """
+        self._before = self.dump()
+        if self._promise.exact and not self._promise.stops_inexact and not self.state.total.mismatches:
+            sampler_N = trainable(batch["sampler_logprob"], batch.mask)
+            batch = batch.with_columns({"old_logprob": sampler_N}, {"recomputed": _keyed_share(batch, seed, step)})
+            share = _recomputed(batch)
+            if bool(sampler_N.isfinite().all()) and torch.equal(self._policy.logprobs(share), share["old_logprob"]):
+                return batch
+        everything = torch.ones(len(batch), dtype=torch.bool)
+        return batch.with_columns({"old_logprob": self._policy.logprobs(batch)}, {"recomputed": everything})
+
+    def compare_recomputed(self, step: int, version: int, batch: Batch) -> Metrics:
+        """Compares as `__call__` does, what `score` recomputed."""
+        some = _recomputed(batch)
+        return self._compare(step, version, some, None, _count_tokens(batch) - _count_tokens(some))
+
+    def compare_trained(self, step: int, now: Tally) -> Metrics:
+        """Compares tokens that were not recomputed, as training computed them with the weights that sampled.
+
+        Args:
+            step: Its number, from 1; `compare_recomputed` came before.
+            now: Their tally, before the weights changed.
+
+        Raises:
+            Disagreement: As by `__call__`; the state is then as it was before the step.
+        """
+        mean = Mean(now.tokens + now.error, now.tokens)  # a token counts at most as 3 nats
+        measured = Metrics(token_mult_prob_error=mean, max_abs_logprob_diff=Max(now.largest))
+        try:
+            metrics, self.state = self._judge(step, now, measured, -int(now.tokens))
+        except Disagreement:
+            self.restore(self._before)
+            raise
         return metrics
 
     def compare_unscored(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
         """Compares as `__call__` does, for responses that the learner has not scored: it scores some of them."""
         some = batch.select(_pick_responses(batch))
-        return self(step, version, some.with_columns({"old_logprob": self._policy.logprobs(some)}), snapshot)
+        left = _count_tokens(batch) - _count_tokens(some)
+        scored = some.with_columns({"old_logprob": self._policy.logprobs(some)})
+        return self._compare(step, version, scored, snapshot, left)
 
     def read(self, batch: Batch) -> Tensor:
         """Log-probabilities of some responses of a batch, read by the sampler with its current weights, [N]."""
@@ -199,12 +256,13 @@ class Agreement:
         else:
             some, sampler_N = _plain(some), now_N
         columns = {"old_logprob": self._policy.logprobs(some), "sampler_logprob": sampler_N}
-        return self(step, snapshot.version, some.with_columns(columns), snapshot)
+        left = _count_tokens(batch) - _count_tokens(some)
+        return self._compare(step, snapshot.version, some.with_columns(columns), snapshot, left)
 
     @property
     def certificate(self) -> Certificate:
         """The level that the run has reached so far, and what it rests on."""
-        return Certificate.of(self.state.total, self._promise)
+        return Certificate.of(self.state.total, self._promise, self.state.not_recomputed)
 
     def dump(self) -> dict[str, Any]:
         """The state as JSON types."""
@@ -212,9 +270,34 @@ class Agreement:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restores the state from `dump`."""
-        self.state = State(Tally(**saved["total"]), saved["broken"])
+        self.state = State(Tally(**saved["total"]), saved["broken"], saved.get("not_recomputed", 0))
         if self.watch is not None and saved["watch"] is not None:
             self.watch.restore(saved["watch"])
+
+    def _compare(
+        self, step: int, version: int, batch: Batch, snapshot: Snapshot | None, not_recomputed: int = 0
+    ) -> Metrics:
+        """Compares a batch as `__call__` does; so many more tokens of its step are not recomputed."""
+        pair = batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths
+        metrics, state = self._judge(step, Tally.of(*pair), agreement(*pair), not_recomputed)
+        if self.watch is not None:
+            metrics += self.watch(step, version, batch, snapshot)
+        self.state = state
+        return metrics
+
+    def _judge(self, step: int, now: Tally, measured: Metrics, not_recomputed: int) -> tuple[Metrics, State]:
+        """Metrics and state after more tokens; raises, or notes once, where they break a promise."""
+        total, promise = self.state.total + now, self._promise
+        broken = now.breaks(promise.bound) or total.breaks(promise.bound)
+        known = Metrics(tokens=Sum(now.tokens), bound=Last(promise.bound), breach=Max(float(broken)))
+        if promise.exact:
+            known += Metrics(mismatches=Sum(now.mismatches), not_recomputed=Sum(not_recomputed))
+        metrics = (measured + known).with_prefix("agreement")
+        if broken:
+            self._check_bound(step, now, total, metrics)
+        if promise.exact and now.mismatches:
+            self._check_bits(step, now, metrics)
+        return metrics, State(total, self.state.broken or broken, self.state.not_recomputed + not_recomputed)
 
     def _check_bound(self, step: int, now: Tally, total: Tally, metrics: Metrics) -> None:
         """Raises, or notes once, if the bound is broken."""
@@ -242,7 +325,7 @@ class Agreement:
                 metrics,
             )
         if not self.state.total.mismatches:
-            self._note(f"{sentence}; the run continues within its bound (E1)")
+            self._note(f"{sentence}; the run continues within its bound (E1), and recomputes every token from now on")
 
 
 def _figures(over: Tally, overall: bool, bound: float) -> str:
@@ -257,6 +340,22 @@ def _figures(over: Tally, overall: bool, bound: float) -> str:
 def _pick_responses(batch: Batch) -> Tensor:
     """Selects responses from all over a batch."""
     return torch.linspace(0, len(batch) - 1, min(_LOOKED_AT, len(batch))).long()
+
+
+def _keyed_share(batch: Batch, seed: int, step: int) -> Tensor:
+    """True for the responses of a step that are recomputed, bool [B]."""
+    count = min(len(batch), max(_FEWEST, len(batch) // _SHARE))
+    chosen_B = torch.zeros(len(batch), dtype=torch.bool)
+    chosen_B[keyed.sample(len(batch), count, seed, "recomputed", step)] = True
+    return chosen_B
+
+
+def _recomputed(batch: Batch) -> Batch:
+    return batch.select(batch["recomputed"].nonzero().squeeze(-1))
+
+
+def _count_tokens(batch: Batch) -> int:
+    return int(batch.mask.sum())
 
 
 def _plain(batch: Batch) -> Batch:

@@ -76,6 +76,12 @@ class Tally:
             largest=float(delta_N.abs().nan_to_num(_LARGEST).max()) if len(delta_N) else 0.0,
         )
 
+    def merge(self, other: Tally) -> Tally:
+        return self + other
+
+    def value(self) -> float:
+        return self.mean
+
     def __add__(self, other: Tally) -> Tally:
         return Tally(
             self.responses + other.responses,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +10,6 @@ from typing import Literal
 
 from lockstep import exit_codes
 from lockstep.report.log import read_metrics, read_recipe
-
-CERTIFICATE = "certificate.json"
-"""The certificate of a run, in its folder (`lockstep.run.certificate`)."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +64,6 @@ class AgreementSummary:
 def read_agreement(folder: Path) -> AgreementSummary | None:
     """Reads a run's metrics; None where nothing is sampled, so that nothing could disagree."""
     return summarize_agreement(read_metrics(folder)) if "agreement" in read_recipe(folder) else None
-
-
-def describe_certificate(folder: Path) -> str | None:
-    """Describes the certificate of a run whose sampler and learner are exact; None for every other."""
-    file = folder / CERTIFICATE
-    known = json.loads(file.read_text()) if file.is_file() else {"exact_kernels": False}
-    if not known["exact_kernels"]:
-        return None
-    word = "exact" if known["level"] == "E2" else "not exact"
-    return (
-        f"{known['level']}, {word}: {known['tokens']:,} tokens compared, {known['mismatches']:,} not equal to the bit, "
-        f"largest gap {known['largest_gap']:g} nats ({file})"
-    )
 
 
 def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:

@@ -13,6 +13,7 @@ from lockstep.config.recipe_files import find_shipped
 from lockstep.errors import LockstepError
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
+from lockstep.report.certificate import CERTIFICATE, ReadCertificate
 from lockstep.report.held_out import HELD_OUT, best, figures, from_to, headlines
 from lockstep.report.log import TIMINGS, lines, numbers, read_metrics, read_recipe, require_run
 from lockstep.report.run_state import read_left_s, read_state
@@ -24,7 +25,8 @@ def overview(folder: Path) -> dict[str, Any]:
     Returns:
         Plain values: `finished`, `state` and `about_state` (see `RunState`), `left_s` (seconds of a running run; None
         where unknown), `alarms` (see `Alarm`), `agreement` (whether training and sampling agreed, in a sentence, and
-        `agreed` in a word; None where nothing is sampled), `bound` (of agreement; None if there is none), `headlines`
+        `agreed` in a word; None where nothing is sampled), `bound` (of agreement; None if there is none),
+        `certificate` (`level`, `sentence`, `meaning`, and `facts` by name; None where there is none), `headlines`
         (figures on held-out rows, sampled rewards and the KL, in words), `best` (metric → its best step), `step` (the
         last that was logged), `planned` (steps; None where the data decides), `metrics` and `timings` (name → `step`
         and `value`; None for what is not finite), `recipe` (key such as ppo.clip → value), `shipped` (the values of
@@ -45,6 +47,7 @@ def overview(folder: Path) -> dict[str, Any]:
         "agreement": None if compared is None else compared.sentence,
         "agreed": None if compared is None else compared.word,
         "bound": None if compared is None or math.isnan(compared.bound) else compared.bound,
+        "certificate": _certificate(folder),
         "headlines": [*headlines(rows), *_more_headlines(rows, recipe)],
         "best": _best_steps(rows),
         "alarms": [alarm.plain for alarm in find_alarms(rows)],
@@ -65,6 +68,13 @@ def overview(folder: Path) -> dict[str, Any]:
 def _environment(folder: Path) -> dict[str, Any]:
     path = folder / "environment.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _certificate(folder: Path) -> dict[str, Any] | None:
+    found = ReadCertificate.of(folder / CERTIFICATE)
+    if found is None:
+        return None
+    return {"level": found.level, "sentence": found.sentence, "meaning": found.meaning, "facts": list(found.facts())}
 
 
 def _more_headlines(rows: Sequence[Mapping[str, float]], recipe: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lockstep.command_line import command
-from lockstep.report.agreement import AgreementSummary, describe_certificate, read_agreement
+from lockstep.report.agreement import AgreementSummary, read_agreement
+from lockstep.report.certificate import describe_certificate
 from lockstep.report.held_out import HELD_OUT, Figure, best, figures, from_to
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table

@@ -1,17 +1,19 @@
-"""The certificate of a run: how exactly sampler and learner agreed, by which kernels, where (`certificate.json`)."""
+"""Certificates: how exactly sampler and learner agreed, by which kernels, where (`certificate.json` of a run)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lockstep.models.exact.attention import BLOCK
 from lockstep.models.exact.linear import ROWS
 from lockstep.monitor.agreement import Certificate
-from lockstep.report.agreement import CERTIFICATE
+from lockstep.report.certificate import CERTIFICATE
 from lockstep.run.machine import describe_machine
 from lockstep.whole_files import write_whole
 from lockstep_logprobs.softmax import TILE_COLUMNS
@@ -24,9 +26,14 @@ _EXACT = {
 _USUAL = {"attention": "scaled_dot_product_attention", "linear": "any number of rows", "softmax": "powers of 2"}
 
 
-def write_certificate(folder: Path, step: int, certificate: Certificate) -> None:
+def write_run_certificate(folder: Path, step: int, certificate: Certificate) -> None:
     """Writes the certificate of a run into its folder, as of a step."""
+    write_certificate(folder / CERTIFICATE, certificate, {"step": step})
+
+
+def write_certificate(file: Path, certificate: Certificate, about: Mapping[str, Any]) -> None:
+    """Writes a certificate, with kernels and machine; `about` says of what it is."""
     kernels = _EXACT if certificate.exact_kernels else _USUAL
     machine = {**describe_machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
-    known = {"step": step, **asdict(certificate), "kernels": kernels, "machine": machine}
-    write_whole(folder / CERTIFICATE, [(json.dumps(known, indent=2) + "\n").encode()])
+    known = {**about, **asdict(certificate), "kernels": kernels, "machine": machine}
+    write_whole(file, [(json.dumps(known, indent=2) + "\n").encode()])

@@ -94,8 +94,8 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
             build_reward(section)
     if model is not None:
         if files is not None:
-            exact = _decide_exact(recipe, model.source, found)
-            _open(recipe, DrySetup(recipe, made, files, model.source, exact, found), found)
+            inexact = _decide_exact(recipe, model.source, found)
+            _open(recipe, DrySetup(recipe, made, files, model.source, inexact, found), found)
         with found.problem():
             require_computable(read_config(model.source.folder), recipe.learner)
         with found.problem():
@@ -119,10 +119,10 @@ def _check_inference(recipe: Algorithm, found: Findings) -> None:
             found.say("doctor", known.sentence)
 
 
-def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> bool:
+def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> str | None:
     with found.problem():
         return decide_exact(recipe, source.folder, found.notes.append)
-    return False
+    return "it is refused"
 
 
 def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:

@@ -51,7 +51,7 @@ class DrySetup:
         folder: A temporary folder for what is made.
         files: The data.
         source: The initial model.
-        exact: True if a run would compute by the kernels of `models.exact`.
+        inexact: Why a run would not compute by the kernels of `models.exact`; None: it would.
         found: Collects the report and the problems.
     """
 
@@ -59,7 +59,7 @@ class DrySetup:
     folder: Path
     files: DataFiles
     source: ModelSource
-    exact: bool
+    inexact: str | None
     found: Findings
 
     def phase(self, name: str) -> AbstractContextManager[None]:

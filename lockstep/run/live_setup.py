@@ -44,7 +44,7 @@ class LiveSetup:
         folder: Folder of the run.
         files: Its data.
         source: Its initial model.
-        exact: True if the policy computes by the kernels of `models.exact`.
+        inexact: Why the policy does not compute by the kernels of `models.exact`; None: it does.
         progress: Reports to the user.
         workers: Own the run's processes.
         learners: Models that are open already.
@@ -54,7 +54,7 @@ class LiveSetup:
     folder: Path
     files: DataFiles
     source: ModelSource
-    exact: bool
+    inexact: str | None
     progress: Progress
     workers: Workers
     learners: Mapping[ModelRole, Learner] = field(default_factory=dict)
@@ -74,7 +74,8 @@ class LiveSetup:
         if role in self.learners:
             return self.learners[role]
         folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
-        section = role.learner.compute_exactly() if self.exact and role.path is None else role.learner
+        is_exact = self.inexact is None and role.path is None
+        section = role.learner.compute_exactly() if is_exact else role.learner
         spec = LearnerSpec(folder, role.head, section, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
         sampling = self_checked_sampling(self.algorithm, self.source)
@@ -114,7 +115,8 @@ class LiveSetup:
     def _spec(self) -> SamplerSpec:
         inference = self.algorithm.inference
         assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
-        learner = self.algorithm.learner.compute_exactly() if self.exact else self.algorithm.learner
+        own = self.algorithm.learner
+        learner = own.compute_exactly() if self.inexact is None else own
         return SamplerSpec(self.source.folder, inference.sampler, learner)
 
 

@@ -13,7 +13,7 @@ from lockstep.algorithms.step import StepEvent
 from lockstep.config import RunSection
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
-from lockstep.run.certificate import write_certificate
+from lockstep.run.certificate import write_run_certificate
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.equal_rewards import EqualRewards
 from lockstep.run.faults import keep_fault
@@ -76,7 +76,7 @@ class Session:
         """Writes the certificate whenever the run is saved."""
         agreement = self.job.agreement
         if agreement is not None and (event.leaving or event.step % self.options.save_every == 0):
-            write_certificate(self.folder, event.step, agreement.certificate)
+            write_run_certificate(self.folder, event.step, agreement.certificate)
 
     @contextmanager
     def _guard(self, hooks: Hooks, step: int, position: int) -> Iterator[None]:

@@ -103,12 +103,12 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
         for remark in [*(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
             progress.note(remark)
-        exact = decide_exact(recipe, source.folder, progress.note)
+        inexact = decide_exact(recipe, source.folder, progress.note)
         tracker = open_.enter_context(track_run(Logs(folder), views, progress.note))
 
         def open_session(workers: Workers) -> Session:
             require_lengths(recipe, source)
-            job = recipe.open(LiveSetup(recipe, folder, files, source, exact, progress, workers))
+            job = recipe.open(LiveSetup(recipe, folder, files, source, inexact, progress, workers))
             started()
             adopt(loaded, changed)
             progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")

@@ -10,6 +10,8 @@ from playwright.sync_api import Page
 from report_pages import METRICS, page_of, rows, sample, traces, until
 
 from lockstep.config.loading import describe, load
+from lockstep.monitor.agreement import Certificate
+from lockstep.run.certificate import write_run_certificate
 
 pytestmark = pytest.mark.needs("browser")
 Written = Callable[..., Path]
@@ -62,6 +64,26 @@ def agreeing(*values: float, bound: float = 1.05) -> list[dict[str, float]]:
         }
         for value in values
     ]  # fmt: skip
+
+
+def test_a_certificate_says_its_level_and_what_it_rests_on(written: Written, opened: Opened) -> None:
+    runs = [written(name, metrics=agreeing(1.0, 1.0), agreement={}) for name in ("exact", "bounded")]
+    sound, fell = Certificate("E2", 20, 5, 0, 0.0, True), Certificate("E1", 20, 0, 3, 1e-6, False, "a reason <b>")
+    for folder, certificate in zip(runs, (sound, fell), strict=True):
+        write_run_certificate(folder, 2, certificate)
+    page = opened(page_of(*runs), "agreement")
+    first, second = page.locator("details.certificate").all()
+    assert first.locator(".badge.pass").inner_text() == "E2"
+    assert "exact: exact: 20 tokens compared, 0 not equal to the bit" in first.inner_text()
+    assert second.locator(".badge.open").inner_text() == "E1"
+    assert "bounded, not exact: 20 tokens compared, 3 not equal to the bit" in second.inner_text()
+    assert "because a reason <b>" in second.inner_text()
+    assert not second.locator("table").is_visible()
+    second.locator("summary").click()
+    facts = dict(zip(*(second.locator(f"td:nth-child({n})").all_inner_texts() for n in (1, 2)), strict=True))
+    assert facts["tokens compared"] == "20"
+    assert facts["why not E2"] == "a reason <b>"
+    assert {"attention", "linear", "softmax", "torch", "machine", "cpu", "threads"} <= facts.keys()
 
 
 def test_agreement_is_drawn_around_its_bound(written: Written, opened: Opened) -> None:

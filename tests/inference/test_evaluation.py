@@ -88,11 +88,18 @@ def test_every_response_is_kept_and_the_figures_are_theirs(
     assert f"{sampled['figures']['pass@1']['value']:.3f} [" in shown
 
 
-def test_numbers_do_not_depend_on_batches_or_blocks(ask: Callable[..., Path]) -> None:
-    plain = ask("plain")
-    other = ask("other", "sampler.max_batch_size=3", "run.save_every=1")
-    assert samples(plain) == samples(other)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_bytes_do_not_depend_on_batches_or_blocks(ask: Callable[..., Path], dtype: str) -> None:
+    asked = (f"learner.dtype={dtype}", "sampling.max_tokens=24")
+    plain, other = ask("plain", *asked), ask("other", *asked, "sampler.max_batch_size=3", "run.save_every=1")
+    assert (plain / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
     assert results(plain) == results(other)
+
+
+def test_replicas_change_no_byte(ask: Callable[..., Path]) -> None:
+    asked = ("learner.dtype=bf16", "sampling.max_tokens=24", "data.max_validation_samples=3")
+    plain, other = ask("plain", *asked), ask("other", *asked, "sampler.replicas=2", "sampler.max_batch_size=2")
+    assert (plain / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
 
 
 def test_a_stopped_evaluation_goes_on_to_the_same_files(

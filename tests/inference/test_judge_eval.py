@@ -252,6 +252,12 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
     assert results(other) == results(plain)
 
 
+def test_a_judge_in_bf16_gives_the_same_bytes_in_any_batch(ask: Callable[..., Path]) -> None:
+    asked = ("learner.dtype=bf16", "data.max_prompts=2", "judge.num_evals_to_average=1")
+    plain, other = ask("plain", *asked), ask("other", *asked, "judge.sampler={backend: torch, max_batch_size: 3}")
+    assert (plain / "judgements.jsonl").read_bytes() == (other / "judgements.jsonl").read_bytes()
+
+
 def test_a_finished_evaluation_is_read_and_another_seed_is_another(ask: Callable[..., Path]) -> None:
     folder = ask(None)
     (folder / "judgements.jsonl").unlink()

@@ -39,8 +39,8 @@ SOUND = 10
 """Refits before a fault begins."""
 STEPS = 30
 WATCHED = (
-    "agreement.drift.baseline_steps=6", "agreement.on_breach=warn", f"run.max_steps={STEPS}", "run.save_every=100",
-    "policy.lr=3e-3",
+    "agreement.exact=false", "agreement.drift.baseline_steps=6", "agreement.on_breach=warn", f"run.max_steps={STEPS}",
+    "run.save_every=100", "policy.lr=3e-3",
 )  # fmt: skip
 
 
@@ -264,14 +264,16 @@ def test_an_engine_that_rounds_its_weights_is_usual_here(
 
 
 def test_switched_off_it_is_gone_and_trains_the_same(run: Run) -> None:
-    on, off = run("run.folder=on", "agreement.drift.baseline_steps=1"), run("run.folder=off", "agreement.drift=null")
+    usual = "agreement.exact=false"
+    on = run(usual, "run.folder=on", "agreement.drift.baseline_steps=1")
+    off = run(usual, "run.folder=off", "agreement.drift=null")
     assert any("watch/alarm" in row for row in on)
     assert [{name: row[name] for name in row if not name.startswith("watch/")} for row in on] == off
 
 
 def test_a_run_that_stopped_goes_on_with_what_was_known(run: Run) -> None:
     """Stopped once before the baseline is whole, and once after it."""
-    watched = ("agreement.drift.baseline_steps=3", "run.max_steps=6", "run.keep=9")
+    watched = ("agreement.exact=false", "agreement.drift.baseline_steps=3", "run.max_steps=6", "run.keep=9")
     run(*watched, "run.folder=whole")
     for after in (2, 4):
         shutil.copytree("whole", f"after_{after}", ignore=shutil.ignore_patterns("final"))

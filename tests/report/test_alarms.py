@@ -29,6 +29,12 @@ def test_a_broken_bound_is_an_alarm_for_each_stretch_of_steps() -> None:
     assert {alarm.metric for alarm in found} == {"agreement/token_mult_prob_error"}
 
 
+def test_a_token_that_differs_is_an_alarm_where_both_sides_are_exact() -> None:
+    (alarm,) = find_alarms(rows(agreement__mismatches=[0, 2, 0], agreement__breach=[0, 0, 0]))
+    assert (alarm.metric, alarm.first, alarm.last) == ("agreement/mismatches", 2, 2)
+    assert alarm.text.startswith("2 tokens have another log-probability sampled than trained")
+
+
 def test_drift_and_numbers_that_are_none() -> None:
     found = find_alarms(rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0]))
     assert [(alarm.metric, alarm.first) for alarm in found] == [
@@ -48,6 +54,11 @@ def test_equal_rewards_are_one_only_in_five_steps_in_a_row() -> None:
 
     assert of(4) == []
     assert of(5) == [5]
+
+
+def test_a_range_that_most_rewards_lie_outside_is_one() -> None:
+    (found,) = find_alarms(rows(train__clamped=[0.0, 0.2, 1.0]))
+    assert (found.first, found.text[:23]) == (3, "100% of rewards lie out")
 
 
 def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from lockstep.config.errors import RecipeError
 from lockstep.config.loading import load
 from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
+from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run import dry_run
 from lockstep.samplers.base import Piece
@@ -151,10 +153,33 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
     assert [row["step"] for row in compared() if row["agreement/mismatches"]] == [3]
     assert certificate()["level"] == "E1"
     assert re.search(r"step 3: \d+ of \d+ tokens have another log-probability where they", capsys.readouterr().err)
+    assert "tokens have another log-probability sampled than trained" in certificate()["reason"]
     assert main(["train", "grpo.yaml", "agreement.exact=require", "run.folder=other", *options]) == 4
     told = capsys.readouterr().err.splitlines()[-1]
     assert "step 3: " in told
     assert told.endswith("the run was saved after step 2, and the same command resumes it")
+
+
+@pytest.mark.usefixtures("recipes")
+def test_an_exact_run_needs_no_baseline_for_drift_and_what_differed_stays_known_when_it_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ("agreement.exact=true", "agreement.drift.baseline_steps=1", "model.scratch.config.initializer_range=0.5")
+    again = ["train", "grpo.yaml", "run.max_steps=4", "run.keep=9", *options]
+    with monkeypatch.context() as patch:
+        patch.setattr(stateful, "torch_sampler", Nudged)
+        assert main(again) == 0
+    for folder in ("final", "checkpoints/step_000004"):
+        shutil.rmtree(Path("run", folder))
+    Path("run/certificate.json").unlink()
+    assert main(again) == 0
+    rows = compared()
+    assert len(rows) == 4
+    assert not any(name.startswith("watch/") for row in rows for name in row)
+    found, counted = certificate(), [row["agreement/mismatches"] for row in rows]
+    assert [bool(mismatches) for mismatches in counted] == [False, False, True, False]
+    assert (found["level"], found["mismatches"]) == ("E1", sum(counted))
+    assert [alarm.first for alarm in find_alarms(rows) if alarm.metric == "agreement/mismatches"] == [3]
 
 
 @pytest.mark.usefixtures("recipes")

@@ -16,14 +16,12 @@ from lockstep.algorithms.policy_gradient.step import (
     adapt_kl,
     measure_advantages,
     minibatches,
-    of_epoch,
-    policy_loss,
     prepare_batch,
     sample_step,
+    train_policy,
 )
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.learners.base import train
 from lockstep.metrics import Metrics
 from lockstep.objectives.group import group_advantage
 from lockstep.objectives.masks import masked_whiten, sum_before
@@ -49,10 +47,10 @@ def learn(step: int, sampled: SampledStep, workers: PolicyGradientWorkers, setti
     metrics = sampled.metrics + preparation + credit
     for epoch in range(settings.options.ppo_epochs):
         improved = Metrics()
-        for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch):
-            with workers.phase("policy"):
-                improved += train(workers.policy, minibatch, policy_loss(settings)).with_prefix("policy")
-        metrics += of_epoch(improved, epoch, settings)
+        order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
+        for place, minibatch in enumerate(order):
+            improved += train_policy(step, epoch, place, minibatch, workers, settings)
+        metrics += improved
     adapt_kl(batch, settings)
     samples = sample_rows(sampled.rollouts, batch, workers.collector, settings.num_logged_samples)
     return StepResult(metrics, sampled.position, batch.tokens.numel(), samples)

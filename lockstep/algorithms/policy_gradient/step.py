@@ -13,7 +13,7 @@ from lockstep import keyed
 from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.batch import Batch
-from lockstep.learners.base import Learner
+from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
@@ -21,6 +21,7 @@ from lockstep.objectives.divergence import k1
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.mismatch import Correction, IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
 from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, Shaping, TruncationPenalty
+from lockstep.objectives.tally import Tally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.types import Phase, SamplingParams
 from lockstep.weight_sync.sync import Snapshot
@@ -136,19 +137,41 @@ def prepare_batch(
         the KL is part of the reward, `kl_penalty`; and metrics.
     """
     with workers.phase("logprobs"):
-        old_logprob_N = workers.policy.logprobs(batch)  # log π_old(y_t | x, y_<t)
-    batch = batch.with_columns({"old_logprob": old_logprob_N})
+        batch = _add_old_logprobs(step, batch, workers, settings)
     age_B = version - batch["version"]
     metrics = Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     if bool(age_B.any()):
-        stale = agreement(old_logprob_N, batch["sampler_logprob"], batch.mask, batch.lengths)
+        stale = agreement(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
         metrics += stale.with_prefix("staleness")
     if workers.agreement is not None:
         with workers.phase("watch"):
-            metrics += workers.agreement(step + 1, version, batch)
+            metrics += workers.agreement.compare_recomputed(step + 1, version, batch)
     batch, matching = _correct_mismatch(_shape_scores(batch, settings), settings)
     batch, divergence = _with_reference(batch, workers, settings)
     return batch, metrics + matching + divergence + _measure_objective(batch, settings)
+
+
+def train_policy(
+    step: int, epoch: int, place: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+) -> Metrics:
+    """Makes the optimizer step of the policy that comes in a place of an epoch.
+
+    The first one begins with the weights that sampled: tokens that were not recomputed are compared before they change.
+    """
+    agreement, loss, compared = workers.agreement, policy_loss(settings), Metrics()
+    if agreement is None or epoch or place or bool(batch["recomputed"].all()):
+        with workers.phase("policy"):
+            metrics = train(workers.policy, batch, loss)
+        return of_epoch(metrics.with_prefix("policy"), epoch, settings)
+
+    def compare(metrics: Metrics) -> None:
+        tally = metrics.pop("compared", Tally())
+        assert isinstance(tally, Tally), "which the loss counts"
+        compared.update(agreement.compare_trained(step + 1, tally))
+
+    with workers.phase("policy"):
+        metrics = train(workers.policy, batch, replace(loss, compares=True), compare)
+    return of_epoch(metrics.with_prefix("policy"), epoch, settings) + compared
 
 
 def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
@@ -170,6 +193,15 @@ def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
         advantage_squared=Mean(advantage_N.square().sum(), trained),
         trained_tokens=Sum(trained),
     ).with_prefix("train")
+
+
+def _add_old_logprobs(
+    step: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+) -> Batch:
+    """Adds log π_old(y_t | x, y_<t)."""
+    if workers.agreement is None:
+        return batch.with_columns({"old_logprob": workers.policy.logprobs(batch)})
+    return workers.agreement.score(batch, settings.seed, step)
 
 
 def _shape_scores(batch: Batch, settings: PolicyGradientSettings) -> Batch:
@@ -219,12 +251,17 @@ def _with_reference(
 
 
 def _measure_objective(batch: Batch, settings: PolicyGradientSettings) -> Metrics:
-    """Metric of the maximized objective, per response: the shaped score less β·KL of all tokens, in loss or reward."""
+    """Metrics of the maximized objective: the shaped score less β·KL of all tokens per response; what was clamped."""
     objective_B = batch["shaped_score"]
     if settings.kl is not None:
         objective_B = objective_B - settings.kl.value * batch.per_sample(batch["kl"])
     trained_B = batch.per_sample(batch.mask.float()) > 0
-    return Metrics({"train/shaped_reward": Mean((objective_B * trained_B).sum(), trained_B.sum())})
+    metrics = Metrics({"train/shaped_reward": Mean((objective_B * trained_B).sum(), trained_B.sum())})
+    if settings.options.reward_scaling is not None:
+        low, high = settings.options.reward_scaling.source
+        clamped_B = trained_B & ((batch["score"] < low) | (batch["score"] > high))
+        metrics["train/clamped"] = Mean(clamped_B.sum(), trained_B.sum())
+    return metrics
 
 
 def policy_loss(settings: PolicyGradientSettings) -> ClippedSurrogate:

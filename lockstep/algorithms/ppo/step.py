@@ -20,9 +20,9 @@ from lockstep.algorithms.policy_gradient.step import (
     measure_advantages,
     minibatches,
     of_epoch,
-    policy_loss,
     prepare_batch,
     sample_step,
+    train_policy,
 )
 from lockstep.algorithms.ppo.options import PPORecipe, PPOSection
 from lockstep.algorithms.step import StepResult
@@ -108,15 +108,16 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
 
 
 def _train_epoch(batch: Batch, step: int, epoch: int, workers: PPOWorkers, settings: PPOSettings) -> Metrics:
-    """Trains one epoch over the rollouts, the critic before the policy."""
+    """Trains one epoch over the rollouts, the policy before the critic: it may find that it must not be trained."""
     metrics = Metrics()
-    for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch):
-        with workers.phase("critic"):
-            metrics += train(workers.critic, minibatch, settings.value_loss).with_prefix("critic")
+    order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
+    for place, minibatch in enumerate(order):
         if step >= settings.options.critic_warmup_steps:
-            with workers.phase("policy"):
-                metrics += train(workers.policy, minibatch, policy_loss(settings)).with_prefix("policy")
-    return of_epoch(metrics, epoch, settings)
+            metrics += train_policy(step, epoch, place, minibatch, workers, settings)
+        with workers.phase("critic"):
+            improved = train(workers.critic, minibatch, settings.value_loss)
+        metrics += of_epoch(improved.with_prefix("critic"), epoch, settings)
+    return metrics
 
 
 def build_settings(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPOSettings:

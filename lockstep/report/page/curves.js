@@ -114,6 +114,21 @@ function verdicts(metric) {
 
 const agreementBadge = (word) => element(`span.badge.${{ AGREE: "pass", DISAGREE: "fail" }[word] ?? "open"}`, {}, word);
 
+/** The level of a run's certificate, what it means, and all that it rests on, which opens. */
+function certificateOf(run) {
+  const { level, sentence, meaning, facts } = run.certificate;
+  const kind = level === "E2" ? "pass" : "open";
+  const name = state.runs.length > 1 ? `${run.name}: ` : "";
+  const told = visible(sentence.slice(sentence.indexOf(", ") + 2));
+  return element(
+    "details.certificate",
+    {},
+    element("summary", {}, element(`span.badge.${kind}`, {}, level), ` ${name}${told}`),
+    element("p.sentence", {}, meaning),
+    plainTable(["certificate", ""], facts.map(([fact, value]) => [fact, visible(value)])),
+  );
+}
+
 const shownGaps = (metric) =>
   seenRuns().reduce((gaps, run) => gaps + (run.metrics[metric]?.value.filter((value) => value === null).length ?? 0), 0);
 
@@ -216,6 +231,7 @@ function agreementView() {
   return [
     element("p.lead", {}, "Δ is the learner's log-probability of a sampled token less the sampler's. Both should be the same policy."),
     ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ` : ""}${run.agreement.replace(`${run.agreed}: `, "")}`)),
+    ...state.runs.filter((run) => run.certificate).map(certificateOf),
     plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
     element("div.cards", {}, ...present.filter(isAlive).map((name) => metricCard(`agreement/${name}`, `ideal ${AGREEMENT[name]}`))),
     ...(present.every(isAlive) ? [] : [constantLine(present.filter((name) => !isAlive(name)).map((name) => `agreement/${name}`))]),

@@ -1,0 +1,48 @@
+"""`lockstep certify`: how exactly sampler and learner agree on a model, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep.commands.arguments import Parsers
+from lockstep.errors import InputError
+from lockstep.paths import path_argument
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    certify = parsers.add_parser(
+        "certify",
+        help="say how exactly sampler and learner agree on a model on this machine",
+        epilog="Exit codes: 0 exact, 2 could not start, 3 the negative control was not seen, 4 not exact.",
+    )
+    certify.add_argument(
+        "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
+    )
+    certify.add_argument(
+        "--prompts", metavar="FILE", type=path_argument, help="a text file, one prompt a line; default: random tokens"
+    )
+    certify.add_argument("--count", metavar="N", type=int, default=32, help="prompts (default: 32)")
+    certify.add_argument("--max-tokens", metavar="N", type=int, default=32, help="longest response (default: 32)")
+    certify.add_argument("--seed", type=int, default=0, help="of prompts and responses (default: 0)")
+    certify.add_argument(
+        "--out", metavar="FILE", type=path_argument, help="the certificate; default: certificates/<model>.json"
+    )
+    certify.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit code."""
+    from pathlib import Path
+
+    if options.count < 1 or options.max_tokens < 1:
+        raise InputError("--count and --max-tokens are at least 1")
+    prompts = None if options.prompts is None else Path(options.prompts)
+    if prompts is not None and not prompts.is_file():
+        raise InputError(f"{prompts}: there is no such file")
+    out = None if options.out is None else Path(options.out)
+    if out is not None and out.is_dir():
+        raise InputError(f"--out {out} is a folder; name the file")
+    from lockstep.inference.certify import Asked, certify
+
+    return certify(options.model, Asked(options.count, options.max_tokens, prompts, options.seed), out)

@@ -1,0 +1,327 @@
+"""`lockstep certify`: how exactly the torch sampler and learner agree on a model, tried on this machine.
+
+Responses are sampled in fp32 and bf16, at temperature 1 and from a shaped distribution. The learner's head scores
+them, in micro-batches of several sizes, without and with gradients, on one thread and on several; and some are sampled
+again in batches of other sizes, in another order. A negative control moves one weight by one unit in the last place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lockstep import exit_codes, keyed
+from lockstep.algorithms.exactness import explain_inexact_sampler
+from lockstep.batch import Batch
+from lockstep.cluster.self_check import require_proof
+from lockstep.config import AgreementSection, Computation, SamplerSection
+from lockstep.config.machinery import DType
+from lockstep.config.model_recipe import weights_of
+from lockstep.errors import InputError
+from lockstep.learners.packing import pack
+from lockstep.learners.rank import restore_order
+from lockstep.models.device import load_on_device
+from lockstep.models.exact.probe import use_threads
+from lockstep.models.heads import LogitsHead
+from lockstep.models.source import ModelSource, open_source
+from lockstep.monitor.agreement import Certificate, Promise
+from lockstep.objectives.tally import Tally
+from lockstep.report.certificate import ReadCertificate
+from lockstep.report.progress import Progress, show_progress
+from lockstep.run.certificate import write_certificate
+from lockstep.run.folder import standing
+from lockstep.run.identity import model_files
+from lockstep.samplers.backend import find_backend
+from lockstep.types import Request, SamplingParams
+
+_DTYPES: tuple[DType, ...] = ("fp32", "bf16")
+_SHAPES = (SamplingParams(1), SamplingParams(1, temperature=0.8, top_k=20, top_p=0.9))
+_LENGTHS = (1, 17, 130, 5, 64, 2, 31, 200, 16, 9, 128, 65, 3, 15, 100, 33)
+"""Tokens of the prompts that are made here, in turn: on both sides of every block of keys and rows."""
+_ONE_BY_ONE, _SIDE_BY_SIDE = (1, 4), (5, 15)
+"""Batch sizes in which so many of the requests are sampled again."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The extent of the trial.
+
+    Attributes:
+        count: Prompts.
+        max_tokens: Longest response.
+        prompts: A file with one prompt a line; None: random tokens.
+        seed: Key of prompts and responses.
+    """
+
+    count: int
+    max_tokens: int
+    prompts: Path | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """Tokens that were sampled again in other batches, and how many of them changed, or their log-probability."""
+
+    tokens: int = 0
+    changed: int = 0
+
+    def __add__(self, other: Resampled) -> Resampled:
+        return Resampled(self.tokens + other.tokens, self.changed + other.changed)
+
+
+@dataclass(frozen=True)
+class Control:
+    """The negative control in one type: a weight, the tokens scored with it moved, and how many of them differ."""
+
+    dtype: DType
+    weight: str
+    tokens: int
+    seen: int
+
+
+@dataclass
+class Found:
+    """The findings in one type."""
+
+    dtype: DType
+    tally: Tally = field(default_factory=Tally)
+    changes: Resampled = field(default_factory=Resampled)
+    control: Control | None = None
+
+
+def certify(model: str, asked: Asked, out: Path | None) -> int:
+    """Certifies a model: writes the certificate, and prints a line.
+
+    Args:
+        model: A Hugging Face folder, or the folder of a finished run.
+        asked: What is tried.
+        out: The certificate; None: `certificates/<model>.json`.
+
+    Returns:
+        The exit code: 0 where the model is exact, 4 where it is not, 3 where the negative control was not seen.
+
+    Raises:
+        InputError: There is no such model, no prompts, or the certificate cannot be written.
+    """
+    folder = str(weights_of(model))
+    file = Path("certificates", f"{Path(model).resolve().name}.json") if out is None else out
+    place = standing(file.parent)
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise InputError(f"{file} cannot be written, since {place} is not a folder that can be written to")
+    source = open_source(folder)
+    reasons = [explain_inexact_sampler(folder, SamplerSection(), Computation(device="cpu", dtype=d)) for d in _DTYPES]
+    reason = next((reason for reason in reasons if reason is not None), None)
+    with show_progress(f"{model} → {file}") as progress:
+        if reason is not None:
+            progress.note(f"not exact: {reason}")
+        found = _try(folder, source, asked, reason is None, progress)
+    certificate = _judge(found, reason)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    about = {
+        "model": model,
+        "files": model_files(Path(folder)),
+        "asked": {**asdict(asked), "prompts": None if asked.prompts is None else str(asked.prompts)},
+        "sampled_again": asdict(sum((own.changes for own in found), Resampled())),
+        "controls": [asdict(own.control) for own in found if own.control is not None],
+        "types": {own.dtype: {"tokens": int(own.tally.tokens), "mismatches": own.tally.mismatches} for own in found},
+    }
+    write_certificate(file, certificate, about)
+    return _conclude(file, found)
+
+
+def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress) -> list[Found]:
+    """Samples and scores in every way, and reports each."""
+    usual = Computation(device="cpu")
+    with progress.phase("self-check"):
+        for dtype in _DTYPES:
+            require_proof(folder, usual.model_copy(update={"dtype": dtype}), SamplingParams(asked.max_tokens))
+    with progress.phase("open"):
+        lm = load_on_device(folder, usual.compute_exactly() if exact else usual)
+        requests = _requests(source, asked)
+    found = [Found(dtype) for dtype in _DTYPES]
+    trials = [_Trial(lm, own, shape, requests, source, asked) for own in found for shape in _SHAPES]
+    works = [work for trial in trials for work in trial.works(exact)]
+    what = "prompts of random tokens" if asked.prompts is None else f"prompts of {asked.prompts}"
+    progress.total(
+        len(works),
+        f"{len(requests)} {what}, responses of up to {asked.max_tokens} tokens, {len(works)} comparisons; a minute or "
+        "two for a small model; --count and --max-tokens make it shorter",
+        unit="comparison",
+    )
+    for number, (name, work) in enumerate(works, start=1):
+        with progress.phase(name):
+            tokens = work()
+        progress.step(number, {}, tokens)
+    return found
+
+
+class _Trial:
+    """A distribution in a type: what is sampled, and all that it is compared with."""
+
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        found: Found,
+        shape: SamplingParams,
+        requests: Sequence[Request],
+        source: ModelSource,
+        asked: Asked,
+    ) -> None:
+        self._lm, self._found, self._requests = lm, found, requests
+        self._sampling = replace(shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids)
+        self._computation = Computation(device="cpu", dtype=found.dtype)
+        self._sampled: Batch | None = None
+
+    def works(self, exact: bool) -> Iterator[tuple[str, Callable[[], int]]]:
+        """Yields comparisons in order, by name; each returns the tokens that it read."""
+        many, last = max(2, torch.get_num_threads()), len(self._requests) - 1
+        for budget, threads, gradient in ((1, 1, False), (300, many, True), (1 << 20, many, False)):
+            yield "score", lambda b=budget, t=threads, g=gradient: self._compare_scored(b, t, g)
+        for (size, count), threads in ((_ONE_BY_ONE, many), (_SIDE_BY_SIDE, 1)):
+            rows = [round(place * last / max(count - 1, 1)) for place in reversed(range(min(count, last + 1)))]
+            yield "sample again", lambda s=size, r=rows, t=threads: self._compare_sampled(s, r, t)
+        if exact and self._sampling.divisor == 1.0:
+            yield "control", self._control
+
+    @property
+    def _batch(self) -> Batch:
+        """All responses, sampled at once on one thread."""
+        if self._sampled is None:
+            self._sampled = self._sample(range(len(self._requests)), len(self._requests), 1)
+        return self._sampled
+
+    def _sample(self, rows: Sequence[int], size: int, threads: int) -> Batch:
+        with use_threads(threads):
+            section = SamplerSection(max_batch_size=size)
+            backend = find_backend(section)
+            assert backend is not None, "the sampler of this library is no server"
+            sampler = backend.wrap(self._lm, section, self._computation)
+            return sampler.generate([self._requests[row] for row in rows], self._sampling)
+
+    def _compare_scored(self, budget: int, threads: int, gradient: bool) -> int:
+        """Compares what was sampled with its scores in micro-batches of so many tokens."""
+        tally = self._score(budget, threads, gradient)
+        self._found.tally += tally
+        return int(tally.tokens)
+
+    def _score(self, budget: int, threads: int, gradient: bool) -> Tally:
+        batch, head = self._batch, LogitsHead(self._lm)
+        parts, order = list[Tensor](), list[int]()
+        with (
+            use_threads(threads),
+            torch.autocast("cpu", torch.bfloat16, enabled=self._computation.is_bf16),
+            torch.set_grad_enabled(gradient),
+        ):
+            for rows in pack(batch.lengths.tolist(), budget):
+                logprob = head(batch.select(rows)).logprob
+                assert logprob is not None, "a head of logits scores tokens"
+                parts.append(logprob.detach())
+                order += rows
+        scored = restore_order(torch.cat(parts), torch.tensor(order), batch.lengths)
+        return Tally.of(scored, batch["sampler_logprob"], batch.mask, batch.lengths)
+
+    def _compare_sampled(self, size: int, rows: Sequence[int], threads: int) -> int:
+        """Compares what was sampled with the same requests in batches of another size, in another order."""
+        changes = _count_changed(self._batch.select(list(rows)), self._sample(rows, size, threads))
+        self._found.changes += changes
+        return changes.tokens
+
+    def _control(self) -> int:
+        """Scores with one weight moved by one unit in the last place of the type."""
+        with _nudge(self._lm, self._computation.is_bf16) as name:
+            tally = self._score(1 << 20, 1, gradient=False)
+        self._found.control = Control(self._found.dtype, name, int(tally.tokens), tally.mismatches)
+        return int(tally.tokens)
+
+
+def _requests(source: ModelSource, asked: Asked) -> list[Request]:
+    """Prompts of a file, or random ones of uneven lengths, that leave room for a response."""
+    room = source.context - asked.max_tokens
+    source.require_room("--max-tokens", asked.max_tokens + 1)
+    if asked.prompts is not None:
+        lines = [line for line in asked.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts = [source.prompt_ids(line)[-room:] for line in lines[: asked.count]]
+        if not all(prompts) or not prompts:
+            raise InputError(f"{asked.prompts} has no prompt, or one without a token; give a prompt a line")
+    else:
+        lengths = [min(_LENGTHS[number % len(_LENGTHS)], room) for number in range(asked.count)]
+        keys = torch.tensor([keyed.key("certify", asked.seed, number) for number in range(asked.count)])
+        tokens = keyed.bits(keys, torch.arange(max(lengths))).remainder(source.vocabulary)
+        prompts = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    return [
+        Request(tuple(tokens), keyed.key("certify response", asked.seed, number))
+        for number, tokens in enumerate(prompts)
+    ]
+
+
+def _count_changed(one: Batch, other: Batch) -> Resampled:
+    """Compares responses to the same requests, token by token."""
+    total = Resampled()
+    for (mine, own), (others, theirs) in zip(_responses(one), _responses(other), strict=True):
+        most, both = max(len(mine), len(others)), min(len(mine), len(others))
+        same = (mine[:both] == others[:both]) & (own[:both] == theirs[:both])
+        total += Resampled(most, most - int(same.sum()))
+    return total
+
+
+def _responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields tokens and log-probabilities of each response."""
+    columns = batch.sequences(), batch.sequences("sampler_logprob"), batch.sequences("mask")
+    for tokens, logprob, mask in zip(*columns, strict=True):
+        yield tokens[mask], logprob[mask]
+
+
+@contextmanager
+def _nudge(lm: PreTrainedModel, bf16: bool) -> Iterator[str]:
+    """Moves the largest weight of the last norm by one unit in the last place, inside the block; yields its name."""
+    name, weight = [(name, weight) for name, weight in lm.named_parameters() if weight.dim() == 1][-1]
+    place = int(weight.detach().abs().argmax())
+    with torch.no_grad():
+        true = weight[place].clone()
+        near = true.bfloat16() if bf16 else true
+        weight[place] = true + (torch.nextafter(near, near + 1) - near)
+        try:
+            yield f"{name}[{place}]"
+        finally:
+            weight[place] = true
+
+
+def _judge(found: Sequence[Found], reason: str | None) -> Certificate:
+    """Judges the level that all comparisons together have."""
+    total, changes = sum((own.tally for own in found), Tally()), sum((own.changes for own in found), Resampled())
+    section = AgreementSection()
+    bounds = [section.bound(Computation(dtype=own.dtype).is_bf16) for own in found]
+    keeps = not any(own.tally.breaks(bound) for own, bound in zip(found, bounds, strict=True))
+    promise = Promise(max(bounds), keeps, "", reason is None, inexact=reason)
+    certificate = Certificate.of(total, promise)
+    if certificate.level != "E2":
+        return certificate
+    if changes.changed:
+        return replace(certificate, reason=f"{changes.changed:,} of {changes.tokens:,} tokens change with their batch")
+    return replace(certificate, level="E3")
+
+
+def _conclude(file: Path, found: Sequence[Found]) -> int:
+    """Prints the line. Returns the exit code."""
+    read = ReadCertificate.of(file)
+    assert read is not None, "it was just written"
+    changes = sum((own.changes for own in found), Resampled())
+    unseen = [own.control for own in found if own.control is not None and not own.control.seen]
+    again = f"{changes.tokens:,} sampled again in other batches, {changes.changed:,} changed"
+    print(f"{read.sentence}; {again} ({file})")
+    for control in unseen:
+        print(
+            f"the comparison is blind in {control.dtype}: {control.weight} was moved by one unit in the last place, "
+            f"and none of {control.tokens:,} tokens differed; try more (--count)"
+        )
+    if read.level not in ("E2", "E3"):
+        return exit_codes.BROKEN
+    return exit_codes.INCONCLUSIVE if unseen else exit_codes.OK

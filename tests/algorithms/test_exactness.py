@@ -1,0 +1,34 @@
+"""The decision whether a model that only samples computes exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from lockstep.algorithms.exactness import choose_kernels
+from lockstep.config import Computation, SamplerSection
+
+SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "reason"),
+    [
+        ("llama", "torch", None),
+        ("gpt_neox", "torch", "a gpt_neox has not been shown to be exact"),
+        ("llama", "vllm", "sampler.backend=vllm has kernels of its own"),
+    ],
+)
+def test_a_sampler_is_exact_or_a_line_says_why_not(tmp_path: Path, kind: str, backend: str, reason: str | None) -> None:
+    AutoConfig.for_model(kind, **SHAPE).save_pretrained(tmp_path)
+    notes: list[str] = []
+    section, computation = SamplerSection(backend=backend), Computation(device="cpu")
+    assert choose_kernels(str(tmp_path), section, computation, notes.append).exact is (reason is None)
+    if reason is None:
+        assert not notes
+    else:
+        (note,) = notes
+        assert note.startswith(f"not exact: {reason}")
+        assert note.endswith("so responses may depend on sampler.max_batch_size in their last bits")

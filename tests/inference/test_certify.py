@@ -1,0 +1,145 @@
+"""`lockstep certify` as it is typed: a certificate for a model, its levels, and its negative control."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lockstep.cli import main
+from lockstep.models.attention import Cached
+from lockstep.models.heads import LogitsHead
+from lockstep.samplers.torch import stateful
+from lockstep.samplers.torch.sampler import TorchSampler
+
+FEW = ("--count", "6", "--max-tokens", "8")
+
+
+def certificate(file: str = "certificates/model.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(file).read_text())
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _model(assets: Path, in_tmp: Path) -> None:
+    shutil.copytree(assets / "models/stories260K/hf", in_tmp / "model", copy_function=shutil.copyfile)
+
+
+def test_a_model_is_exact_in_any_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "model", *FEW]) == 0
+    shown, found = capsys.readouterr(), certificate()
+    assert (found["level"], found["mismatches"], found["largest_gap"], found["reason"]) == ("E3", 0, 0.0, None)
+    assert found["tokens"] == sum(own["tokens"] for own in found["types"].values()) > 400
+    assert found["types"].keys() == {"fp32", "bf16"}
+    assert found["sampled_again"]["tokens"] > 100
+    assert found["sampled_again"]["changed"] == 0
+    assert [control["dtype"] for control in found["controls"]] == ["fp32", "bf16"]
+    assert all(0 < control["seen"] <= control["tokens"] for control in found["controls"])
+    assert "model.model.safetensors" in found["files"]
+    assert {"attention", "linear", "softmax"} == found["kernels"].keys()
+    assert {"torch", "threads", "cpu"} <= found["machine"].keys()
+    (line,) = shown.out.splitlines()
+    assert line.startswith(f"E3, exact in any batch: {found['tokens']:,} tokens compared, 0 not equal to the bit")
+    assert line.endswith(" sampled again in other batches, 0 changed (certificates/model.json)")
+    assert "6 prompts of random tokens, responses of up to 8 tokens, 22 comparisons" in shown.err
+
+
+def test_prompts_of_a_file_and_another_place(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("prompts.txt").write_text("Once upon a time\n\nThe dog saw a cat\n" + "Lily ran " * 300 + "\nTom\n")
+    few = ("--prompts", "prompts.txt", "--count", "3", "--max-tokens", "4", "--seed", "2")
+    assert main(["certify", "model", *few, "--out", "deep/er/it.json"]) == 0
+    assert certificate("deep/er/it.json")["asked"] == {
+        "count": 3, "max_tokens": 4, "prompts": "prompts.txt", "seed": 2,
+    }  # fmt: skip
+    assert "3 prompts of prompts.txt" in capsys.readouterr().err
+    assert not Path("certificates").exists()
+
+
+def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    config = AutoConfig.for_model("gpt_neox", vocab_size=512, max_position_embeddings=128, eos_token_id=2, **shape)
+    AutoModelForCausalLM.from_config(config).save_pretrained("model")
+    assert main(["certify", "model", *FEW]) == 4
+    found = certificate()
+    assert (found["level"], found["exact_kernels"], found["controls"]) == ("E1", False, [])
+    assert found["reason"].startswith("a gpt_neox has not been shown to be exact")
+    assert found["kernels"]["attention"] == "scaled_dot_product_attention"
+    shown = capsys.readouterr()
+    assert "not exact: a gpt_neox has not been shown to be exact" in shown.err
+    assert shown.out.startswith("E1, bounded, not exact: ")
+    assert ", because a gpt_neox has not been shown to be exact" in shown.out
+
+
+class Batched(TorchSampler):
+    """Says another log-probability where it samples fewer than three side by side."""
+
+    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
+        return super()._logits(tokens, position, cache, keep) * (1.0 if self._max_batch_size > 3 else 1.0 + 1e-6)
+
+
+def test_what_changes_with_its_batch_is_exact_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stateful, "torch_sampler", Batched)
+    assert main(["certify", "model", *FEW]) == 0
+    found = certificate()
+    assert (found["level"], found["mismatches"]) == ("E2", 0)
+    changed, tokens = found["sampled_again"]["changed"], found["sampled_again"]["tokens"]
+    assert 0 < changed < tokens
+    assert found["reason"] == f"{changed:,} of {tokens:,} tokens change with their batch"
+
+
+def test_a_token_that_differs_is_not_exact(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    forward = LogitsHead.forward
+
+    def off(self: LogitsHead, *arguments: Any) -> Any:
+        outputs = forward(self, *arguments)
+        assert outputs.logprob is not None
+        return replace(outputs, logprob=outputs.logprob + 1e-4)
+
+    monkeypatch.setattr(LogitsHead, "forward", off)
+    assert main(["certify", "model", *FEW]) == 4
+    found = certificate()
+    assert (found["level"], found["exact_kernels"]) == ("E1", True)
+    assert found["mismatches"] > 0
+    assert "tokens have another log-probability sampled than trained" in found["reason"]
+    assert capsys.readouterr().out.startswith("E1, bounded, not exact: ")
+
+
+def test_a_control_that_is_not_seen_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.nextafter", lambda weight, _: weight)
+    assert main(["certify", "model", *FEW]) == 3
+    assert certificate()["level"] == "E3"
+    told = capsys.readouterr().out
+    assert "the comparison is blind in fp32: model.norm.weight[" in told
+    assert "the comparison is blind in bf16: model.norm.weight[" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["absent"], "there is no folder absent"),
+        (["model", "--prompts", "absent.txt"], "absent.txt: there is no such file"),
+        (["model", "--prompts", "empty.txt"], "empty.txt has no prompt"),
+        (["model", "--max-tokens", "600"], "--max-tokens allows sequences of 601 tokens"),
+        (["model", "--count", "0"], "--count and --max-tokens are at least 1"),
+        (["model", "--out", "model"], "--out model is a folder; name the file"),
+        (["model", "--out", "empty.txt/it.json"], "empty.txt is not a folder that can be written to"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    Path("empty.txt").write_text("\n")
+    before = sorted(Path().rglob("*"))
+    assert main(["certify", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    assert sorted(Path().rglob("*")) == before

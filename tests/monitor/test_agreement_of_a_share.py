@@ -1,0 +1,148 @@
+"""A share of the responses is scored, and the rest is compared in training, on fakes that are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from tabular import TabularLearner, TabularSampler
+from tabular_ppo import recipe, workers
+from torch import Tensor
+
+from lockstep.algorithms.policy_gradient.step import prepare_batch, sample_step, train_policy
+from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings, ppo_step
+from lockstep.batch import Batch
+from lockstep.monitor.agreement import Agreement, Disagreement, Promise
+from lockstep.objectives.tally import Tally
+from lockstep.rollouts.sampler_session import SamplerSession
+
+
+def exact_workers(exact: bool = True, stops_inexact: bool = False) -> tuple[PPOWorkers, PPOSettings, list[str]]:
+    place, notes = workers(TabularSampler()), list[str]()
+    its = Promise(1.001, True, "lockstep doctor quick", exact, stops_inexact)
+    agreement = Agreement(place.policy, place.collector.engine, its, None, notes.append)
+    return replace(place, agreement=agreement), build_settings(recipe(), ()), notes
+
+
+def agreement_of(place: PPOWorkers) -> Agreement:
+    assert place.agreement is not None
+    return place.agreement
+
+
+def sampled(place: PPOWorkers, rule: PPOSettings) -> Batch:
+    return sample_step(0, 0, place, rule).rollouts.batch
+
+
+def scored(place: PPOWorkers, batch: Batch, step: int = 0) -> Batch:
+    return agreement_of(place).score(batch, 0, step)
+
+
+def moved(batch: Batch, rows: Tensor, move: Callable[[Tensor], Tensor]) -> Batch:
+    """The batch with another `sampler_logprob` in some responses."""
+    said = batch["sampler_logprob"]
+    return batch.with_columns({"sampler_logprob": torch.where(rows[batch.row] & batch.mask, move(said), said)})
+
+
+def test_the_share_is_an_eighth_from_all_over_and_another_one_in_each_step() -> None:
+    place, rule, _ = exact_workers()
+    batch = sampled(place, rule)
+    shares = torch.stack([scored(place, batch, step)["recomputed"] for step in range(64)])
+    assert shares.sum(1).tolist() == [8] * 64
+    assert shares.any(0).all()
+    assert len(shares.unique(dim=0)) == 64
+    few = batch.select(range(3))
+    assert scored(place, few)["recomputed"].all()
+    assert scored(place, batch.select(range(10)))["recomputed"].sum() == 4
+
+
+@pytest.mark.parametrize("promise", [{"exact": False}, {"stops_inexact": True}])
+def test_a_run_that_is_not_exact_or_requires_it_recomputes_all(promise: dict[str, bool]) -> None:
+    place, rule, _ = exact_workers(**promise)
+    assert scored(place, sampled(place, rule))["recomputed"].all()
+
+
+def test_what_differs_within_the_share_or_is_no_number_has_all_recomputed() -> None:
+    place, rule, notes = exact_workers()
+    batch = sampled(place, rule)
+    share = scored(place, batch)["recomputed"]
+    true = place.policy.logprobs(batch)
+    up = moved(batch, share, lambda said: torch.nextafter(said, said + 1))
+    nothing = moved(batch, ~share, lambda said: torch.full_like(said, torch.nan))
+    for faulty in (up, nothing):
+        found = scored(place, faulty)
+        assert found["recomputed"].all()
+        assert torch.equal(found["old_logprob"], true)
+    metrics = agreement_of(place).compare_recomputed(1, 0, scored(place, up)).floats()
+    assert metrics["agreement/mismatches"] == 8 * 4
+    assert (metrics["agreement/tokens"], metrics["agreement/not_recomputed"]) == (256, 0)
+    [note] = notes
+    assert "step 1: 32 of 256 tokens" in note
+    assert note.endswith("and recomputes every token from now on")
+    assert scored(place, batch)["recomputed"].all()
+    with pytest.raises(Disagreement, match="without a finite log-probability"):
+        agreement_of(place).compare_recomputed(1, 0, scored(place, nothing))
+
+
+def test_the_first_minibatch_counts_what_the_share_has_not() -> None:
+    place, rule, _ = exact_workers()
+    metrics = ppo_step(0, 0, place, rule).metrics.floats()
+    assert metrics["agreement/mismatches"] == 0
+    assert metrics["agreement/max_abs_logprob_diff"] == 0.0
+    assert metrics["agreement/token_mult_prob_error"] == 1.0
+    assert metrics["agreement/tokens"] + metrics["agreement/not_recomputed"] == 64 * 4
+    assert 32 * 4 < metrics["agreement/tokens"] <= (32 + 8) * 4
+    assert "policy/compared" not in metrics
+    found = agreement_of(place).certificate
+    assert (found.tokens, found.not_recomputed) == (metrics["agreement/tokens"], metrics["agreement/not_recomputed"])
+
+
+def test_a_breach_in_the_first_minibatch_stops_before_any_weight_changes_and_leaves_no_trace() -> None:
+    place, rule, _ = exact_workers()
+    agreement = agreement_of(place)
+    assert isinstance(place.policy, TabularLearner)
+    batch = sampled(place, rule)
+    share = scored(place, batch)["recomputed"]
+    off = moved(batch, ~share, lambda said: said - 0.1)
+    before = agreement.dump()
+    prepared, metrics = prepare_batch(0, 0, off, place, rule)
+    assert metrics.floats()["agreement/mismatches"] == 0
+    prepared = prepared.with_columns({"advantage": torch.ones_like(prepared["old_logprob"])})
+    with pytest.raises(Disagreement, match="nothing of this step was trained on") as caught:
+        train_policy(0, 0, 0, prepared.select(range(32)), place, rule)
+    assert caught.value.metrics.floats()["agreement/breach"] == 1
+    assert agreement.dump() == before
+    assert torch.equal(place.policy.logits, torch.zeros_like(place.policy.logits))
+
+
+def test_a_later_minibatch_is_not_compared() -> None:
+    place, rule, _ = exact_workers()
+    prepared, _ = prepare_batch(0, 0, sampled(place, rule), place, rule)
+    prepared = prepared.with_columns({"advantage": torch.ones_like(prepared["old_logprob"])})
+    for epoch, minibatch in ((0, 1), (1, 0)):
+        metrics = train_policy(0, epoch, minibatch, prepared, place, rule)
+        assert not [name for name in metrics if name.startswith("agreement")]
+
+
+def test_a_tally_merges_over_micro_batches() -> None:
+    one, other = Tally(tokens=3, error=0.3, mismatches=1, largest=0.1), Tally(tokens=1, largest=0.2, mismatches=2)
+    both = one.merge(other)
+    assert (both.tokens, both.mismatches, both.largest) == (4, 3, 0.2)
+    assert both.value() == pytest.approx(1.075)
+
+
+def test_responses_that_are_looked_at_leave_the_others_not_recomputed() -> None:
+    place, rule, _ = exact_workers()
+    batch = sampled(place, rule)
+    twice = Batch(
+        torch.cat([batch.tokens] * 2),
+        torch.cat([batch.lengths] * 2),
+        {name: torch.cat([column] * 2) for name, column in batch.token.items()},
+        {name: torch.cat([column] * 2) for name, column in batch.sample.items()},
+        batch.sampling,
+    )
+    engine: SamplerSession = place.collector.engine
+    with engine.at(0):
+        metrics = agreement_of(place).compare_unscored(1, 0, twice).floats()
+    assert metrics["agreement/tokens"] == metrics["agreement/not_recomputed"] == 256
