@@ -215,7 +215,7 @@ def test_a_run_that_trains_on_no_samples_is_not_troubled() -> None:
     assert main(["train", "ppo.yaml", "run.folder=taught", "run.max_steps=0"]) == 0
     rows = ("distill.on_policy=false", "distill.max_tokens=96", "sampling=null", "data.completion='{answer}'")
     assert "agreement.exact" not in dry_run(load("distill.yaml", rows))
-    with pytest.raises(RecipeError, match="agreement.exact is require, but it trains on no samples"):
+    with pytest.raises(RecipeError, match=r"agreement\.exact is require, but it trains on no samples"):
         load("distill.yaml", [*rows, "agreement.exact=require"])
 
 
