@@ -17,6 +17,7 @@ from tiers import full
 from tiny_recipe import GRPO, RECIPE, REWARDS
 from transformers import PreTrainedModel
 
+from lockstep.algorithms import exactness
 from lockstep.cli import main
 from lockstep.config.errors import RecipeError
 from lockstep.config.loading import load
@@ -24,6 +25,7 @@ from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
 from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -194,6 +196,27 @@ def test_what_cannot_be_exact_is_refused_when_the_recipe_is_read(options: tuple[
     with pytest.raises(RecipeError, match=f"agreement.exact is require, but {reason}"):
         load("ppo.yaml", ["agreement.exact=require", *options])
     load("ppo.yaml", ["agreement.exact=true", *options])
+
+
+@pytest.mark.usefixtures("recipes")
+def test_a_dry_run_says_what_keeps_a_run_from_being_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "note: agreement.exact: learner.compile writes kernels of its own, so sampler and learner agree within"
+    assert reason in dry_run(load("ppo.yaml", ["learner.compile=true"]))
+    quiet = (["agreement.exact=false"], ["learner.lora={}"])
+    assert not any("agreement.exact" in dry_run(load("ppo.yaml", options)) for options in quiet)
+    monkeypatch.setattr(exactness, "resolve_device", lambda device: torch.device("cuda"))
+    assert "note: agreement.exact: learner.device is a GPU, whose kernels are not exact yet" in dry_run(
+        load("grpo.yaml", [])
+    )
+
+
+@pytest.mark.usefixtures("recipes")
+def test_a_run_that_trains_on_no_samples_is_not_troubled() -> None:
+    assert main(["train", "ppo.yaml", "run.folder=taught", "run.max_steps=0"]) == 0
+    rows = ("distill.on_policy=false", "distill.max_tokens=96", "sampling=null", "data.completion='{answer}'")
+    assert "agreement.exact" not in dry_run(load("distill.yaml", rows))
+    with pytest.raises(RecipeError, match=r"agreement\.exact is require, but it trains on no samples"):
+        load("distill.yaml", [*rows, "agreement.exact=require"])
 
 
 @pytest.mark.usefixtures("recipes")
