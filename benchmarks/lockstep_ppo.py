@@ -38,6 +38,7 @@ from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
+from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.rewards.rewards import Reward
 from lockstep.rollouts.rollout import RolloutCollector
@@ -54,7 +55,7 @@ def recipe(args: argparse.Namespace) -> PPORecipe:
             "model": {"path": "made by the benchmark"},
             "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},
             "reward": {"type": "python", "function": "benchmarks.lockstep_ppo:last_token"},
-            "learner": {"device": "cpu"},
+            "learner": {"device": "cpu", "dtype": args.dtype},
             "sampling": {"max_tokens": args.new_tokens},
             "validation_sampling": {"max_tokens": args.new_tokens},
             "run": {"num_logged_samples": 0},
@@ -97,6 +98,10 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
     policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
     critic = TorchLearner(ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic)
     reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), options.learner)
+    if args.exact:
+        for learner in (policy, reference):
+            assert isinstance(learner.model, LogitsHead)
+            make_exact(learner.model.lm)
     collector = experience_of(folder, args, options, policy)
     workers = PPOWorkers(policy=policy, critic=critic, reference=reference, collector=collector, phase=skip_timing)
     choices = build_settings(options, stop_token_ids=())
@@ -116,7 +121,7 @@ def experience_of(
     """The small Llama answers, sharing the learner's weights."""
     prompts, tokenizer = prompts_in(folder, args, options.data)
     assert isinstance(policy.model, LogitsHead)
-    sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size)
+    sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size, options.learner.is_bf16)
     return RolloutCollector(
         SamplerSession(sampler, policy), prompts, reward, partial(_decoded, tokenizer), options.seed
     )
@@ -148,6 +153,8 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=VOCAB)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--exact", action="store_true", help="by kernels that give a token the same bits in any batch")
     parser.add_argument("--whole-logits", action="store_true", help="of a model whose logits cannot be fused")
     return parser
 

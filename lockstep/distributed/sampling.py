@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.types import SamplingParams
 from lockstep_logprobs.hidden import hidden_logprobs
 from lockstep_logprobs.shard import WHOLE, Shard
-from lockstep_logprobs.softmax import Scoring, sum_block
+from lockstep_logprobs.softmax import Scoring, column_tiles, sum_block
 from lockstep_logprobs.support import support_floor
 from lockstep_logprobs.topk import vocab_topk
 from lockstep_logprobs.vocab import vocab_logprobs
@@ -128,7 +128,7 @@ def draw(
     floor_M = _floor(logits_MV, sampling)
     row = sum_block(z_MV, weight_MV, floor_M, scoring.temperature, row_invariant=row_invariant)
     token_M = z_MV.argmax(-1) if sampling.greedy else _invert(weight_MV, uniform_M)
-    if row_invariant:
+    if row_invariant and (floor_M is not None or len(list(column_tiles(z_MV.shape[1], row_invariant))) > 1):
         scoring = _scoring(sampling, entropy=False, row_invariant=True)
         return token_M, vocab_logprobs(logits_MV, token_M[:, None], scoring, floor_M)[0][:, 0]
     above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum

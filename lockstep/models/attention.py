@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
@@ -47,8 +48,12 @@ class Kernel(Protocol):
         """Attention of each row's tokens to those before them. Returns [rows · tokens, heads, size]."""
         ...
 
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
-        """Attention of a token per row to keys it sees, bool [rows, 1, 1, keys]. Returns [rows, 1, heads, size]."""
+    def mask(self, seen: Tensor, heads: int) -> Tensor:
+        """The mask of `newest` for the keys that tokens see, bool [rows, 1, 1, keys], and a number of heads of keys."""
+        ...
+
+    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        """Attention of a token per row to keys that it sees. Returns [rows, 1, heads, size]."""
         ...
 
 
@@ -62,8 +67,11 @@ class Fused:
         )
         return out.transpose(1, 2).flatten(0, 1)
 
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
-        out = F.scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
+    def mask(self, seen: Tensor, heads: int) -> Tensor:
+        return seen
+
+    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2)
 
 
@@ -104,55 +112,38 @@ def attention(
     scaling: float,
     layout: Layout | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     dropout: float = 0.0,
+    exact: bool = False,
     **other: object,
 ) -> tuple[Tensor, None]:
     """The attention function that `transformers` knows as "lockstep". No dropout: a policy must score what it sampled.
 
+    Args:
+        softcap: Scores become cap · tanh(score / cap).
+        s_aux: Scores, one for each head, that take a share of the probability [H].
+        exact: Each token gets the same bits, decoded or trained.
+
     Raises:
-        ValueError: If the model asks for something that is not built here, such as soft-capped scores.
+        InputError: If the model asks for something that its layout does not compute.
     """
+    name = type(module).__name__
     if layout is None:
-        raise InputError(
-            f"{type(module).__name__} hands no keyword arguments to its attention; such models do not run here"
-        )
-    for name in ("softcap", "s_aux"):
-        if other.get(name) is not None:
-            raise InputError(
-                f"{type(module).__name__} needs '{name}' in its attention, which Lockstep does not have yet"
-            )
-    return layout.attend(int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
-
-
-@torch.compiler.disable
-def exact_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: None,
-    *,
-    scaling: float,
-    layout: Layout | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    dropout: float = 0.0,
-    **other: object,
-) -> tuple[Tensor, None]:
-    """The attention function that `transformers` knows as "lockstep_exact".
-
-    Raises:
-        InputError: If the layout is not one of those that it computes.
-    """
-    if not isinstance(layout, KernelLayout):
-        raise InputError(f"{type(module).__name__} cannot be computed exactly here; use agreement.exact=false")
-    kernel = Blockwise(softcap, s_aux)
-    return layout.attend_by(kernel, int(module.layer_idx), query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
+        raise InputError(f"{name} hands no keyword arguments to its attention; such models do not run here")
+    how = int(module.layer_idx), query, key, value, scaling, sliding_window  # type: ignore[arg-type]
+    if not exact and softcap is None and s_aux is None:
+        return layout.attend(*how), None
+    if isinstance(layout, KernelLayout):
+        return layout.attend_by(Blockwise(softcap, s_aux), *how), None
+    if exact:
+        raise InputError(f"{name} cannot be computed exactly here; use agreement.exact=false")
+    needs = "'softcap'" if s_aux is None else "'s_aux'"
+    raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {type(layout).__name__}")
 
 
 AttentionInterface.register(NAME, attention)
-AttentionInterface.register(EXACT, exact_attention)
+AttentionInterface.register(EXACT, partial(attention, exact=True))
 
 
 @dataclass(frozen=True)
@@ -258,6 +249,7 @@ class Cached(KernelLayout):
         self._rows, self._capacity = len(prompts), capacity + -capacity % multiple
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
+        self._masks: dict[tuple[object, ...], Tensor] = {}
         self._filling = True
         self._multiple = multiple
         self.filled = prompts.lengths.to(prompts.tokens.device)
@@ -280,8 +272,7 @@ class Cached(KernelLayout):
         self._keys[layer][rows, :, self.filled] = key[:, :, 0]
         self._values[layer][rows, :, self.filled] = value[:, :, 0]
         k, v = self._keys[layer][:, :, :read], self._values[layer][:, :, :read]
-        seen = self._visible if window is None else self._visible & self._inside(window)
-        return kernel.newest(query, k, v, seen, scaling)
+        return kernel.newest(query, k, v, self._mask(kernel, key.shape[1], window), scaling)
 
     def next_token(self) -> None:
         """Makes room for one more token per row, at position `filled`; call it before each decoding pass."""
@@ -293,6 +284,7 @@ class Cached(KernelLayout):
         columns = torch.arange(self._read, device=self.filled.device)
         self._visible = (columns[None, :] <= self.filled[:, None])[:, None, None, :]
         self._all_rows = torch.arange(self.filled.numel(), device=self.filled.device)
+        self._masks.clear()
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but `rows`, int64 [B']; call it between passes."""
@@ -309,6 +301,14 @@ class Cached(KernelLayout):
         for caches, x in ((self._keys, key), (self._values, value)):
             caches[layer] = x.new_zeros(self._rows, x.shape[1], self._capacity, x.shape[3])
             caches[layer][self._row, :, self._position] = x[0].transpose(0, 1)
+
+    def _mask(self, kernel: Kernel, heads: int, window: int | None) -> Tensor:
+        """The mask of a kernel, made once for all layers of a pass."""
+        key = type(kernel), heads, window
+        if key not in self._masks:
+            seen = self._visible if window is None else self._visible & self._inside(window)
+            self._masks[key] = kernel.mask(seen, heads)
+        return self._masks[key]
 
     def _inside(self, window: int) -> Tensor:
         columns = torch.arange(self._read, device=self.filled.device)

@@ -12,6 +12,8 @@ _LEARNED = ("loss", "grad_norm", "kl")
 """Last words of the names of metrics that are finite in every healthy step."""
 EQUAL_STEPS = 5
 """Steps in a row whose rewards are all equal, before a run is said to learn nothing."""
+_CLAMPED = 0.25
+"""Share of a step's rewards outside the range that is scaled, from which on the range is likely a mistake."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,13 @@ _RULES = (
         lambda row: row.get("train/reward_min", math.nan) == row.get("train/reward_max", 0.0),
         lambda row: f"every reward was {row['train/reward']:g}, and from equal rewards nothing is learned",
         least=EQUAL_STEPS,
+    ),
+    _Rule(
+        "train/clamped",
+        lambda row: row["train/clamped"] >= _CLAMPED,
+        lambda row: (
+            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source, so different ones become equal"
+        ),
     ),
     _Rule(
         "train/no_verdict",

@@ -9,6 +9,7 @@ _FULL = {
     "train/reward_min": "Lowest score of a sampled response.",
     "train/reward_max": "Highest score of a sampled response.",
     "train/shaped_reward": "The reward that is maximized: the score after shaping, less β·KL where that is part of it.",
+    "train/clamped": "Share of responses whose score lies outside reward_scaling.source and becomes one of its ends.",
     "train/kl": "Mean KL divergence of the policy from its reference, in nats per token.",
     "train/kl_coef": "Coefficient β of the KL penalty, where it is adapted.",
     "train/advantage": "Mean advantage of the trained tokens, before whitening.",

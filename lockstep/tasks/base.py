@@ -22,6 +22,7 @@ __all__ = [
     "Task",
     "TaskFiles",
     "join_words",
+    "list_syllables",
     "permute",
     "sample_uniforms",
     "write_rows",
@@ -68,6 +69,12 @@ class Draws:
 
     def share(self) -> float:
         return next(self._numbers)
+
+
+def list_syllables() -> list[str]:
+    """1,040 words of one syllable, always in the same order: names of places, of questions and the like."""
+    first, second, last = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
+    return [a + b + c for c in ("", *last) for a in first for b in second]
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -18,10 +18,17 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from lockstep.tasks.base import Task, TaskFiles, join_words, permute, sample_uniforms, write_rows
+from lockstep.tasks.base import (
+    Task,
+    TaskFiles,
+    join_words,
+    list_syllables,
+    permute,
+    sample_uniforms,
+    write_rows,
+)
 
 _LONGER = 4  # moves of a demonstration beyond those that count
-_LETTERS = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
 DRY, WET = "dry", "wet"
 
 
@@ -37,8 +44,8 @@ class Walk(Task):
 
     @model_validator(mode="after")
     def _there_are_so_many(self) -> Walk:
-        if not 4 <= self.places <= len(name_places()):
-            raise ValueError(f"a graph has 4 to {len(name_places())} places, but places is {self.places}")
+        if not 4 <= self.places <= len(list_syllables()):
+            raise ValueError(f"a graph has 4 to {len(list_syllables())} places, but places is {self.places}")
         if self.validation_walks >= 2 * self.places:
             raise ValueError(f"walks begin in {2 * self.places} ways; hold out fewer than that")
         return self
@@ -57,7 +64,7 @@ class Walk(Task):
 
     def _walks(self, beginnings: Sequence[int], role: str) -> Iterator[dict[str, Any]]:
         """Random walks with right notes; some moves longer than what counts, so that no walk that counts stops."""
-        names, ways = name_places(), draw_ways(self.places, self.seed)
+        names, ways = list_syllables(), draw_ways(self.places, self.seed)
         draws = sample_uniforms(range(len(beginnings)), self.moves + _LONGER, self.seed, "walks", role)
         for beginning, chances in zip(beginnings, draws, strict=True):
             start, first = divmod(beginning, 2)
@@ -70,16 +77,10 @@ class Walk(Task):
             yield {"question": question, "answer": join_words(words)}
 
 
-def name_places() -> list[str]:
-    """Names of places: one-syllable words."""
-    first, second, last = _LETTERS
-    return [a + b + c for c in ("", *last) for a in first for b in second]
-
-
 @cache
 def number_places() -> dict[str, int]:
     """Numbers of places by their names."""
-    return {name: number for number, name in enumerate(name_places())}
+    return {name: number for number, name in enumerate(list_syllables())}
 
 
 @cache

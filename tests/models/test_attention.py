@@ -8,11 +8,13 @@ import torch
 from tiny_models import ARCHITECTURES, ragged
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from lockstep.batch import Batch
-from lockstep.models.attention import NAME, Cached, Packed
+from lockstep.errors import InputError
+from lockstep.models.attention import Cached, Packed, SideBySide
 from lockstep.models.load import load_causal_lm
+from lockstep.models.miniature import miniature, plain_logits
 
 HEADS, GROUPS, SIZE = 4, 2, 8
 
@@ -99,19 +101,20 @@ def test_one_token_at_a_time_gives_what_the_whole_gives(models: Callable[..., Pa
         torch.testing.assert_close(out, torch.stack([expected[row][step] for row in rows]), atol=2e-5, rtol=0.0)
 
 
-def test_a_model_that_needs_more_is_refused() -> None:
-    fields = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "head_dim": 8,
-    }
-    config = AutoConfig.for_model("gemma2", vocab_size=16, num_key_value_heads=2, **fields)
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
-    batch = Batch(torch.tensor([1, 2, 3]), torch.tensor([3]))
-    with pytest.raises(ValueError, match="Gemma2Attention needs 'softcap' in its attention"):
-        lm(input_ids=batch.tokens[None], position_ids=batch.position[None], layout=Packed.of(batch))
+SMALL = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+CONFIG = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 3, "num_local_experts": 4}
+
+
+@pytest.mark.parametrize(("kind", "more"), [("gemma2", {"attn_logit_softcapping": 0.5}), ("gpt_oss", {})])
+def test_caps_and_sinks_are_those_of_transformers(kind: str, more: dict[str, float]) -> None:
+    model = miniature(AutoConfig.for_model(kind, **CONFIG, **more, pad_token_id=None))
+    batch = Batch(torch.arange(11) % 16, torch.tensor([4, 7]))
+    inputs = {"input_ids": batch.tokens[None], "position_ids": batch.position[None], "use_cache": False}
+    logits = model(**inputs, layout=Packed.of(batch)).logits[0]
+    expected = torch.cat([plain_logits(model, tokens) for tokens in batch.sequences()])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
+    with pytest.raises(InputError, match=r"needs '(softcap|s_aux)' in its attention, which Lockstep does not have for"):
+        model(**inputs, layout=SideBySide())
 
 
 def test_a_call_without_layout_is_refused(models: Callable[..., Path]) -> None:

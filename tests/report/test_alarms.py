@@ -56,6 +56,11 @@ def test_equal_rewards_are_one_only_in_five_steps_in_a_row() -> None:
     assert of(5) == [5]
 
 
+def test_a_range_that_most_rewards_lie_outside_is_one() -> None:
+    (found,) = find_alarms(rows(train__clamped=[0.0, 0.2, 1.0]))
+    assert (found.first, found.text[:23]) == (3, "100% of rewards lie out")
+
+
 def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() -> None:
     healthy = rows(
         train__reward_min=[0.0] * 9, train__reward_max=[1.0] * 9, train__reward=[0.5] * 9, policy__loss=[0.1] * 9

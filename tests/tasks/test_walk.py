@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.tasks.walk import Walk, draw_ways, find_dry, name_places, number_places, reward
+from lockstep.tasks.base import list_syllables
+from lockstep.tasks.walk import Walk, draw_ways, find_dry, number_places, reward
 
 SPEC = Walk(name="walk", places=20, validation_walks=8, moves=6, demonstrations=400, seed=3)
 
@@ -36,7 +37,7 @@ def test_no_beginning_is_held_out_and_learned(tmp_path: Path) -> None:
 
 
 def test_the_reward_is_the_share_of_dry_places() -> None:
-    names, dry = name_places(), find_dry(20, 3)
+    names, dry = list_syllables(), find_dry(20, 3)
     good, bad = names[min(dry)], names[min(set(range(20)) - dry)]
     row = {"places": 20, "moves": 6, "seed": 3}
     assert reward("", f" {good} dry" * 6, "", row) == 1.0

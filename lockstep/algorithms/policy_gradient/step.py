@@ -251,12 +251,17 @@ def _with_reference(
 
 
 def _measure_objective(batch: Batch, settings: PolicyGradientSettings) -> Metrics:
-    """Metric of the maximized objective, per response: the shaped score less β·KL of all tokens, in loss or reward."""
+    """Metrics of the maximized objective: the shaped score less β·KL of all tokens per response; what was clamped."""
     objective_B = batch["shaped_score"]
     if settings.kl is not None:
         objective_B = objective_B - settings.kl.value * batch.per_sample(batch["kl"])
     trained_B = batch.per_sample(batch.mask.float()) > 0
-    return Metrics({"train/shaped_reward": Mean((objective_B * trained_B).sum(), trained_B.sum())})
+    metrics = Metrics({"train/shaped_reward": Mean((objective_B * trained_B).sum(), trained_B.sum())})
+    if settings.options.reward_scaling is not None:
+        low, high = settings.options.reward_scaling.source
+        clamped_B = trained_B & ((batch["score"] < low) | (batch["score"] > high))
+        metrics["train/clamped"] = Mean(clamped_B.sum(), trained_B.sum())
+    return metrics
 
 
 def policy_loss(settings: PolicyGradientSettings) -> ClippedSurrogate:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.linear import ROWS
+from lockstep.models.exact.linear import pad
 
 KEYS = 16
 """Keys come in multiples of so many: fewer in a product take another kernel, and a softmax has so many sums."""
@@ -42,33 +42,28 @@ class Blockwise:
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         heads, width = key.shape[1], query.shape[2]
         with torch.autocast(query.device.type, enabled=False):
-            query, key, value = (_pad(x.float(), KEYS) for x in (query, key, value))
+            query, key, value = (pad(x.float(), KEYS) for x in (query, key, value))
             q, groups = _fold(query * scaling, heads)
             how = window, self.softcap, groups
             out = _Causal.apply(q, key.flatten(0, 1), value.flatten(0, 1), self._sinks(query, heads), *how)
             return _unfold(out, heads, groups)[:, :width].flatten(0, 1)
 
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scaling: float) -> Tensor:
+    def mask(self, seen: Tensor, heads: int) -> Tensor:
+        return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf).repeat(1, heads, 1, 1)
+
+    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
         heads = key.shape[1]
         with torch.autocast(query.device.type, enabled=False):
             q, groups = _fold(query.float() * scaling, heads)
-            mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, -torch.inf)
-            mask = mask.expand(-1, heads, -1, -1).flatten(0, 1)
-            sinks = self._sinks(query, heads)
-            sinks = None if sinks is None else _pad(sinks, ROWS)
             k, v = key.float().flatten(0, 1), value.float().flatten(0, 1)
-            return _unfold(_attend(_pad(q, ROWS), k, v, mask, self.softcap, sinks)[:, :groups], heads, groups)
+            out = _attend(q, k, v, mask.flatten(0, 1), self.softcap, self._sinks(query, heads))
+            return _unfold(out, heads, groups)
 
     def _sinks(self, query: Tensor, heads: int) -> Tensor | None:
         """The sinks of the queries of one token [B, G, 1]."""
         if self.sinks is None:
             return None
         return self.sinks.float().view(heads, -1, 1).repeat(query.shape[0], 1, 1)
-
-
-def _pad(x: Tensor, multiple: int) -> Tensor:
-    """Adds rows of 0 up to a multiple; padding by none would copy."""
-    return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple)) if x.shape[-2] % multiple else x
 
 
 def _fold(query: Tensor, heads: int) -> tuple[Tensor, int]:
@@ -86,26 +81,26 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None
     """Attention of some queries [B, M, D] to keys [B, W, D]; the one definition of it.
 
     Args:
-        q: Queries, already scaled.
+        q: Queries, already scaled; products are filled up to a multiple of 8 of them, and nothing else is.
         k: Keys, of which the first is the first of a block.
         v: Their values.
         mask: 0 where a query sees a key, else −∞, of a shape that goes with [B, M, W].
         softcap: As in `Blockwise`.
         sinks: One for each query, of a shape that goes with [B, M, 1].
     """
-    weight, _, _ = _weights(q, k, mask, softcap, sinks)
+    weight = pad(_weights(q, k, mask, softcap, sinks)[0])
     out = torch.bmm(weight[:, :, :BLOCK], v[:, :BLOCK])
     for start in range(BLOCK, k.shape[1], BLOCK):
         keys = slice(start, start + BLOCK)
         out += torch.bmm(weight[:, :, keys], v[:, keys])
-    return out
+    return out[:, : q.shape[1]]
 
 
 def _weights(
     q: Tensor, k: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Probabilities of keys [B, M, W], and of the sinks [B, M, 1]; and tanh(score / cap), if there is a cap."""
-    score, bent = torch.bmm(q, k.transpose(1, 2)), None
+    score, bent = torch.bmm(pad(q), k.transpose(1, 2))[:, : q.shape[1]], None
     if softcap is not None:
         bent = score.div_(softcap).tanh_()
         score = bent * softcap

@@ -8,6 +8,7 @@ round alike.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,23 +24,54 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = x.shape[:-1].numel()
     if rows % ROWS == 0:
         return F.linear(x, weight, bias)
-    padded = F.pad(x.reshape(rows, -1), (0, 0, 0, -rows % ROWS))
-    return F.linear(padded, weight, bias)[:rows].view(*x.shape[:-1], -1)
+    return F.linear(pad(x.reshape(rows, -1)), weight, bias)[:rows].view(*x.shape[:-1], -1)
+
+
+def pad(x: Tensor, multiple: int = ROWS) -> Tensor:
+    """Adds rows of 0 up to a multiple; padding by none would copy."""
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple)) if x.shape[-2] % multiple else x
 
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x), each element of which has the same bits anywhere; differentiable."""
-    return _SiLU.apply(x)
+    return _SiLU.apply(x) if x.requires_grad else _silu(x)
+
+
+def _silu(x: Tensor) -> Tensor:
+    wide = x.float()
+    return torch.div(wide, wide.neg().exp_().add_(1.0)).to(x.dtype)
 
 
 class _SiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        wide = x.float()
-        return torch.div(wide, wide.neg().exp_().add_(1.0)).to(x.dtype)
+        return _silu(x)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
         (x,), (gradient,) = ctx.saved_tensors, grad_outputs
         return torch.ops.aten.silu_backward(gradient, x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x · Φ(x) by its approximation with tanh, each element of which has the same bits anywhere; differentiable."""
+    return _GELUTanh.apply(x) if x.requires_grad else _gelu_tanh(x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    wide = x.float()
+    inner = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2.0 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
+
+
+class _GELUTanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return _gelu_tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
+        (x,), (gradient,) = ctx.saved_tensors, grad_outputs
+        return torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")

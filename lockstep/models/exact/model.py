@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.activations import SiLUActivation
+from transformers.activations import GELUTanh, SiLUActivation
 
 from lockstep.models.attention import EXACT, NAME
 from lockstep.models.exact.attention import KEYS
-from lockstep.models.exact.linear import linear, silu
+from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route
+from lockstep.models.exact.linear import gelu_tanh, linear, silu
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
+
+_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 _ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose angles depend on nothing but the position."""
@@ -20,17 +25,16 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 def make_exact(lm: PreTrainedModel) -> None:
     """Makes a model compute exactly, in place; `explain_inexact` says of which models that is true."""
     for module in lm.modules():
-        if isinstance(module, nn.Linear):
-            vars(module)["forward"] = partial(_map, module)
-        elif isinstance(module, SiLUActivation | nn.SiLU):
-            vars(module)["forward"] = silu
+        forward = _forward(module)
+        if forward is not None:
+            vars(module)["forward"] = forward
     lm.set_attn_implementation(EXACT)
 
 
 def make_inexact(lm: PreTrainedModel) -> None:
     """Undoes `make_exact`."""
     for module in lm.modules():
-        if isinstance(module, nn.Linear | SiLUActivation | nn.SiLU):
+        if _forward(module) is not None:
             vars(module).pop("forward", None)
     lm.set_attn_implementation(NAME)
 
@@ -47,15 +51,31 @@ def find_multiple(lm: PreTrainedModel) -> int:
 
 def explain_inexact(config: PreTrainedConfig) -> str | None:
     """Says why a model cannot be computed exactly; None: it can."""
-    text = config.get_text_config()
+    fields = config.get_text_config().to_dict()
     if not has_exact_layers(config):
         return f"a {config.model_type} has not been shown to be exact; these are: {', '.join(EXACT_TYPES)}"
-    if text.hidden_act != "silu":
-        return f"the model's hidden_act is {text.hidden_act}, and only silu is written exactly"
-    kind = (text.rope_parameters or {}).get("rope_type", "default")
-    if kind not in _ROTARY:
-        return f"the model's rotary positions ({kind}) depend on the length of a batch"
+    act = fields.get("hidden_activation") or fields["hidden_act"]
+    if act not in _ACTIVATIONS:
+        return f"the model's activation is {act}, and only {' and '.join(_ACTIVATIONS)} are written exactly"
+    rope = fields.get("rope_parameters") or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    kinds = {part.get("rope_type", "default") for part in parts} - set(_ROTARY)
+    if kinds:
+        return f"the model's rotary positions ({', '.join(kinds)}) depend on the length of a batch"
     return None
+
+
+def _forward(module: nn.Module) -> Callable[..., Any] | None:
+    """How a module is computed exactly; None: as it is."""
+    if isinstance(module, nn.Linear):
+        return partial(_map, module)
+    if isinstance(module, SiLUActivation | nn.SiLU):
+        return silu
+    if isinstance(module, GELUTanh):
+        return gelu_tanh
+    if type(module).__name__ in ROUTERS:
+        return partial(route, module)
+    return partial(compute_experts, module) if type(module).__name__ in EXPERTS else None
 
 
 def _map(module: nn.Linear, x: Tensor) -> Tensor:

@@ -76,6 +76,11 @@ def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: 
     assert last(plain, changes) != pytest.approx(last(changed, changes), rel=1e-6)
 
 
+def test_scores_outside_the_range_that_is_scaled_are_counted(run: Run) -> None:
+    assert last(run("ppo.reward_scaling={source: [2, 3]}"), "train/clamped") == 1.0
+    assert last(run("ppo.reward_scaling={source: [-9, 9]}", "run.folder=wide"), "train/clamped") == 0.0
+
+
 DIFFERS = (
     "learner.dtype=bf16", "model.scratch.config.initializer_range=0.2", "model.scratch.config.num_hidden_layers=3",
     "agreement.exact=false",

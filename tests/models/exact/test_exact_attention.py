@@ -42,7 +42,8 @@ def decode(kernel: Blockwise, qkv: Sequence[Tensor], at: int, width: int, window
     keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, cells - at - 1)) for x in (k, v))
     place = torch.arange(cells)
     seen = (place <= at) & (place > at - (window or cells))
-    return kernel.newest(q[:, :, at : at + 1], keys, values, seen.expand(len(q), 1, 1, -1), 0.3)
+    mask = kernel.mask(seen.expand(len(q), 1, 1, -1), k.shape[1])
+    return kernel.newest(q[:, :, at : at + 1], keys, values, mask, 0.3)
 
 
 def written_out(kernel: Blockwise, qkv: Sequence[Tensor], window: int | None) -> Tensor:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.linear import linear, silu
+from lockstep.models.exact.linear import gelu_tanh, linear, silu
 
 ROWS = st.one_of(
     st.integers(1, 40), st.integers(60, 70), st.integers(250, 300), st.sampled_from((2047, 2048, 2049, 4099))
@@ -62,6 +64,11 @@ def test_gradients_are_those_of_float64(rows: int) -> None:
         torch.testing.assert_close(gradient.double(), other, atol=2e-4, rtol=1e-5)
 
 
+ACTIVATIONS = ((silu, F.silu), (gelu_tanh, partial(F.gelu, approximate="tanh")))
+Activation = Callable[[Tensor], Tensor]
+
+
+@pytest.mark.parametrize("activation", [silu, gelu_tanh])
 @settings(max_examples=40, deadline=None)
 @given(
     size=st.one_of(st.integers(1, 300), st.integers(32700, 32900), st.just(100_003)),
@@ -69,19 +76,22 @@ def test_gradients_are_those_of_float64(rows: int) -> None:
     bf16=st.booleans(),
     threads=st.sampled_from((1, 2, 3, 4)),
 )
-def test_an_element_of_silu_has_the_same_bits_anywhere(size: int, start: int, bf16: bool, threads: int) -> None:
+def test_an_element_of_an_activation_has_the_same_bits_anywhere(
+    activation: Activation, size: int, start: int, bf16: bool, threads: int
+) -> None:
     x = 4 * torch.randn(200_000, generator=torch.Generator().manual_seed(0))
     x = x.bfloat16() if bf16 else x
     torch.set_num_threads(1)
-    whole = silu(x)
+    whole = activation(x)
     torch.set_num_threads(threads)
-    assert torch.equal(silu(x[start : start + size].clone()), whole[start : start + size])
+    assert torch.equal(activation(x[start : start + size].clone()), whole[start : start + size])
 
 
-def test_silu_is_that_of_float64() -> None:
+@pytest.mark.parametrize(("activation", "usual"), ACTIVATIONS)
+def test_activations_are_those_of_float64(activation: Activation, usual: Activation) -> None:
     x = torch.tensor([-200.0, -90.0, -5.0, -0.5, 0.0, 1e-3, 3.0, 90.0, 200.0]).requires_grad_()
     wide = x.detach().double().requires_grad_()
-    torch.testing.assert_close(silu(x).double(), F.silu(wide), atol=1e-6, rtol=1e-6)
-    (gradient,) = torch.autograd.grad(silu(x).sum(), x)
-    (expected,) = torch.autograd.grad(F.silu(wide).sum(), wide)
+    torch.testing.assert_close(activation(x).double(), usual(wide), atol=1e-6, rtol=1e-6)
+    (gradient,) = torch.autograd.grad(activation(x).sum(), x)
+    (expected,) = torch.autograd.grad(usual(wide).sum(), wide)
     torch.testing.assert_close(gradient.double(), expected, atol=1e-6, rtol=1e-6)

@@ -26,6 +26,11 @@ SHAPE = {
     "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": None,
     "eos_token_id": None,
 }  # fmt: skip
+LAYERS = ["sliding_attention", "full_attention"]
+HEADS = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}
+EXPERTS = {
+    "head_dim": 16, "num_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama large": {"model_type": "llama", "vocab_size": 4100, "num_key_value_heads": 4},
@@ -33,13 +38,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2 window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     "qwen3": {"model_type": "qwen3", "head_dim": 24},
     "mistral": {"model_type": "mistral", "sliding_window": 20},
+    "gemma2": {"model_type": "gemma2", **HEADS, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    "gemma3": {"model_type": "gemma3_text", **HEADS, "layer_types": LAYERS},
+    "gpt-oss": {"model_type": "gpt_oss", **EXPERTS, "sliding_window": 20},
+    "mixtral": {"model_type": "mixtral", **EXPERTS, "sliding_window": None},
+    "qwen3 moe": {"model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
 }
+OFTEN = ("llama", "mistral", "gemma2", "gpt-oss")
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "temperature": {"temperature": 0.7},
     "top-k": {"top_k": 5},
     "top-p": {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
 }
+THREADS = ((1, 1), (2, 1), (1, 2), (4, 4))
+"""Of the sampler and of the learner."""
 PROMPTS = (1, 2, 17, 64, 65, 9)
 MOST = 10
 
@@ -72,16 +85,16 @@ def scored(head: LogitsHead, batch: Batch, bf16: bool, gradient: bool) -> Tensor
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("kind", ["llama", *map(full, ("llama large", "qwen2", "qwen2 window", "qwen3")), "mistral"])
+@pytest.mark.parametrize("kind", [kind if kind in OFTEN else full(kind) for kind in KINDS])
 def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, bf16: bool) -> None:
     lm = build(kind)
     head = LogitsHead(lm)
     make_exact(lm)
-    for number, shape in enumerate(SAMPLINGS.values()):
-        torch.set_num_threads(1 + (number == 1))
+    for shape, (sampler, learner) in zip(SAMPLINGS.values(), THREADS, strict=True):
+        torch.set_num_threads(sampler)
         sampling = SamplingParams(max_tokens=MOST, stop_token_ids=(3,), **shape)
         batch = TorchSampler(lm, 4, bf16).generate(requests(lm.config.vocab_size), sampling)
-        torch.set_num_threads(1 + (number == 2))
+        torch.set_num_threads(learner)
         some = batch.select(torch.tensor([4, 1, 2]))
         for part, gradient in ((batch, True), (batch, False), (some, True)):
             assert torch.equal(scored(head, part, bf16, gradient), part["sampler_logprob"][part.mask])
@@ -120,8 +133,10 @@ def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
 
 
 def test_what_is_not_written_exactly_is_named() -> None:
-    gemma = AutoConfig.for_model("gemma2")
-    assert explain_inexact(gemma) == "a gemma2 has not been shown to be exact; these are: llama, mistral, qwen2, qwen3"
+    reason = explain_inexact(AutoConfig.for_model("olmo2"))
+    assert reason is not None
+    assert reason.startswith("a olmo2 has not been shown to be exact; these are: gemma2, gemma3_text, gpt_oss, llama,")
+    assert explain_inexact(AutoConfig.for_model("gemma3_text")) is None
     assert explain_inexact(AutoConfig.for_model("llama", hidden_act="gelu")) is not None
     grows = AutoConfig.for_model("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
     assert explain_inexact(grows) is not None
@@ -129,8 +144,8 @@ def test_what_is_not_written_exactly_is_named() -> None:
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_probe_finds_this_machine_exact_and_another_not(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
-    configs = [build(kind).config for kind in ("llama large", "qwen3")]
-    assert [probe.probe(config, bf16) for config in configs] == [None, None]
+    configs = [build(kind).config for kind in ("llama large", "qwen3", "gemma2", "gpt-oss", "mixtral")]
+    assert [probe.probe(config, bf16) for config in configs] == [None] * 5
     monkeypatch.setattr(probe, "linear", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
     found = probe.probe(configs[0], bf16)
     assert found is not None

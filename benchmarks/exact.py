@@ -1,0 +1,185 @@
+"""What `agreement.exact` keeps and costs: tokens whose log-probabilities differ, and time beside an inexact run.
+
+    python -m benchmarks.exact [--save]
+
+Mismatches: a small random model of each family samples with the torch sampler, by turns plainly, at a temperature, by
+top-k and by top-p; the learner scores each token packed in other company, and again as it trains. A token counts once,
+and as a mismatch if either log-probability has another bit than the sampler's. Threads are those of the sampler and of
+the learner. The last column is the same without exact kernels.
+
+Price, on one thread: CPU seconds of a PPO step and tokens per CPU second of the sampler, exact and not, in turn; models
+have random weights and the sizes of the quick start, of `benchmarks.generate` and of about 100 M parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.families import FAMILIES
+from benchmarks.harness import Row, environment, measure_interleaved, save, table
+from benchmarks.lockstep_ppo import arguments, step_of
+from benchmarks.small_llama import causal_lm, llama_config, random_prompts
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.models import attention
+from lockstep.models.exact.model import make_exact
+from lockstep.models.families.registry import EXACT_TYPES
+from lockstep.models.heads import LogitsHead
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+THREADS = ((1, 1), (1, 2), (2, 1), (4, 4))
+SAMPLINGS = (
+    SamplingParams(96, temperature=1.0, stop_token_ids=(3,)),
+    SamplingParams(96, temperature=0.7, stop_token_ids=(3,)),
+    SamplingParams(96, temperature=1.2, top_k=20, stop_token_ids=(3,)),
+    SamplingParams(96, temperature=1.0, top_p=0.9, stop_token_ids=(3,)),
+)
+STEPS = {
+    "quick start": "--prompts 256 --prompt-tokens 24 --new-tokens 16 --minibatches 2 --hidden 64 --vocab 256",
+    "0.6 M": "--prompts 32 --prompt-tokens 32 --new-tokens 64",
+    "100 M": "--prompts 8 --prompt-tokens 32 --new-tokens 32 --hidden 768 --layers 12 --vocab 16384",
+}
+SAMPLED = {
+    "quick start": (256, 16, {"hidden": 64, "vocab": 256}),
+    "0.6 M": (32, 128, {}),
+    "100 M": (8, 32, {"hidden": 768, "layers": 12, "vocab": 16384}),
+}
+"""Rows, new tokens, and the sizes of a model."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Tokens of one family that were compared.
+
+    Attributes:
+        family: Its type.
+        dtype: Type of the computation.
+        threads: Of the sampler and of the learner.
+        tokens: Tokens compared.
+        mismatches: Those with different bits.
+        inexact: Mismatches of as many tokens without exact kernels.
+    """
+
+    family: str
+    dtype: str
+    threads: str
+    tokens: int
+    mismatches: int
+    inexact: int
+
+
+def build(family: str) -> PreTrainedModel:
+    """A small random model, all of whose vectors matter."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **(FAMILIES[family] | {"max_position_embeddings": 256}))
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32).eval()
+    for vector in (parameter for parameter in lm.parameters() if parameter.ndim == 1):
+        vector.data += 0.1 * torch.randn(vector.shape)
+    return lm
+
+
+def compare(family: str, rows: int) -> Iterator[Cell]:
+    """Compares one family in both types, on all numbers of threads."""
+    inexact, exact = build(family), build(family)
+    make_exact(exact)
+    for dtype in ("fp32", "bf16"):
+        for number, threads in enumerate(THREADS):
+            tokens, mismatches = count(exact, dtype, threads, rows, number)
+            _, usual = count(inexact, dtype, threads, rows, number)
+            yield Cell(family, dtype, f"{threads[0]}/{threads[1]}", tokens, mismatches, usual)
+
+
+def count(lm: PreTrainedModel, dtype: str, threads: tuple[int, int], rows: int, seed: int) -> tuple[int, int]:
+    """Tokens that were sampled, and those that the learner gives another log-probability, scored or trained."""
+    prompts = random_prompts([1 + 61 * row % 64 for row in range(rows)], seed)
+    requests = [Request(tuple(t % 256 for t in p), keyed.key("exact", seed, i)) for i, p in enumerate(prompts)]
+    head, tokens, mismatches = LogitsHead(lm, products=lm.config.model_type != "gemma2"), 0, 0
+    for start, sampling in enumerate(SAMPLINGS):
+        torch.set_num_threads(threads[0])
+        batch = TorchSampler(lm, 48, dtype == "bf16").generate(requests[start :: len(SAMPLINGS)], sampling)
+        torch.set_num_threads(threads[1])
+        for part in batch.select(torch.randperm(len(batch))).split(40):
+            wrong = torch.zeros(int(part.mask.sum()), dtype=torch.bool)
+            for gradient in (False, True):
+                wrong |= score(head, part, dtype, gradient) != part["sampler_logprob"][part.mask]
+            tokens, mismatches = tokens + len(wrong), mismatches + int(wrong.sum())
+    return tokens, mismatches
+
+
+def score(head: LogitsHead, batch: Batch, dtype: str, gradient: bool) -> torch.Tensor:
+    """Log-probabilities of the sampled tokens, as the learner scores them or as it trains."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"), torch.set_grad_enabled(gradient):
+        logprob = head(batch).logprob
+    assert logprob is not None
+    return logprob.detach()[batch.mask]
+
+
+def time_steps(name: str, dtype: str, repeats: int) -> Row:
+    """CPU seconds of a PPO step, inexact and exact."""
+    options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1", "--kl-coef", "0"]
+    with tempfile.TemporaryDirectory() as folder:
+        sides = [step_of(Path(folder), arguments(None).parse_args([*options, *more]))[0] for more in ([], ["--exact"])]
+        numbers = iter(range(10**6))
+        usual, exact = measure_interleaved([lambda side=side: side(next(numbers)) for side in sides], repeats)
+    ratio = statistics.median(b / a for a, b in zip(usual.cpu_s, exact.cpu_s, strict=True))
+    return Row(f"{name}, {dtype}", usual.cpu_median_s, exact.cpu_median_s, ratio)
+
+
+def time_sampling(name: str, dtype: str, repeats: int) -> Row:
+    """Tokens per CPU second of the sampler, inexact and exact."""
+    rows, most, sizes = SAMPLED[name]
+    requests = [
+        Request(tuple(t % 256 for t in prompt), keyed.key("exact", i))
+        for i, prompt in enumerate(random_prompts([8 + i * 56 // rows for i in range(rows)]))
+    ]
+    usual_lm, exact_lm = (causal_lm(llama_config(**sizes)).eval() for _ in range(2))
+    usual_lm.set_attn_implementation(attention.NAME)
+    make_exact(exact_lm)
+    sides = [TorchSampler(lm, 256, dtype == "bf16") for lm in (usual_lm, exact_lm)]
+    calls = [lambda side=side: side.generate(requests, SamplingParams(most)) for side in sides]
+    usual, exact = measure_interleaved(calls, repeats)
+    ratio = statistics.median(a / b for a, b in zip(usual.cpu_s, exact.cpu_s, strict=True))
+    return Row(f"{name}, {dtype}", rows * most / usual.cpu_median_s, rows * most / exact.cpu_median_s, ratio)
+
+
+def show(cells: list[Cell]) -> str:
+    """The mismatches as a Markdown table."""
+    lines = ["| family | type | threads | tokens compared | mismatches | inexact |", "|---|---|---|---:|---:|---:|"]
+    rows = [f"{c.family} | {c.dtype} | {c.threads} | {c.tokens:,} | {c.mismatches:,} | {c.inexact:,}" for c in cells]
+    total = sum(c.tokens for c in cells), sum(c.mismatches for c in cells), sum(c.inexact for c in cells)
+    rows.append(" | ".join(["all", "", "", *(f"{number:,}" for number in total)]))
+    return "\n".join(lines + [f"| {row} |" for row in rows])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", default=list(EXACT_TYPES), help="default: all that are exact")
+    parser.add_argument("--rows", type=int, default=320, help="prompts of each cell")
+    parser.add_argument("--repeats", type=int, default=7, help="interleaved pairs; of the largest model, three")
+    parser.add_argument("--price", nargs="*", default=list(STEPS), help="models whose price is measured")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/exact.json")
+    args = parser.parse_args()
+    cells = [cell for family in args.families for cell in compare(family, args.rows)]
+    print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
+    torch.set_num_threads(1)
+    cases = [(name, dtype, 3 if name == "100 M" else args.repeats) for name in args.price for dtype in ("fp32", "bf16")]
+    steps = [time_steps(*case) for case in cases]
+    print("", environment(), table(steps, "inexact", "CPU s per PPO step"), sep="\n", flush=True)
+    sampling = [time_sampling(*case) for case in cases]
+    print("", table(sampling, "inexact", "tokens per CPU second"), sep="\n")
+    if args.save:
+        print(save("exact", environment(), [*steps, *sampling], {"mismatches": [vars(cell) for cell in cells]}))
+    return int(any(cell.mismatches for cell in cells))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
