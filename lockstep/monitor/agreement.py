@@ -195,8 +195,8 @@ class Agreement:
         self._before = self.dump()
         if self._promise.exact and not self._promise.stops_inexact and not self.state.total.mismatches:
             sampler_N = trainable(batch["sampler_logprob"], batch.mask)
-            batch = batch.with_columns({"old_logprob": sampler_N}, {"recomputed": _keyed_share(batch, seed, step)})
-            share = _recomputed(batch)
+            batch = batch.with_columns({"old_logprob": sampler_N}, {"recomputed": _choose_share(batch, seed, step)})
+            share = _select_recomputed(batch)
             if bool(sampler_N.isfinite().all()) and torch.equal(self._policy.logprobs(share), share["old_logprob"]):
                 return batch
         everything = torch.ones(len(batch), dtype=torch.bool)
@@ -204,7 +204,7 @@ class Agreement:
 
     def compare_recomputed(self, step: int, version: int, batch: Batch) -> Metrics:
         """Compares as `__call__` does, what `score` recomputed."""
-        some = _recomputed(batch)
+        some = _select_recomputed(batch)
         return self._compare(step, version, some, None, _count_tokens(batch) - _count_tokens(some))
 
     def compare_trained(self, step: int, now: Tally) -> Metrics:
@@ -342,7 +342,7 @@ def _pick_responses(batch: Batch) -> Tensor:
     return torch.linspace(0, len(batch) - 1, min(_LOOKED_AT, len(batch))).long()
 
 
-def _keyed_share(batch: Batch, seed: int, step: int) -> Tensor:
+def _choose_share(batch: Batch, seed: int, step: int) -> Tensor:
     """True for the responses of a step that are recomputed, bool [B]."""
     count = min(len(batch), max(_FEWEST, len(batch) // _SHARE))
     chosen_B = torch.zeros(len(batch), dtype=torch.bool)
@@ -350,7 +350,7 @@ def _keyed_share(batch: Batch, seed: int, step: int) -> Tensor:
     return chosen_B
 
 
-def _recomputed(batch: Batch) -> Batch:
+def _select_recomputed(batch: Batch) -> Batch:
     return batch.select(batch["recomputed"].nonzero().squeeze(-1))
 
 

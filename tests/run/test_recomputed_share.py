@@ -114,7 +114,7 @@ class Slipped(TorchSampler):
     """Says of one token of step 2 a log-probability that is one unit in the last place off."""
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        slips = first_unshared(step=1) if self.version == 1 and len(requests) == 16 else None
+        slips = first_unshared(step=1) if self.version == 1 and len(requests) == 16 else -1
         for places, batch in super().pieces(requests, sampling):
             if slips in places:
                 token = int(batch.starts[list(places).index(slips) + 1]) - 1
