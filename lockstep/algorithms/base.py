@@ -122,7 +122,7 @@ class Load:
 
     def together(self, learner: LearnerSection) -> int:
         """Groups in one micro-batch."""
-        return max(1, learner.micro_batch_tokens // self.shortest)
+        return learner.rows_per_pass or max(1, learner.micro_batch_tokens // self.shortest)
 
     def tokens(self, learner: LearnerSection) -> int:
         """Tokens of one micro-batch, over all ranks that share it."""
@@ -147,6 +147,16 @@ class Algorithm(Common, ABC):
             reason = inference.explain_inexact(self.learner)
             if reason is not None:
                 raise ValueError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
+        return self
+
+    @model_validator(mode="after")
+    def _a_pass_has_room_for_its_rows(self) -> Self:
+        rows, room, longest = self.learner.rows_per_pass, self.learner.micro_batch_tokens, self.largest_step.shortest
+        if rows is not None and rows > 1 and rows * longest > room:
+            raise ValueError(
+                f"learner.rows_per_pass is {rows}, whose longest rows take {rows * longest} tokens, and "
+                f"learner.micro_batch_tokens is {room}; lower the former or raise the latter"
+            )
         return self
 
     purpose: ClassVar[str] = ""

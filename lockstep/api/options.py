@@ -73,6 +73,7 @@ class LearnerSectionKeys(TypedDict, total=False):
     backend: str
     parallel: ParallelKeys
     micro_batch_tokens: int
+    rows_per_pass: int | None
     activation_checkpointing: bool
     compile: bool
     cpu_offload: bool

@@ -149,6 +149,11 @@ class LearnerSection(Computation):
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
     )
+    rows_per_pass: PositiveInt | None = Field(
+        default=None,
+        description="rows of each pass, in the batch's order, so that micro_batch_tokens changes no bit of the weights "
+        "in one process; null: as many as micro_batch_tokens has room for",
+    )
     activation_checkpointing: bool = Field(
         default=False, description="keep each layer's inputs alone and compute it again for its gradient: less memory"
     )
@@ -195,6 +200,15 @@ class LearnerSection(Computation):
     def _adapters_are_of_whole_maps(self) -> LearnerSection:
         if self.lora is not None and self.parallel.tp > 1:
             raise ValueError("lora has adapters of whole linear maps, which tp cuts; use parallel.dp and parallel.cp")
+        return self
+
+    @model_validator(mode="after")
+    def _passes_are_of_one_process(self) -> LearnerSection:
+        if self.rows_per_pass is not None and self.parallel.ranks > 1:
+            raise ValueError(
+                "rows_per_pass fixes the order in which one process adds gradients up, and ranks add theirs in "
+                "another; leave it out, or parallel"
+            )
         return self
 
     @model_validator(mode="after")

@@ -36,6 +36,11 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return bins
 
 
+def cut_in_order(count: int, rows: int) -> list[list[int]]:
+    """Cuts so many sequences into passes of `rows` each, in order; the last may have fewer."""
+    return [list(range(start, min(start + rows, count))) for start in range(0, count, rows)]
+
+
 def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
     """Packs sequences for ranks that all make the same number of passes, each waiting for the slowest.
 

@@ -22,7 +22,7 @@ from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
 from lockstep.learners.optimizer import AdamW, learning_rate
-from lockstep.learners.packing import pack
+from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.losses.base import Loss, Outputs, active, find_denominator
@@ -193,7 +193,9 @@ class RankLearner(ABC):
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
         """Packs a batch into micro-batches; groups of sequences stay together."""
-        if passes is None:
+        if passes is None and self.section.rows_per_pass is not None:
+            passes = cut_in_order(len(batch.group_lengths), self.section.rows_per_pass)
+        elif passes is None:
             passes = pack(batch.group_lengths.tolist(), self.section.micro_batch_tokens)
         return MicroBatches(batch, [batch.rows_of(groups) for groups in passes], self.device)
 

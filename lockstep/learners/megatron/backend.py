@@ -36,7 +36,12 @@ class MegatronTraining(TrainingBackend):
     def refuse_options(self, section: LearnerSection) -> None:
         if section.parallel.dp_replicate > 1:
             raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
-        torchs = {"compile": section.compile, "cpu_offload": section.cpu_offload, "lora": section.lora is not None}
+        torchs = {
+            "compile": section.compile,
+            "cpu_offload": section.cpu_offload,
+            "lora": section.lora is not None,
+            "rows_per_pass": section.rows_per_pass is not None,
+        }
         for name, asked in torchs.items():
             if asked:
                 raise ValueError(f"{name} is of learner.backend=torch; leave it out")

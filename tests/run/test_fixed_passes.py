@@ -1,0 +1,64 @@
+"""Runs whose passes are of fixed rows: neither micro-batches nor sampling batches change a bit of their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tiers import full
+from tiny_recipe import DPO, GRPO, RECIPE, REWARDS
+
+from lockstep.cli import main
+from lockstep.config.errors import RecipeError
+from lockstep.config.loading import load
+
+
+@pytest.fixture(autouse=True)
+def _recipes(in_tmp: Path) -> None:
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    for name, recipe in {"ppo": RECIPE, "grpo": GRPO, "dpo": DPO}.items():
+        (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def checkpoint(algorithm: str, *options: str) -> dict[str, bytes]:
+    """The files of the learners, after three steps."""
+    folder = Path("-".join(options))
+    assert main(["train", f"{algorithm}.yaml", "run.max_steps=3", f"run.folder={folder}", *options]) == 0
+    last = folder / "checkpoints/step_000003"
+    return {str(path.relative_to(last)): path.read_bytes() for path in last.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "others"),
+    [
+        ("grpo", ("sampler.max_batch_size=3", "learner.dtype=bf16")),
+        ("ppo", ("sampler.max_batch_size=3", "learner.dtype=fp32")),
+        full("dpo", ("learner.dtype=fp32",)),
+    ],
+)
+def test_micro_batches_change_no_bit_of_the_weights(algorithm: str, others: tuple[str, ...]) -> None:
+    dtype, *sampling = reversed(others)
+    small, large = (f"learner.micro_batch_tokens={tokens}" for tokens in (400 if algorithm == "dpo" else 160, 8192))
+    fixed = checkpoint(algorithm, dtype, large, "learner.rows_per_pass=2")
+    assert len(fixed) > 1
+    assert checkpoint(algorithm, dtype, small, "learner.rows_per_pass=2", *sampling) == fixed
+    assert checkpoint(algorithm, dtype, large) != checkpoint(algorithm, dtype, small)
+    assert checkpoint(algorithm, dtype, large, "learner.rows_per_pass=3") != fixed
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("learner.parallel.dp=2",), "rows_per_pass fixes the order in which one process adds gradients up"),
+        (("learner.backend=megatron",), "rows_per_pass is of learner.backend=torch; leave it out"),
+        (
+            ("learner.micro_batch_tokens=100",),
+            "learner.rows_per_pass is 2, whose longest rows take 152 tokens, and learner.micro_batch_tokens is 100",
+        ),
+    ],
+)
+def test_where_it_cannot_hold_it_is_refused(options: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        load("grpo.yaml", ["learner.rows_per_pass=2", *options])
+    load("grpo.yaml", options)
