@@ -1,11 +1,11 @@
-"""What `agreement.exact` keeps and what it costs: tokens whose log-probabilities differ, and time beside an inexact run.
+"""What `agreement.exact` keeps and costs: tokens whose log-probabilities differ, and time beside an inexact run.
 
     python -m benchmarks.exact [--save]
 
-Mismatches: a small random model of each family samples with the torch sampler, by turns plainly, at a temperature, by
-top-k and by top-p; the learner scores each token packed in other company, and again as it trains. A token counts once,
-and as a mismatch if either log-probability has another bit than the sampler's. Threads are those of the sampler and of
-the learner; most tokens are on one. The last column is the share of mismatches without exact kernels, on one thread.
+Mismatches: a small random model of each family samples with the torch sampler, plainly, at a temperature, by top-k and
+by top-p (on more threads than one, by one of them each); the learner scores each token packed in other company, and
+again as it trains. A token counts once, and as a mismatch if either log-probability has another bit than the sampler's.
+Threads are those of the sampler and of the learner. The last column is the share of mismatches without exact kernels.
 
 Price, on one thread: CPU seconds of a PPO step and tokens per CPU second of the sampler, exact and not, in turn; models
 have random weights and the sizes of the quick start, of `benchmarks.generate` and of about 100 M parameters.
@@ -104,9 +104,10 @@ def count(lm: PreTrainedModel, dtype: str, threads: tuple[int, int], rows: int, 
     prompts = random_prompts([1 + 61 * row % 64 for row in range(rows)], seed)
     requests = [Request(tuple(t % 256 for t in p), keyed.key("exact", seed, i)) for i, p in enumerate(prompts)]
     head, tokens, mismatches = LogitsHead(lm, products=lm.config.model_type != "gemma2"), 0, 0
-    for start, sampling in enumerate(SAMPLINGS):
+    samplings = SAMPLINGS if threads == (1, 1) else SAMPLINGS[seed : seed + 1]
+    for start, sampling in enumerate(samplings):
         torch.set_num_threads(threads[0])
-        batch = TorchSampler(lm, 100, dtype == "bf16").generate(requests[start :: len(SAMPLINGS)], sampling)
+        batch = TorchSampler(lm, 100, dtype == "bf16").generate(requests[start :: len(samplings)], sampling)
         torch.set_num_threads(threads[1])
         for part in batch.select(torch.randperm(len(batch))).split(40):
             wrong = torch.zeros(int(part.mask.sum()), dtype=torch.bool)
@@ -175,8 +176,9 @@ def main() -> int:
     args = parser.parse_args()
     cells: list[Cell] = []
     for family in args.families:
-        cells += compare(family, args.rows)
-        print(f"{family}: {sum(c.mismatches for c in cells):,} of {sum(c.tokens for c in cells):,} so far", flush=True)
+        for cell in compare(family, args.rows):
+            cells.append(cell)
+            print(show([cell]).splitlines()[2], flush=True)
     print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
     torch.set_num_threads(1)
     cases = [(name, dtype, 2 if name == "100 M" else args.repeats) for name in args.price for dtype in ("fp32", "bf16")]
