@@ -127,7 +127,7 @@ def score(head: LogitsHead, batch: Batch, dtype: str, gradient: bool) -> torch.T
 
 def time_steps(name: str, dtype: str, repeats: int) -> Row:
     """CPU seconds of a PPO step, inexact and exact."""
-    options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1", "--kl-coef", "0"]
+    options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1"]
     with tempfile.TemporaryDirectory() as folder:
         sides = [step_of(Path(folder), arguments(None).parse_args([*options, *more]))[0] for more in ([], ["--exact"])]
         numbers = iter(range(10**6))
