@@ -128,8 +128,9 @@ def score(head: LogitsHead, batch: Batch, dtype: str, gradient: bool) -> torch.T
 def time_steps(name: str, dtype: str, repeats: int) -> Row:
     """CPU seconds of a PPO step, inexact and exact."""
     options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1"]
-    with tempfile.TemporaryDirectory() as folder:
-        sides = [step_of(Path(folder), arguments(None).parse_args([*options, *more]))[0] for more in ([], ["--exact"])]
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        kinds = ((first, []), (second, ["--exact"]))
+        sides = [step_of(Path(place), arguments(None).parse_args([*options, *more]))[0] for place, more in kinds]
         numbers = iter(range(10**6))
         usual, exact = measure_interleaved([lambda side=side: side(next(numbers)) for side in sides], repeats)
     ratio = statistics.median(b / a for a, b in zip(usual.cpu_s, exact.cpu_s, strict=True))
