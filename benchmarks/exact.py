@@ -2,10 +2,10 @@
 
     python -m benchmarks.exact [--save]
 
-Mismatches: a small random model of each family samples with the torch sampler, by turns plainly, at a temperature, by
-top-k and by top-p; the learner scores each token packed in other company, and again as it trains. A token counts once,
-and as a mismatch if either log-probability has another bit than the sampler's. Threads are those of the sampler and of
-the learner. The last column is the same without exact kernels.
+Mismatches: a small random model of each family samples with the torch sampler, plainly, at a temperature, by top-k and
+by top-p (on more threads than one, by one of them each); the learner scores each token packed in other company, and
+again as it trains. A token counts once, and as a mismatch if either log-probability has another bit than the sampler's.
+Threads are those of the sampler and of the learner. The last column is the share of mismatches without exact kernels.
 
 Price, on one thread: CPU seconds of a PPO step and tokens per CPU second of the sampler, exact and not, in turn; models
 have random weights and the sizes of the quick start, of `benchmarks.generate` and of about 100 M parameters.
@@ -46,12 +46,12 @@ SAMPLINGS = (
 STEPS = {
     "quick start": "--prompts 256 --prompt-tokens 24 --new-tokens 16 --minibatches 2 --hidden 64 --vocab 256",
     "0.6 M": "--prompts 32 --prompt-tokens 32 --new-tokens 64",
-    "100 M": "--prompts 8 --prompt-tokens 32 --new-tokens 32 --hidden 768 --layers 12 --vocab 16384",
+    "100 M": "--prompts 8 --prompt-tokens 16 --new-tokens 16 --hidden 768 --layers 12 --vocab 16384",
 }
 SAMPLED = {
     "quick start": (256, 16, {"hidden": 64, "vocab": 256}),
     "0.6 M": (32, 128, {}),
-    "100 M": (8, 32, {"hidden": 768, "layers": 12, "vocab": 16384}),
+    "100 M": (8, 16, {"hidden": 768, "layers": 12, "vocab": 16384}),
 }
 """Rows, new tokens, and the sizes of a model."""
 
@@ -66,7 +66,7 @@ class Cell:
         threads: Of the sampler and of the learner.
         tokens: Tokens compared.
         mismatches: Those with different bits.
-        inexact: Mismatches of as many tokens without exact kernels.
+        inexact: Share of mismatches without exact kernels; None: not tried.
     """
 
     family: str
@@ -74,7 +74,7 @@ class Cell:
     threads: str
     tokens: int
     mismatches: int
-    inexact: int
+    inexact: float | None
 
 
 def build(family: str) -> PreTrainedModel:
@@ -93,9 +93,10 @@ def compare(family: str, rows: int) -> Iterator[Cell]:
     make_exact(exact)
     for dtype in ("fp32", "bf16"):
         for number, threads in enumerate(THREADS):
-            tokens, mismatches = count(exact, dtype, threads, rows, number)
-            _, usual = count(inexact, dtype, threads, rows, number)
-            yield Cell(family, dtype, f"{threads[0]}/{threads[1]}", tokens, mismatches, usual)
+            alone = threads == (1, 1)
+            tokens, mismatches = count(exact, dtype, threads, rows if alone else rows // 8, number)
+            few, wrong = count(inexact, dtype, threads, rows // 8, number) if alone else (0, 0)
+            yield Cell(family, dtype, f"{threads[0]}/{threads[1]}", tokens, mismatches, wrong / few if few else None)
 
 
 def count(lm: PreTrainedModel, dtype: str, threads: tuple[int, int], rows: int, seed: int) -> tuple[int, int]:
@@ -103,9 +104,10 @@ def count(lm: PreTrainedModel, dtype: str, threads: tuple[int, int], rows: int, 
     prompts = random_prompts([1 + 61 * row % 64 for row in range(rows)], seed)
     requests = [Request(tuple(t % 256 for t in p), keyed.key("exact", seed, i)) for i, p in enumerate(prompts)]
     head, tokens, mismatches = LogitsHead(lm, products=lm.config.model_type != "gemma2"), 0, 0
-    for start, sampling in enumerate(SAMPLINGS):
+    samplings = SAMPLINGS if threads == (1, 1) else SAMPLINGS[seed : seed + 1]
+    for start, sampling in enumerate(samplings):
         torch.set_num_threads(threads[0])
-        batch = TorchSampler(lm, 48, dtype == "bf16").generate(requests[start :: len(SAMPLINGS)], sampling)
+        batch = TorchSampler(lm, 100, dtype == "bf16").generate(requests[start :: len(samplings)], sampling)
         torch.set_num_threads(threads[1])
         for part in batch.select(torch.randperm(len(batch))).split(40):
             wrong = torch.zeros(int(part.mask.sum()), dtype=torch.bool)
@@ -125,9 +127,10 @@ def score(head: LogitsHead, batch: Batch, dtype: str, gradient: bool) -> torch.T
 
 def time_steps(name: str, dtype: str, repeats: int) -> Row:
     """CPU seconds of a PPO step, inexact and exact."""
-    options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1", "--kl-coef", "0"]
-    with tempfile.TemporaryDirectory() as folder:
-        sides = [step_of(Path(folder), arguments(None).parse_args([*options, *more]))[0] for more in ([], ["--exact"])]
+    options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1"]
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        kinds = ((first, []), (second, ["--exact"]))
+        sides = [step_of(Path(place), arguments(None).parse_args([*options, *more]))[0] for place, more in kinds]
         numbers = iter(range(10**6))
         usual, exact = measure_interleaved([lambda side=side: side(next(numbers)) for side in sides], repeats)
     ratio = statistics.median(b / a for a, b in zip(usual.cpu_s, exact.cpu_s, strict=True))
@@ -151,27 +154,35 @@ def time_sampling(name: str, dtype: str, repeats: int) -> Row:
     return Row(f"{name}, {dtype}", rows * most / usual.cpu_median_s, rows * most / exact.cpu_median_s, ratio)
 
 
+def share(cell: Cell) -> str:
+    """The share of mismatches without exact kernels."""
+    return "" if cell.inexact is None else f"{cell.inexact:.0%}"
+
+
 def show(cells: list[Cell]) -> str:
     """The mismatches as a Markdown table."""
     lines = ["| family | type | threads | tokens compared | mismatches | inexact |", "|---|---|---|---:|---:|---:|"]
-    rows = [f"{c.family} | {c.dtype} | {c.threads} | {c.tokens:,} | {c.mismatches:,} | {c.inexact:,}" for c in cells]
-    total = sum(c.tokens for c in cells), sum(c.mismatches for c in cells), sum(c.inexact for c in cells)
-    rows.append(" | ".join(["all", "", "", *(f"{number:,}" for number in total)]))
+    rows = [f"{c.family} | {c.dtype} | {c.threads} | {c.tokens:,} | {c.mismatches:,} | {share(c)}" for c in cells]
+    rows.append(f"all | | | {sum(c.tokens for c in cells):,} | {sum(c.mismatches for c in cells):,} | ")
     return "\n".join(lines + [f"| {row} |" for row in rows])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", default=list(EXACT_TYPES), help="default: all that are exact")
-    parser.add_argument("--rows", type=int, default=320, help="prompts of each cell")
-    parser.add_argument("--repeats", type=int, default=7, help="interleaved pairs; of the largest model, three")
+    parser.add_argument("--rows", type=int, default=576, help="prompts of each cell on one thread; an eighth on more")
+    parser.add_argument("--repeats", type=int, default=7, help="interleaved pairs; of the largest model, two")
     parser.add_argument("--price", nargs="*", default=list(STEPS), help="models whose price is measured")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/exact.json")
     args = parser.parse_args()
-    cells = [cell for family in args.families for cell in compare(family, args.rows)]
+    cells: list[Cell] = []
+    for family in args.families:
+        for cell in compare(family, args.rows):
+            cells.append(cell)
+            print(show([cell]).splitlines()[2], flush=True)
     print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
     torch.set_num_threads(1)
-    cases = [(name, dtype, 3 if name == "100 M" else args.repeats) for name in args.price for dtype in ("fp32", "bf16")]
+    cases = [(name, dtype, 2 if name == "100 M" else args.repeats) for name in args.price for dtype in ("fp32", "bf16")]
     steps = [time_steps(*case) for case in cases]
     print("", environment(), table(steps, "inexact", "CPU s per PPO step"), sep="\n", flush=True)
     sampling = [time_sampling(*case) for case in cases]

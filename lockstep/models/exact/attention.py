@@ -23,6 +23,10 @@ from lockstep.models.exact.linear import pad
 KEYS = 16
 """Keys come in multiples of so many: fewer in a product take another kernel, and a softmax has so many sums."""
 
+QUERIES = 4
+"""Queries of one product come in multiples of so many: fewer take another kernel. Unlike rows of a linear map's product
+they are not shared out among threads, which have whole products."""
+
 BLOCK = 128
 """Keys of one product with values, and queries that are computed at once; more keys are summed in another order."""
 
@@ -81,14 +85,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None
     """Attention of some queries [B, M, D] to keys [B, W, D]; the one definition of it.
 
     Args:
-        q: Queries, already scaled; products are filled up to a multiple of 8 of them, and nothing else is.
+        q: Queries, already scaled; only products are filled up to a multiple of them.
         k: Keys, of which the first is the first of a block.
         v: Their values.
         mask: 0 where a query sees a key, else −∞, of a shape that goes with [B, M, W].
         softcap: As in `Blockwise`.
         sinks: One for each query, of a shape that goes with [B, M, 1].
     """
-    weight = pad(_weights(q, k, mask, softcap, sinks)[0])
+    weight = pad(_weights(q, k, mask, softcap, sinks)[0], QUERIES)
     out = torch.bmm(weight[:, :, :BLOCK], v[:, :BLOCK])
     for start in range(BLOCK, k.shape[1], BLOCK):
         keys = slice(start, start + BLOCK)
@@ -100,7 +104,7 @@ def _weights(
     q: Tensor, k: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Probabilities of keys [B, M, W], and of the sinks [B, M, 1]; and tanh(score / cap), if there is a cap."""
-    score, bent = torch.bmm(pad(q), k.transpose(1, 2))[:, : q.shape[1]], None
+    score, bent = torch.bmm(pad(q, QUERIES), k.transpose(1, 2))[:, : q.shape[1]], None
     if softcap is not None:
         bent = score.div_(softcap).tanh_()
         score = bent * softcap

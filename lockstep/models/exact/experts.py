@@ -23,13 +23,13 @@ EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 
 
 def route(router: nn.Module, hidden: Tensor) -> tuple[Tensor, ...]:
-    """What a router gives for some tokens, by its own operations on rows that are filled up."""
+    """The results of a router for some tokens, by its own operations on rows that are filled up."""
     rows = hidden.shape[:-1].numel()
     return tuple(x[:rows] for x in type(router).forward(router, pad(hidden.reshape(rows, -1))))
 
 
 def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
-    """What a layer's experts give for some tokens; products are in the type of the weights, as in `transformers`.
+    """The results of a layer's experts; products are in the type of the weights, as in `transformers`.
 
     Args:
         experts: A module of `transformers` that holds them all.

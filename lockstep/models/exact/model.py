@@ -66,7 +66,7 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
 
 
 def _forward(module: nn.Module) -> Callable[..., Any] | None:
-    """How a module is computed exactly; None: as it is."""
+    """The function that computes a module exactly; None: its own does."""
     if isinstance(module, nn.Linear):
         return partial(_map, module)
     if isinstance(module, SiLUActivation | nn.SiLU):
