@@ -106,10 +106,10 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 26 + 18 * number}">{escape(line)}</text>'
         for number, line in enumerate(textwrap.wrap(verdict, 80))
     ]
-    body = "\n".join(parts)
+    body, learned = "\n".join(parts), f"{HELD_OUT[metric][0]} {held[0].value:.3f} to {held[-1].value:.3f}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(f"{name}: {HELD_OUT[metric][0]} {held[0].value:.3f} to {held[-1].value:.3f}; {verdict}")}">\n'
+        f'aria-label="{escape(f"{name}: {learned}; {verdict}")}">\n'
         f"<style>{STYLE}</style>\n{body}\n</svg>\n"
     )
 

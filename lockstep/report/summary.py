@@ -1,5 +1,5 @@
-"""The result of a run on one screen: the held-out curve, whether training and sampling agreed, accuracy before, after and
-at its best, what the critic explains, and where report and model are."""
+"""The result of a run on one screen: a curve, whether training and sampling agreed, held-out figures before, after and
+at their best, what the critic explains, and where report and model are."""
 
 from __future__ import annotations
 
@@ -117,6 +117,8 @@ def _drawing(rows: list[dict[str, float]]) -> str:
     for name, (label, better) in HELD_OUT.items():
         held = figures(rows, name)
         if better == "higher" and len(held) >= _POINTS:
-            return curve([figure.value for figure in held], f"{label} over steps", steps=[figure.step for figure in held])
+            return curve(
+                [figure.value for figure in held], f"{label} over steps", steps=[figure.step for figure in held]
+            )
     rewards = _series(rows, "train/reward")
     return curve(rewards, "sampled reward per step") if len(rewards) > 1 else ""
