@@ -113,7 +113,7 @@ def _best(folder: Path, found: Figure, last: int, kept: Collection[int]) -> str:
 
 
 def _drawing(rows: list[dict[str, float]]) -> str:
-    """What was held out, if that was measured often enough for a curve: sampled rewards may be mostly luck."""
+    """A curve of what was held out, if that was measured often enough: sampled rewards may be mostly luck."""
     for name, (label, better) in HELD_OUT.items():
         held = figures(rows, name)
         if better == "higher" and len(held) >= _POINTS:
