@@ -8,7 +8,7 @@ again as it trains. A token counts once, and as a mismatch if either log-probabi
 Threads are those of the sampler and of the learner. The last column is the share of mismatches without exact kernels.
 
 Price, on one thread: CPU seconds of a PPO step and tokens per CPU second of the sampler, exact and not, in turn; models
-have random weights and the sizes of the quick start, of `benchmarks.generate` and of about 100 M parameters.
+have random weights and the sizes of `ppo_arithmetic`, of `benchmarks.generate` and of about 100 M parameters.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SAMPLINGS = (
     SamplingParams(96, temperature=1.0, top_p=0.9, stop_token_ids=(3,)),
 )
 STEPS = {
-    "quick start": "--prompts 256 --prompt-tokens 24 --new-tokens 16 --minibatches 2 --hidden 64 --vocab 256",
+    "ppo_arithmetic": "--prompts 256 --prompt-tokens 24 --new-tokens 16 --minibatches 2 --hidden 64 --vocab 256",
     "0.6 M": "--prompts 32 --prompt-tokens 32 --new-tokens 64",
     "100 M": "--prompts 8 --prompt-tokens 16 --new-tokens 16 --hidden 768 --layers 12 --vocab 16384",
 }
 SAMPLED = {
-    "quick start": (256, 16, {"hidden": 64, "vocab": 256}),
+    "ppo_arithmetic": (256, 16, {"hidden": 64, "vocab": 256}),
     "0.6 M": (32, 128, {}),
     "100 M": (8, 16, {"hidden": 768, "layers": 12, "vocab": 16384}),
 }

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+import numpy as np
+
 from lockstep.report.agreement import AgreementSummary, summarize_agreement
+from lockstep.report.held_out import HELD_OUT, Figure, figures
 from lockstep.report.log import read_metrics
 
+HELD = "validation/accuracy", "validation/reward"
 WIDTH, HEIGHT = 760, 438
 LEFT, RIGHT = 64, 640
 STYLE = """
@@ -27,6 +31,8 @@ STYLE = """
   .heldfill { fill: #0969da }
   .sampled { stroke: #bc4c00; fill: none; stroke-width: 1.6 }
   .sampledfill { fill: #bc4c00 }
+  .critic { stroke: #8250df; fill: none; stroke-width: 1.6 }
+  .criticfill { fill: #8250df }
   .gap { stroke: #1a7f37; fill: none; stroke-width: 1.8 }
   .gapfill { fill: #1a7f37 }
   .bound { stroke: #cf222e; stroke-width: 1.5; stroke-dasharray: 6 4 }
@@ -34,17 +40,11 @@ STYLE = """
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d }
     .held { stroke: #4493f8 } .heldfill { fill: #4493f8 } .sampled { stroke: #f0883e } .sampledfill { fill: #f0883e }
-    .gap { stroke: #3fb950 } .gapfill { fill: #3fb950 } .bound { stroke: #f85149 } .boundfill { fill: #f85149 }
+    .critic { stroke: #8250df; fill: none; stroke-width: 1.6 }
+  .criticfill { fill: #8250df }
+  .gap { stroke: #3fb950 } .gapfill { fill: #3fb950 } .bound { stroke: #f85149 } .boundfill { fill: #f85149 }
   }
 """
-
-
-@dataclass(frozen=True)
-class Point:
-    """A step and a value at it."""
-
-    step: float
-    value: float
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Panel:
         share = (scale(inside) - scale(self.low)) / (scale(self.high) - scale(self.low))
         return self.bottom - (self.bottom - self.top) * share
 
-    def draw_line(self, points: Sequence[Point], name: str) -> str:
+    def draw_line(self, points: Sequence[Figure], name: str) -> str:
         """Draws a line through points."""
         path = " ".join(f"{self.x(point.step):.1f},{self.y(point.value):.1f}" for point in points)
         return f'<polyline class="{name}" points="{path}"/>'
@@ -91,9 +91,10 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
         ValueError: The run was not validated, or nothing was sampled in it.
     """
     summary = summarize_agreement(rows)
-    held = [Point(row["step"], row["validation/accuracy"]) for row in rows if "validation/accuracy" in row]
-    if not held or not summary.tokens:
-        raise ValueError("this picture is of a run that samples and validates by accuracy, such as ppo_arithmetic")
+    metric = next((metric for metric in HELD if any(metric in row for row in rows)), None)
+    if metric is None or not summary.tokens:
+        raise ValueError("this picture is of a run that samples and validates, such as ppo_wheel")
+    held = figures(rows, metric)
     last = int(max(row["step"] for row in rows))
     parts = [
         *_draw_learning(rows, held, last),
@@ -105,52 +106,63 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 26 + 18 * number}">{escape(line)}</text>'
         for number, line in enumerate(textwrap.wrap(verdict, 80))
     ]
-    body = "\n".join(parts)
+    body, learned = "\n".join(parts), f"{HELD_OUT[metric][0]} {held[0].value:.3f} to {held[-1].value:.3f}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(f"{name}: held-out accuracy {held[0].value:.3f} to {held[-1].value:.3f}; {verdict}")}">\n'
+        f'aria-label="{escape(f"{name}: {learned}; {verdict}")}">\n'
         f"<style>{STYLE}</style>\n{body}\n</svg>\n"
     )
 
 
-def _draw_learning(rows: Sequence[dict[str, float]], held: Sequence[Point], last: int) -> list[str]:
-    """Returns the panel of rewards: of samples at each step, and of held-out questions with their intervals."""
-    panel = Panel(36, 200, 0.0, 1.0, last)
-    sampled = [Point(row["step"], row["train/reward"]) for row in rows if "train/reward" in row]
+def _draw_learning(rows: Sequence[dict[str, float]], held: Sequence[Figure], last: int) -> list[str]:
+    """Returns the panel of rewards, sampled and held out with intervals, and of what a critic explains of returns."""
+    lines = {"sampled": ("sampled", figures(rows, "train/reward"))}
+    explained = figures(rows, "critic/explained_variance")
+    if explained:
+        lines["critic"] = ("explained", explained)
+    rewards = [figure.value for figure in (*held, *lines["sampled"][1])]
+    high = max(1.0, math.ceil(2 * max(rewards)) / 2)
+    panel = Panel(36, 200, min(0.0, math.floor(2 * min(rewards)) / 2), high, last)
     bars = [
-        f'<line class="held" x1="{panel.x(row["step"]):.1f}" x2="{panel.x(row["step"]):.1f}" '
-        f'y1="{panel.y(row["validation/accuracy_low"]):.1f}" y2="{panel.y(row["validation/accuracy_high"]):.1f}"/>'
-        for row in rows
-        if "validation/accuracy_low" in row
+        f'<line class="held" x1="{panel.x(figure.step):.1f}" x2="{panel.x(figure.step):.1f}" '
+        f'y1="{panel.y(figure.low):.1f}" y2="{panel.y(figure.high):.1f}"/>'
+        for figure in held
+        if not math.isnan(figure.low)
     ]
     dots = [
-        f'<circle class="heldfill" cx="{panel.x(point.step):.1f}" cy="{panel.y(point.value):.1f}" r="3.2"/>'
-        for point in held
+        f'<circle class="heldfill" cx="{panel.x(figure.step):.1f}" cy="{panel.y(figure.value):.1f}" r="3.2"/>'
+        for figure in held
     ]
     middle = panel.y(held[-1].value)
     return [
         f'<text class="title" x="{LEFT}" y="20">what is learned</text>',
-        *(panel.draw_level(value, f"{value:.2f}") for value in (0.0, 0.25, 0.5, 0.75, 1.0)),
-        panel.draw_line(sampled, "sampled"),
+        *(panel.draw_level(value, f"{value:.2f}") for value in np.linspace(panel.low, panel.high, 5)),
+        *(panel.draw_line(points, name) for name, (_, points) in lines.items()),
         panel.draw_line(held, "held"),
         *bars,
         *dots,
         f'<text class="heldfill" x="{RIGHT + 8}" y="{middle:.1f}">held out {held[-1].value:.3f}</text>',
-        f'<text class="sampledfill" x="{RIGHT + 8}" y="{middle + 18:.1f}">reward {sampled[-1].value:.3f}</text>',
+        *(
+            f'<text class="{name}fill" x="{RIGHT + 8}" y="{middle + 18 * (number + 1):.1f}">'
+            f"{label} {points[-1].value:.2f}</text>"
+            for number, (name, (label, points)) in enumerate(lines.items())
+        ),
     ]
 
 
 def _draw_agreement(rows: Sequence[dict[str, float]], summary: AgreementSummary, last: int) -> list[str]:
     """Returns the panel of the gap between sampler and learner, and the gap that the bound allows on average."""
     panel = Panel(252, 366, 1e-7, 1e-1, last, logarithmic=True)
-    gaps = [Point(row["step"], row["agreement/max_abs_logprob_diff"]) for row in rows if row.get("agreement/tokens")]
+    gaps = figures([row for row in rows if row.get("agreement/tokens")], "agreement/max_abs_logprob_diff")
+    exact = not any(gap.value for gap in gaps)
     allowed = math.log(summary.bound)
     return [
         f'<text class="title" x="{LEFT}" y="236">sampler and learner: largest |Δ log-probability| of a step</text>',
-        *(panel.draw_level(10.0**power, f"1e{power}") for power in (-7, -5, -3, -1)),
+        *(panel.draw_level(10.0**power, "0" if exact and power == -7 else f"1e{power}") for power in (-7, -5, -3, -1)),
         panel.draw_level(allowed, "", "bound", "bound, mean"),
         panel.draw_line(gaps, "gap"),
-        f'<text class="gapfill" x="{RIGHT + 8}" y="{panel.y(gaps[-1].value) + 4:.1f}">{gaps[-1].value:.1e}</text>',
+        f'<text class="gapfill" x="{RIGHT + 8}" y="{panel.y(gaps[-1].value) + 4:.1f}">'
+        f"{'0, to the bit' if exact else f'{gaps[-1].value:.1e}'}</text>",
     ]
 
 

@@ -94,7 +94,8 @@ class Job:
 
 def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
     """Describes how many rows there are, and which were skipped."""
-    return f"{len(rows)} {what} ({rows.selection.account})"
+    named = what.removesuffix("s") if len(rows) == 1 else what
+    return f"{len(rows)} {named} ({rows.selection.account})"
 
 
 def describe_updates(updates: int) -> str:

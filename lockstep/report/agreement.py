@@ -55,8 +55,9 @@ class AgreementSummary:
             steps = f", broken in {self.breaches} step{'s' * (self.breaches > 1)}"
         elif self.highest > self.bound:
             steps = ", exceeded within three standard errors"
+        largest = f"{self.largest:.1e}" if self.largest else "0"
         return (
-            f"{self.word}: {self.tokens:,} tokens compared, largest |Δ log-prob| {self.largest:.1e}, mean e^|Δ| at "
+            f"{self.word}: {self.tokens:,} tokens compared, largest |Δ log-prob| {largest}, mean e^|Δ| at "
             f"most {self.highest:.6f}, bound {self.bound:g}{steps}"
         )
 

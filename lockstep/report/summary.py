@@ -1,5 +1,5 @@
-"""The result of a run on one screen: the reward curve, whether training and sampling agreed, accuracy before, after and
-at its best, what the critic explains, and where report and model are."""
+"""The result of a run on one screen: a curve, whether training and sampling agreed, held-out figures before, after and
+at their best, what the critic explains, and where report and model are."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lockstep.report.terminal import curve, summary_table
 PAGE = "report.html"
 """The report of a run, in its folder."""
 
+_POINTS = 5  # validations that make a curve
 _LATEST = 0.2  # the share of the steps that the critic is judged by: at first it knows nothing
 
 
@@ -112,5 +113,12 @@ def _best(folder: Path, found: Figure, last: int, kept: Collection[int]) -> str:
 
 
 def _drawing(rows: list[dict[str, float]]) -> str:
+    """A curve of what was held out, if that was measured often enough: sampled rewards may be mostly luck."""
+    for name, (label, better) in HELD_OUT.items():
+        held = figures(rows, name)
+        if better == "higher" and len(held) >= _POINTS:
+            return curve(
+                [figure.value for figure in held], f"{label} over steps", steps=[figure.step for figure in held]
+            )
     rewards = _series(rows, "train/reward")
     return curve(rewards, "sampled reward per step") if len(rewards) > 1 else ""

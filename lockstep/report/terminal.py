@@ -11,14 +11,17 @@ import plotext
 from rich.console import Console
 
 
-def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14) -> str:
-    """Draws numbers over 1, 2, 3, … as a line; what is not finite leaves a gap.
+def curve(
+    values: Sequence[float], title: str, width: int = 72, height: int = 14, steps: Sequence[int] | None = None
+) -> str:
+    """Draws numbers over steps as a line; what is not finite leaves a gap.
 
     Args:
         values: One per step; none give an empty frame.
         title: Stands above.
         width: Width in characters.
         height: Height in lines.
+        steps: The step of each number; by default 1, 2, 3, …
 
     Returns:
         Lines of text; with colors where standard output is a terminal that shows them and NO_COLOR does not forbid
@@ -32,11 +35,12 @@ def curve(values: Sequence[float], title: str, width: int = 72, height: int = 14
     figure.theme("simple" if colors else "colorless")
     figure.plot_size(width, height)
     figure.title(title)
-    figure.ruler("x").ticks(list(range(1, len(values) + 1, max(1, len(values) // 8))))
-    for finite, points in groupby(enumerate(values, 1), key=lambda point: math.isfinite(point[1])):
+    places = range(1, len(values) + 1) if steps is None else steps
+    figure.ruler("x").ticks(list(places[:: max(1, len(values) // 8)]))
+    for finite, points in groupby(zip(places, values, strict=True), key=lambda point: math.isfinite(point[1])):
         if finite:
-            steps, heights = zip(*points, strict=True)
-            figure.draw(figure.signal(list(steps), list(heights), marker="hd").lines())
+            across, heights = zip(*points, strict=True)
+            figure.draw(figure.signal(list(across), list(heights), marker="hd").lines())
     plot = str(figure.build())
     if not colors:
         plot = plotext.uncolorize(plot)

@@ -147,6 +147,18 @@ def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> Non
     assert shown["probability"] == "0.1353"
 
 
+def test_what_an_environment_said_has_no_value(written: Written, opened: Opened) -> None:
+    token = {**token_columns(["spin", "20", "yes"], value=[1.0, -99.0, 6.0]), "mask": [1, 0, 1]}
+    page = opened(page_of(written(samples=[[sample(token=token)]])), "samples")
+    choose(page)
+    page.click("[data-colouring=value]")
+    painted = page.locator(".token").evaluate_all("tokens => tokens.map(token => token.style.backgroundColor !== '')")
+    assert painted == [True, False, True]
+    assert page.locator(".ends").all_inner_texts() == ["0", "6"]
+    page.hover(".token >> nth=1")
+    assert "−99" not in page.locator(".tip").inner_text()
+
+
 def test_a_character_in_two_tokens_is_seen_in_the_response(written: Written, opened: Opened) -> None:
     samples = [
         sample("é", token=token_columns(["\ufffd", "\ufffd"], value=[0.0, 1.0])),

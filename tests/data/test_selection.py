@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from lockstep.algorithms.job import describe
 from lockstep.config import DataSection
 from lockstep.data import prompts as prompts_module
 from lockstep.data.demonstrations import Demonstrations
@@ -74,7 +75,9 @@ def test_where_nothing_is_skipped_nothing_is_said(
     path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path.write_text(LINES[0])
-    assert used(path, tokenizer).selection.account == "none skipped"
+    prompts = used(path, tokenizer)
+    assert prompts.selection.account == "none skipped"
+    assert describe(prompts, "prompts") == "1 prompt (none skipped)"
     assert not capsys.readouterr().err
 
 

@@ -47,6 +47,17 @@ def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: 
     assert "sampled reward per step" in lines[0]
 
 
+def test_what_was_held_out_is_drawn_where_it_was_measured_often(tmp_path: Path) -> None:
+    steps = [{"train/reward": 0.5, "validation/reward": 0.1 * step} for step in range(5)]
+    assert "held-out reward over steps" in summarize(tmp_path / "often", steps)[0]
+    assert "sampled reward per step" in summarize(tmp_path / "seldom", steps[:4])[0]
+
+
+def test_an_exact_run_has_a_gap_of_0(tmp_path: Path) -> None:
+    lines = summarize(tmp_path / "run", [COMPARED | {"agreement/max_abs_logprob_diff": 0.0}])
+    assert any("largest |Δ log-prob| 0, mean" in line for line in lines)
+
+
 def test_a_report_that_is_not_there_is_not_promised(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert f"report: not written; {command('report', folder)} does that" in summarize(folder, [{"train/loss": 1.0}])

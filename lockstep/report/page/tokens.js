@@ -56,7 +56,7 @@ class TokenView {
       element("h3", {}, "Response"),
       ...(names.length ? [this.chooser(names), this.legend, this.text] : []),
       ...(row.texts.join("") === row.response ? [] : [element("div.text", { dir: "auto" }, visible(row.response ?? ""))]),
-      ...(row.answer ? [element("h3", {}, "Right answer"), element("div.text", { dir: "auto" }, visible(row.answer))] : []),
+      ...(row.answer ? [element("h3", {}, "Answer of its row"), element("div.text", { dir: "auto" }, visible(row.answer))] : []),
       ...pairOf(row).flatMap(([title, text]) => [element("h3", {}, title), element("div.text", { dir: "auto" }, visible(text))]),
     );
     this.tip.hidden = true;
@@ -83,13 +83,13 @@ class TokenView {
   /** Colours all tokens by the chosen column, over the range of the block, so that neighbours can be compared. */
   paint() {
     const { palette, ends } = COLOURINGS[this.colouring];
-    const values = this.columns[this.colouring];
-    const [low, high] = ends ? ends(reach(values)) : this.expected();
+    const [low, high] = ends ? ends(reach(this.columns[this.colouring])) : this.expected();
     for (const token of this.text.children) {
       const at = this.row.begin + Number(token.dataset.i);
-      const colour = mixed(palette, Number.isFinite(values[at]) ? (values[at] - low) / (high - low) : 0);
-      token.style.background = css(colour);
-      token.style.color = textOn(colour);
+      const value = this.figure(this.colouring, at);
+      const colour = Number.isFinite(value) ? mixed(palette, (value - low) / (high - low)) : null;
+      token.style.background = colour ? css(colour) : "";
+      token.style.color = colour ? textOn(colour) : "";
       token.classList.toggle("trained", this.columns.mask?.[at] === 1);
     }
     for (const button of this.place.querySelectorAll(".chooser button")) {
@@ -98,9 +98,15 @@ class TokenView {
     this.explain(palette, low, high);
   }
 
+  /** A figure of a token. No critic learns the value of a token that the policy does not choose, so it has none. */
+  figure(name, at) {
+    return name === "value" && this.columns.mask?.[at] === 0 ? NaN : this.columns[name][at];
+  }
+
   /** One range for values and returns, which speak of the same quantity. */
   expected() {
-    const both = [...this.columns.value, ...(this.columns.return ?? [])].filter(Number.isFinite);
+    const values = Array.from(this.columns.value, (_, at) => this.figure("value", at));
+    const both = [...values, ...(this.columns.return ?? [])].filter(Number.isFinite);
     const [low, high] = both.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [0, 0]);
     return [low, high > low ? high : low + 1];
   }
@@ -121,7 +127,7 @@ class TokenView {
     const i = Number(token.dataset.i);
     const at = this.row.begin + i;
     const numbers = Object.keys(COLOURINGS).filter((name) => name in this.columns);
-    const rows = numbers.map((name) => [COLOURINGS[name].title, shown(this.columns[name][at])]);
+    const rows = numbers.map((name) => [COLOURINGS[name].title, shown(this.figure(name, at))]);
     const { logprob, gap } = this.columns;
     if (logprob) rows.splice(1, 0, ["probability", shown(Math.exp(logprob[at]))]);
     if (logprob && gap) rows.push(["log-probability in sampling", shown(logprob[at] - gap[at])]);
