@@ -78,7 +78,7 @@ def test_a_run_without_samples_is_refused() -> None:
 def test_the_shipped_picture_is_small_and_of_a_whole_run() -> None:
     text = PICTURE.read_text(encoding="utf-8")
     assert len(text) < 60_000
-    assert len(points(text, "gap")) == 30
+    assert len(points(text, "gap")) == 60
     assert "prefers-color-scheme: dark" in text
     assert "<script" not in text
     assert ">AGREE: " in text

@@ -11,20 +11,22 @@ from benchmarks.ladder.relatives import REINFORCE_PP, RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 PPO, GRPO = "ppo_wheel", "grpo_wheel"
+FAST = ("run.max_steps=30", "policy.lr=2.0e-3")
+COLD = (*FAST, "ppo.critic_warmup_steps=0")
 
 RUNG = Rung(
     name="wheel",
     question="Four answers, and a wheel that adds or takes ten times an answer: does a critic that reads it pay?",
     metric="validation/reward",
     arms={
-        "ppo": Arm(PPO),
-        "warmup": Arm(PPO, ("ppo.critic_warmup_steps=3",)),
-        "lambda_95": Arm(PPO, ("ppo.gae_lambda=0.95",)),
-        "grpo": Arm(GRPO),
-        "grpo, rate 1e-3": Arm(GRPO, ("policy.lr=1.0e-3",)),
-        "grpo, 30 more steps": Arm(GRPO, ("run.max_steps=60",)),
-        "rloo": Arm(GRPO, RLOO),
-        "reinforce++": Arm(GRPO, REINFORCE_PP),
+        "ppo": Arm(PPO, COLD),
+        "warmup": Arm(PPO, (*FAST, "ppo.critic_warmup_steps=3")),
+        "lambda_95": Arm(PPO, (*COLD, "ppo.gae_lambda=0.95")),
+        "grpo": Arm(GRPO, FAST),
+        "grpo, rate 1e-3": Arm(GRPO, ("run.max_steps=30",)),
+        "grpo, 30 more steps": Arm(GRPO, ("policy.lr=2.0e-3",)),
+        "rloo": Arm(GRPO, (*FAST, *RLOO)),
+        "reinforce++": Arm(GRPO, (*FAST, *REINFORCE_PP)),
     },
     seeds=5,
     claims=(
