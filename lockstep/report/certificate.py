@@ -22,7 +22,7 @@ _LEVELS = {
     "E0": "The gap of sampler and learner is logged at each step.",
     "E1": "The gap of sampler and learner stays under its bound, or the run stops.",
     "E2": "Each token that was compared has the same log-probability sampled and trained, bit for bit.",
-    "E3": "The same, and whatever is computed beside it.",
+    "E3": "The same, in any batch.",
 }
 
 

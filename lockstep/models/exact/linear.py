@@ -9,6 +9,7 @@ round alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,29 +35,17 @@ def pad(x: Tensor, multiple: int = ROWS) -> Tensor:
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x), each element of which has the same bits anywhere; differentiable."""
-    return _SiLU.apply(x) if x.requires_grad else _silu(x)
+    return _Activation.apply(x, _silu, torch.ops.aten.silu_backward) if x.requires_grad else _silu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x · Φ(x) by its approximation with tanh, each element of which has the same bits anywhere; differentiable."""
+    return _Activation.apply(x, _gelu_tanh, _gelu_tanh_backward) if x.requires_grad else _gelu_tanh(x)
 
 
 def _silu(x: Tensor) -> Tensor:
     wide = x.float()
     return torch.div(wide, wide.neg().exp_().add_(1.0)).to(x.dtype)
-
-
-class _SiLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return _silu(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
-        (x,), (gradient,) = ctx.saved_tensors, grad_outputs
-        return torch.ops.aten.silu_backward(gradient, x)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """x · Φ(x) by its approximation with tanh, each element of which has the same bits anywhere; differentiable."""
-    return _GELUTanh.apply(x) if x.requires_grad else _gelu_tanh(x)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -65,13 +54,22 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
 
 
-class _GELUTanh(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return _gelu_tanh(x)
+def _gelu_tanh_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    return torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
+
+
+class _Activation(torch.autograd.Function):
+    """An activation written in operations that round alike, with the backward pass of PyTorch's own."""
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, compute: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.own_backward = backward
+        return compute(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None]:
         (x,), (gradient,) = ctx.saved_tensors, grad_outputs
-        return torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
+        return ctx.own_backward(gradient, x), None, None
