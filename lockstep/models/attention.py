@@ -45,7 +45,11 @@ class Kernel(Protocol):
     """The products of attention, over heads-first tensors [rows, heads, tokens, size]."""
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
-        """Attention of each row's tokens to those before them. Returns [rows · tokens, heads, size]."""
+        """Attention of each row's last tokens to those before them. Returns [rows · tokens, heads, size].
+
+        Args:
+            query: Of the last tokens, all but a multiple of 128 of those that have keys.
+        """
         ...
 
     def mask(self, seen: Tensor, heads: int) -> Tensor:
@@ -61,7 +65,7 @@ class Fused:
     """PyTorch's own kernels, which sum in an order that depends on the number of queries and keys."""
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
-        mask = _window_mask(query.shape[2], window, query.device)
+        mask = _newest(query.shape[2], key.shape[2], window, query.device)
         out = F.scaled_dot_product_attention(
             query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
         )
@@ -201,14 +205,6 @@ def width_of(width: int, length: int) -> int:
     return width if length >= _FILLED * width else length
 
 
-def _window_mask(width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Causal mask of sliding-window layers, bool [T, T]; None where the window holds the whole sequence."""
-    if window is None or window >= width:
-        return None
-    ones = torch.ones(width, width, dtype=torch.bool, device=device)
-    return ones.tril().triu(1 - window)
-
-
 class SideBySide:
     """Sequences as rows of one grid, right-padded: for models whose layers carry a state along the row.
 
@@ -218,15 +214,17 @@ class SideBySide:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        new, known = query.shape[2], key.shape[2]
-        whole = new == known and (window is None or window >= known)
-        mask = None if whole else _newest(new, known, window, query.device)
-        out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=whole, scale=scaling, enable_gqa=True)
+        mask = _newest(query.shape[2], key.shape[2], window, query.device)
+        out = F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+        )
         return out.transpose(1, 2)
 
 
-def _newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor:
-    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]."""
+def _newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]; None: all before them, of all."""
+    if new == known and (window is None or window >= known):
+        return None
     seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)
     return seen if window is None else seen.triu(known - new + 1 - window)
 

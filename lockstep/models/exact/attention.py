@@ -125,9 +125,13 @@ def _mask(start: int, stop: int, first: int, groups: int, window: int | None, de
     return mask.repeat_interleave(groups, 0)
 
 
-def _pieces(width: int, window: int | None) -> list[tuple[int, int, int]]:
-    """Blocks of queries, start and stop, and the first key of the first block of keys that they see."""
-    starts = range(0, width, BLOCK)
+def _pieces(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple[int, int, int]]:
+    """Blocks of queries, start and stop, and the first key of the first block of keys that they see.
+
+    Queries are those of the last tokens, and begin with a block.
+    """
+    width, number = k.shape[1], q.shape[1] // groups
+    starts = range(width - number, width, BLOCK)
     firsts = [0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK for start in starts]
     return [(start, min(start + BLOCK, width), first) for start, first in zip(starts, firsts, strict=True)]
 
@@ -147,10 +151,11 @@ class _Causal(torch.autograd.Function):
         groups: int,
     ) -> Tensor:
         parts: list[Tensor] = []
-        for start, stop, first in _pieces(k.shape[1], window):
+        before = k.shape[1] * groups - q.shape[1]
+        for start, stop, first in _pieces(q, k, groups, window):
             own = None if sinks is None else sinks.repeat(1, stop - start, 1)
             mask = _mask(start, stop, first, groups, window, q.device)
-            queries, keys = slice(start * groups, stop * groups), slice(first, stop)
+            queries, keys = slice(start * groups - before, stop * groups - before), slice(first, stop)
             parts.append(_attend(q[:, queries], k[:, keys], v[:, keys], mask, softcap, own))
         out = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         ctx.save_for_backward(q, k, v, sinks, out)
@@ -163,7 +168,8 @@ class _Causal(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         dsinks = None if sinks is None else torch.zeros_like(sinks)
         offset = (gradient * out).sum(-1, keepdim=True)
-        for start, stop, first in _pieces(k.shape[1], window):
+        assert q.shape[1] == k.shape[1] * groups, "only whole sequences are trained on"
+        for start, stop, first in _pieces(q, k, groups, window):
             queries, keys = slice(start * groups, stop * groups), slice(first, stop)
             own = None if sinks is None else sinks.repeat(1, stop - start, 1)
             mask = _mask(start, stop, first, groups, window, q.device)

@@ -18,7 +18,7 @@ from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
-_ROTARY = ("default", "linear", "llama3", "yarn")
+ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary positions whose angles depend on nothing but the position."""
 
 
@@ -44,6 +44,13 @@ def is_exact(lm: PreTrainedModel) -> bool:
     return lm.config._attn_implementation == EXACT
 
 
+def computes_as_written(module: nn.Module) -> bool:
+    """True if a module computes as its class does, or `make_exact` made it: nobody patched it or listens to it."""
+    own = vars(module).get("forward")
+    exact = own is None or own in (silu, gelu_tanh) or (isinstance(own, partial) and own.func in _EXACT)
+    return exact and not module._forward_hooks and not module._forward_pre_hooks
+
+
 def find_multiple(lm: PreTrainedModel) -> int:
     """The number of which a model's rows and keys should be multiples, so that its kernels need not fill them up."""
     return KEYS if is_exact(lm) else 1
@@ -59,7 +66,7 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
         return f"the model's activation is {act}, and only {' and '.join(_ACTIVATIONS)} are written exactly"
     rope = fields.get("rope_parameters") or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    kinds = {part.get("rope_type", "default") for part in parts} - set(_ROTARY)
+    kinds = {part.get("rope_type", "default") for part in parts} - set(ROTARY)
     if kinds:
         return f"the model's rotary positions ({', '.join(kinds)}) depend on the length of a batch"
     return None
@@ -80,3 +87,6 @@ def _forward(module: nn.Module) -> Callable[..., Any] | None:
 
 def _map(module: nn.Linear, x: Tensor) -> Tensor:
     return linear(x, module.weight, module.bias)
+
+
+_EXACT = (_map, route, compute_experts)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from lockstep.config import Computation, SamplerSection
     from lockstep.config.backends import OwnSection
-    from lockstep.samplers.torch.sampler import TorchSampler
+    from lockstep.samplers.torch.model_sampler import ModelSampler
 
 
 @final
@@ -65,14 +65,14 @@ class TorchInference(InferenceBackend):
         section: SamplerSection,
         computation: Computation,
         raw_logprobs: bool,
-    ) -> TorchSampler:
+    ) -> ModelSampler:
         from lockstep.models.device import load_on_device
 
         return self.wrap(load_on_device(folder, computation), section, computation, raw_logprobs)
 
     def wrap(
         self, lm: PreTrainedModel, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
-    ) -> TorchSampler:
+    ) -> ModelSampler:
         from lockstep.samplers.torch.stateful import torch_sampler
 
         return torch_sampler(lm, section.max_batch_size, computation.is_bf16, raw_logprobs)

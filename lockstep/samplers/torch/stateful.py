@@ -17,7 +17,9 @@ from lockstep.errors import InputError
 from lockstep.models.attention import Cached, SideBySide
 from lockstep.models.folder import carries_state
 from lockstep.samplers.base import Piece, require_room
+from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
 _KEYWORDS = ("past_key_values", "cache_params")
@@ -50,8 +52,8 @@ class OwnCache(SideBySide, Cached):
         self.filled = self.filled[rows]
 
 
-class StatefulTorchSampler(TorchSampler):
-    """A `TorchSampler` for models whose layers carry a state."""
+class StatefulTorchSampler(StaticSampler):
+    """A `StaticSampler` for models whose layers carry a state."""
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         require_room(requests, self._context)
@@ -83,7 +85,7 @@ class StatefulTorchSampler(TorchSampler):
 
 def torch_sampler(
     lm: PreTrainedModel, max_batch_size: int, bf16: bool = False, raw_logprobs: bool = False
-) -> TorchSampler:
-    """The torch sampler for a model; the arguments are those of `TorchSampler`."""
+) -> ModelSampler:
+    """The torch sampler for a model; the arguments are those of `ModelSampler`."""
     kind = StatefulTorchSampler if carries_state(lm.config) else TorchSampler
     return kind(lm, max_batch_size, bf16, raw_logprobs)

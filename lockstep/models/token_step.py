@@ -1,0 +1,191 @@
+"""A pass of a Llama, Qwen2 or Qwen3 without its modules, for sampling: the same operations on the same weights.
+
+The maps of queries, keys and values lie one behind the other in memory and are one product here, as are those of gate
+and up; the modules' weights are views of that memory, so what is written to them is computed with. Cosines and sines
+come from a table.
+
+Letters: N tokens of a pass, M of them with logits, H heads of queries, G heads of keys, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from lockstep.models.attention import FUSED, Kernel, KernelLayout
+from lockstep.models.exact.attention import Blockwise
+from lockstep.models.exact.linear import linear, silu
+from lockstep.models.exact.model import ROTARY, computes_as_written, is_exact
+
+_FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+_COMMON = ("Linear", "Embedding", "ModuleList", "SiLU", "SiLUActivation")
+
+_POSITIONS = 64
+"""The table grows by multiples of so many positions: the last cosines of a vector can round differently."""
+
+
+def can_step(lm: PreTrainedModel) -> bool:
+    """True if `TokenStep` writes out all that a model's modules compute; adapters and changed modules it does not."""
+    kind = lm.config.model_type
+    if kind not in _FAMILIES or lm.config.rope_parameters.get("rope_type", "default") not in ROTARY:
+        return False
+    own = f"transformers.models.{kind}.modeling_{kind}"
+    parts = {(own, _FAMILIES[kind] + part) for part in _PARTS}
+    return all(
+        ((type(module).__module__, type(module).__name__) in parts or type(module).__name__ in _COMMON)
+        and computes_as_written(module)
+        and all(type(parameter) is nn.Parameter for parameter in module.parameters(recurse=False))
+        for module in lm.modules()
+    )
+
+
+@dataclass(frozen=True)
+class _Map:
+    """A linear map."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """An RMS norm, in fp32 whatever it is given, as `transformers` has it."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer: what is computed before attention, and behind it."""
+
+    before: _Norm
+    qkv: _Map
+    q_norm: _Norm | None
+    k_norm: _Norm | None
+    out: _Map
+    between: _Norm
+    gate_up: _Map
+    down: _Map
+    window: int | None
+
+
+class TokenStep:
+    """A pass over the tokens of a layout.
+
+    Args:
+        lm: A model that `can_step`.
+        bf16: Products are in bf16, as autocast has them.
+    """
+
+    def __init__(self, lm: PreTrainedModel, bf16: bool) -> None:
+        self._lm, self._bf16 = lm, bf16
+        backbone: Any = lm.base_model
+        attention = backbone.layers[0].self_attn
+        self._size, self._scaling = int(attention.head_dim), float(attention.scaling)
+        self._heads = attention.q_proj.out_features // self._size
+        self._kernel: Kernel = Blockwise() if is_exact(lm) else FUSED
+        self._activation = silu if is_exact(lm) else F.silu
+        self._rotary, self._embedding = backbone.rotary_emb, backbone.embed_tokens.weight
+        self._cos_sin = torch.zeros(2, 0, self._size, device=lm.device)
+        self._layers = [self._layer(layer) for layer in backbone.layers]
+        self._norm, self._head = _norm(backbone.norm), self._map(lm.get_output_embeddings())
+
+    @torch.no_grad()
+    def __call__(self, token_N: Tensor, position_N: Tensor, layout: KernelLayout, keep_M: Tensor) -> Tensor:
+        """Logits [M, V] of those tokens that are kept."""
+        hidden = F.embedding(token_N, self._embedding)
+        cos, sin = self._angles(position_N)
+        for number, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, layer.before(hidden), cos, sin)
+            out = layout.attend_by(self._kernel, number, q, k, v, self._scaling, layer.window)
+            hidden = hidden + layer.out(out.reshape(len(hidden), -1))
+            gate, up = layer.gate_up(layer.between(hidden)).chunk(2, -1)
+            hidden = hidden + layer.down(self._activation(gate) * up)
+        return self._head(self._norm(hidden.index_select(0, keep_M)))
+
+    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [1, heads, N, D]."""
+        all_NHD = layer.qkv(x).unflatten(-1, (-1, self._size))
+        keys = (all_NHD.shape[1] + self._heads) // 2
+        q_k = all_NHD[:, :keys]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q_k = torch.cat([layer.q_norm(q_k[:, : self._heads]), layer.k_norm(q_k[:, self._heads :])], 1)
+        first, second = q_k.chunk(2, -1)
+        turned = q_k * cos + torch.cat([-second, first], -1) * sin
+        q, k, v = (
+            x.transpose(0, 1)[None]
+            for x in (*turned.split_with_sizes([self._heads, keys - self._heads], 1), all_NHD[:, keys:])
+        )
+        return q, k, v
+
+    def _angles(self, position_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions, each [N, 1, D]."""
+        most = int(position_N.max()) + 1
+        if most > self._cos_sin.shape[1]:
+            most = max(most, 2 * self._cos_sin.shape[1])
+            positions = torch.arange(most + -most % _POSITIONS, device=position_N.device)
+            self._cos_sin = torch.cat(self._rotary(self._cos_sin, positions[None]))
+        cos, sin = self._cos_sin[:, position_N, None].unbind()
+        return cos, sin
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        normed = self._lm.config.model_type == "qwen3"
+        return _Layer(
+            before=_norm(layer.input_layernorm),
+            qkv=self._map(attention.q_proj, attention.k_proj, attention.v_proj),
+            q_norm=_norm(attention.q_norm) if normed else None,
+            k_norm=_norm(attention.k_norm) if normed else None,
+            out=self._map(attention.o_proj),
+            between=_norm(layer.post_attention_layernorm),
+            gate_up=self._map(mlp.gate_proj, mlp.up_proj),
+            down=self._map(mlp.down_proj),
+            window=None if self._lm.config.model_type == "llama" else attention.sliding_window,
+        )
+
+    def _map(self, *modules: Any) -> _Map:
+        """Maps of the same input as one; in bf16, a copy of their weights."""
+        weight = _join([module.weight for module in modules])
+        biased = modules[0].bias is not None
+        bias = _join([module.bias for module in modules]) if biased else None
+        if not self._bf16:
+            return _Map(weight, bias)
+        return _Map(weight.bfloat16(), None if bias is None else bias.bfloat16())
+
+
+def _norm(module: Any) -> _Norm:
+    return _Norm(module.weight.detach(), float(module.variance_epsilon))
+
+
+@torch.no_grad()
+def _join(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Parameters one behind the other, as one tensor; they become views of it, if they are not yet."""
+    first = parameters[0].detach()
+    if len(parameters) == 1:
+        return first
+    ends = [parameter.data_ptr() + parameter.nbytes for parameter in parameters[:-1]]
+    behind = [parameter.data_ptr() for parameter in parameters[1:]]
+    whole = sum(map(len, parameters))
+    same = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    if ends == behind and len(same) == 1:
+        return first.as_strided((whole, *first.shape[1:]), first.stride())
+    joined = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, rows in zip(parameters, joined.split([len(parameter) for parameter in parameters]), strict=True):
+        parameter.data = rows
+    return joined

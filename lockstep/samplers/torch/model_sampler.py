@@ -1,0 +1,110 @@
+"""What all torch samplers share: a model in this process, and the verbs around its weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lockstep.batch import Batch
+from lockstep.distributed.meeting import Meeting
+from lockstep.errors import RunError
+from lockstep.models.folder import context_of
+from lockstep.models.heads import LogitsHead, canonical
+from lockstep.samplers.base import Piece, gather_pieces
+from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.attestation import Attestation
+from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.transfer import Bucket, join_group, unpack
+
+
+class ModelSampler(ABC):
+    """Implements `samplers.base.Sampler`, all but `pieces`; given the learner's own model it shares the weights.
+
+    Args:
+        lm: A causal language model with Lockstep's attention.
+        max_batch_size: Sequences generated side by side.
+        bf16: Compute as a bf16 learner does; weights are fp32 all the same.
+        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
+    """
+
+    dtype = torch.float32
+
+    def __init__(
+        self, lm: PreTrainedModel, max_batch_size: int, bf16: bool = False, raw_logprobs: bool = False
+    ) -> None:
+        self._lm, self._max_batch_size, self._bf16, self._raw_logprobs = lm, max_batch_size, bf16, raw_logprobs
+        self._context = context_of(lm.config)
+        self.version: int | None = None
+        self._group: dist.ProcessGroup | None = None
+
+    @abstractmethod
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        """See `samplers.base.Sampler`."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return gather_pieces(self.pieces(requests, sampling))
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Tensor:
+        head, parts = LogitsHead(self._lm), replace(batch, sampling=None).split(self._max_batch_size)
+        with self._autocast():
+            scores = [head(part.to(self._lm.device)).logprob for part in parts]
+        return torch.cat(scores).float().cpu()
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        self.version = None
+        self._take(stream)
+        return [self.attest(version)]
+
+    def join(self, meeting: Meeting) -> None:
+        self._group = join_group(meeting.store(), meeting)
+
+    def receive(self, bucket: Bucket) -> None:
+        self._take(unpack(bucket, self._group))
+
+    def attest(self, version: int) -> Attestation:
+        self.version = version
+        return Attestation(version, {name: fingerprint(tensor) for name, tensor in self._tensors()})
+
+    def show(self, name: str) -> Tensor:
+        return dict(self._tensors())[name].detach()
+
+    def wake(self) -> None:
+        """Does nothing: the sampler is always awake."""
+
+    def sleep(self) -> None:
+        """Does nothing: only weights are held between rollouts."""
+
+    def close(self) -> None:
+        """Does nothing: there are no other processes."""
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        held = chain(self._lm.named_parameters(), self._lm.named_buffers())
+        return ((canonical(f"lm.{name}"), tensor) for name, tensor in held)
+
+    @torch.no_grad()
+    def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        own = dict(self._tensors())
+        for name, tensor in stream:
+            if own[name].data_ptr() != tensor.data_ptr():
+                own[name].copy_(tensor)
+
+    def _autocast(self) -> torch.autocast:
+        """Computes in the sampler's type inside; it keeps bf16 copies of weights until it is left."""
+        return torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16)
+
+    def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> RunError:
+        weights = "as it was opened" if self.version is None else f"with the weights of step {self.version}"
+        folder, prompt = self._lm.config.name_or_path or "memory", len(requests[row].tokens)
+        return RunError(
+            f"the model in {folder}, {weights}, gives logits that are not finite for token {token + 1} of the response "
+            f"to row {row} of {len(requests)}, a prompt of {prompt} tokens; lower the learning rate, or look at the "
+            "model's weights"
+        )

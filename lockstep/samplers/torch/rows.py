@@ -1,0 +1,155 @@
+"""Requests as the scheduler holds them, and the tensors of those that are running.
+
+Letters: S places for rows, R running rows, B blocks of a row, K tokens of a response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.types import Request, SamplingParams
+
+_FIRST = 64
+"""Tokens of a response that there is first room for."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """A whole response.
+
+    Attributes:
+        tokens: Its tokens, with the stop token.
+        logprobs: Their log-probabilities, nats.
+        stopped: True if a stop token ended it; False: its limit, or the context.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    stopped: bool
+
+
+@dataclass(eq=False)
+class Prompt:
+    """Tokens that rows begin with; it has blocks until the last of them has begun.
+
+    Attributes:
+        tokens: The tokens.
+        waiting: Number of rows that are still to begin.
+        blocks: Blocks that hold it; empty: it is not computed yet.
+        known: Tokens whose blocks were there before.
+        logits: Logits of the token behind it [V], from the pass that computes it.
+    """
+
+    tokens: tuple[int, ...]
+    waiting: int = 0
+    blocks: list[int] = field(default_factory=list)
+    known: int = 0
+    logits: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Row:
+    """A request that waits or runs.
+
+    Attributes:
+        number: That of the request.
+        request: The request.
+        sampling: Its distribution.
+        room: Tokens of its response, at most.
+        prompt: What it begins with: the request's tokens and, if it ran before, those of its response.
+        so_far: Its response before it last began.
+        blocks: Blocks that it uses.
+        place: Its place; −1: it waits.
+    """
+
+    number: int
+    request: Request
+    sampling: SamplingParams
+    room: int
+    prompt: Prompt
+    so_far: Response
+    blocks: list[int] = field(default_factory=list)
+    place: int = -1
+
+
+class Places:
+    """The state of rows by their places, as tensors. One place more stays empty, to fill up passes.
+
+    Attributes:
+        token_S: Newest token of each row, not computed yet.
+        filled_S: Number of tokens whose keys and values are in blocks.
+        made_S: Number of tokens of its response.
+        room_S: Tokens of its response, at most.
+        block_SB: Its blocks, filled up by number 0.
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.count, self._device = count, device
+        self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._zeros(5, count + 1).unbind()
+        self.block_SB = self._zeros(count + 1, 1)
+        self._token_SK = self._zeros(count + 1, _FIRST)
+        self._logprob_SK = torch.zeros(count + 1, _FIRST, device=device)
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Takes rows into their places."""
+        place = self._ints([row.place for row in rows])
+        self.filled_S[place] = self._ints([len(row.prompt.tokens) for row in rows])
+        self.made_S[place] = self._ints([len(row.so_far.tokens) for row in rows])
+        self.room_S[place] = self._ints([row.room for row in rows])
+        self._key_S[place] = self._ints([row.request.key for row in rows])
+        self.write_blocks(rows)
+        for row in (row for row in rows if row.so_far.tokens):
+            made = len(row.so_far.tokens)
+            self._make_room(made)
+            self._token_SK[row.place, :made] = self._ints(row.so_far.tokens)
+            self._logprob_SK[row.place, :made] = torch.tensor(row.so_far.logprobs, device=self._device)
+
+    def write_blocks(self, rows: Sequence[Row]) -> None:
+        """Notes which blocks rows use."""
+        width = max(len(row.blocks) for row in rows)
+        if width > self.block_SB.shape[1]:
+            more = self._zeros(self.count + 1, 2 * width - self.block_SB.shape[1])
+            self.block_SB = torch.cat([self.block_SB, more], 1)
+        width = self.block_SB.shape[1]
+        filled = [row.blocks + [0] * (width - len(row.blocks)) for row in rows]
+        self.block_SB[self._ints([row.place for row in rows])] = torch.tensor(filled, device=self._device)
+
+    def uniforms(self, place_R: Tensor) -> Tensor:
+        """The random number of the next token of each row, float64 [R]."""
+        return keyed.uniforms_at(self._key_S[place_R], self.made_S[place_R])
+
+    def append(self, place_R: Tensor, token_R: Tensor, logprob_R: Tensor) -> None:
+        """Appends a token to the response of each row."""
+        made_R = self.made_S[place_R]
+        self._make_room(int(made_R.max()) + 1)
+        self._token_SK[place_R, made_R] = token_R
+        self._logprob_SK[place_R, made_R] = logprob_R
+        self.token_S[place_R] = token_R
+        self.made_S[place_R] = made_R + 1
+
+    def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
+        """The responses of rows so far, of which some have stopped."""
+        place = self._ints([row.place for row in rows])
+        made = self.made_S[place].tolist()
+        most = max(made)
+        tokens, logprobs = self._token_SK[place, :most].tolist(), self._logprob_SK[place, :most].tolist()
+        columns = zip(tokens, logprobs, made, stopped, strict=True)
+        return [Response(some[:length], own[:length], end) for some, own, length, end in columns]
+
+    def _make_room(self, tokens: int) -> None:
+        held = self._token_SK.shape[1]
+        if tokens > held:
+            more = max(tokens, 2 * held) - held
+            self._token_SK = torch.cat([self._token_SK, self._zeros(self.count + 1, more)], 1)
+            self._logprob_SK = torch.cat([self._logprob_SK, self._logprob_SK.new_zeros(self.count + 1, more)], 1)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.int64, device=self._device)
+
+    def _ints(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)

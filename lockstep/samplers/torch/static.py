@@ -1,0 +1,146 @@
+"""Sampling in batches that stay together: all rows begin in one pass, and are dropped as they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.distributed.sampling import draw, token_scores
+from lockstep.models.attention import Cached
+from lockstep.models.exact.model import find_multiple, is_exact
+from lockstep.models.heads import PLAIN
+from lockstep.samplers.base import Piece, require_room
+from lockstep.samplers.torch.model_sampler import ModelSampler
+from lockstep.types import Request, SamplingParams
+
+_COMPACT_BELOW = 0.8
+"""Finished rows are dropped once fewer than this share still runs: a copy of the cache costs about a step."""
+
+
+class _NotFinite(Exception):
+    """Logits of a token of a row's response are NaN or infinite."""
+
+    def __init__(self, row: int, token: int) -> None:
+        super().__init__(row, token)
+        self.row, self.token = row, token
+
+
+class StaticSampler(ModelSampler):
+    """A `ModelSampler` that decodes a batch to its end before it begins the next."""
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        """Samples prompts of like length together, short ones first, so that a repeated rest is batched as before."""
+        require_room(requests, self._context)
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
+        size = self._max_batch_size
+        for start in range(0, len(order), size):
+            places = order[start : start + size]
+            try:
+                yield places, self._generate([requests[i] for i in places], sampling)
+            except _NotFinite as broken:
+                raise self._not_finite(requests, places[broken.row], broken.token) from None
+
+    @torch.no_grad()
+    def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        prompts = _prompts(requests).to(self._lm.device)
+        room_B = (self._context - prompts.lengths).clamp(max=sampling.max_tokens).to(self._lm.device)
+        # Autocast keeps its bf16 copies of the weights until it is left; in `inference_mode` it would keep none.
+        with self._autocast():
+            tokens_BK, logprob_BK, length_B, stopped_B = self._decode(prompts, requests, sampling, room_B)
+        return self._assemble(prompts.to("cpu"), tokens_BK, logprob_BK, length_B, stopped_B, sampling)
+
+    def _decode(
+        self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Decodes token by token. Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B]."""
+        device, rows, most = self._lm.device, len(requests), int(room_B.max())
+        exact = is_exact(self._lm)
+        cache = self._cache(prompts, int(prompts.lengths.max()) + most)
+        tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
+        logprob_BK = torch.zeros(rows, most, device=device)
+        length_B = torch.zeros(rows, dtype=torch.int64, device=device)
+        stopped_B = torch.zeros(rows, dtype=torch.bool, device=device)
+        uniform_BK = keyed.uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(device)
+        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
+        alive = torch.arange(rows, device=device)
+        running = torch.ones(rows, dtype=torch.bool, device=device)
+        logits = self._logits(prompts.tokens[None], prompts.position[None], cache, _last(prompts))[0]
+        for k in range(most):
+            token, logprob = draw(logits, uniform_BK[alive, k], sampling, exact)
+            if self._raw_logprobs:
+                logprob, _ = token_scores(logits, token, PLAIN, row_invariant=exact)
+            tokens_BK[alive, k], logprob_BK[alive, k] = token, logprob
+            broken = running & ~logprob.isfinite()
+            length_B[alive] += running
+            stopped_B[alive] |= running & torch.isin(token, stops)
+            running = running & ~stopped_B[alive] & (room_B[alive] > k + 1)
+            left, num_broken = torch.stack([running.sum(), broken.sum()]).tolist()  # one wait for the device
+            if num_broken:
+                raise _NotFinite(int(alive[broken][0]), k)
+            if left == 0:
+                break
+            if left < _COMPACT_BELOW * alive.numel():
+                kept = running.nonzero().squeeze(-1)
+                cache.keep(kept)
+                alive, token, running = alive[kept], token[kept], running[kept]
+            cache.next_token()
+            logits = self._logits(token[:, None], cache.filled[:, None], cache, 1)[:, 0]
+        return tokens_BK, logprob_BK, length_B, stopped_B
+
+    def _cache(self, prompts: Batch, capacity: int) -> Cached:
+        """Returns the layout that keeps keys and values."""
+        return Cached(prompts, capacity, find_multiple(self._lm))
+
+    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
+        return self._lm(
+            input_ids=tokens, position_ids=position, use_cache=False, layout=cache, logits_to_keep=keep
+        ).logits
+
+    def _assemble(
+        self,
+        prompts: Batch,
+        tokens_BK: Tensor,
+        logprob_BK: Tensor,
+        length_B: Tensor,
+        stopped_B: Tensor,
+        sampling: SamplingParams,
+    ) -> Batch:
+        """Lays each response behind its prompt."""
+        length_B = length_B.cpu()
+        written = torch.arange(tokens_BK.shape[1])[None, :] < length_B[:, None]
+        responses = Batch(tokens_BK.cpu()[written], length_B, {"sampler_logprob": logprob_BK.cpu()[written]})
+        both = Batch(
+            torch.cat([prompts.tokens, responses.tokens]),
+            torch.stack([prompts.lengths, length_B]).reshape(-1),
+            {
+                "mask": torch.arange(prompts.tokens.numel() + responses.tokens.numel()) >= prompts.tokens.numel(),
+                "sampler_logprob": torch.cat([torch.zeros(prompts.tokens.numel()), responses["sampler_logprob"]]),
+            },
+        ).select(torch.arange(2 * len(prompts)).view(2, -1).T.reshape(-1))
+        return Batch(
+            both.tokens,
+            prompts.lengths + length_B,
+            both.token,
+            {
+                "truncated": ~stopped_B.cpu(),
+                "version": torch.full((len(prompts),), self.version or 0),
+            },
+            sampling,
+        )
+
+
+def _prompts(requests: Sequence[Request]) -> Batch:
+    """The requests' tokens as a batch."""
+    return Batch(
+        torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64),
+        torch.tensor([len(request.tokens) for request in requests], dtype=torch.int64),
+    )
+
+
+def _last(prompts: Batch) -> Tensor:
+    """Flat index of each prompt's last token, which is the state before the first response token."""
+    return (prompts.starts + prompts.lengths - 1).to(prompts.tokens.device)
