@@ -32,22 +32,12 @@ def uniforms(key_B: Tensor, counter_K: Tensor) -> Tensor:
     Returns:
         float64 [B, K], from 52 bits of splitmix64, so that neither 0 nor 1 ever occurs.
     """
-    return uniforms_at(key_B[:, None], counter_K[None, :])
-
-
-def uniforms_at(key: Tensor, counter: Tensor) -> Tensor:
-    """`uniforms` of keys and counters of the same shape, or of shapes that go together."""
-    return (_shift_right(_mix(key, counter), 12).double() + 0.5) * 2.0**-52
+    return (_shift_right(bits(key_B, counter_K), 12).double() + 0.5) * 2.0**-52
 
 
 def bits(key_B: Tensor, counter_K: Tensor) -> Tensor:
-    """64 random bits per key and counter, int64 [B, K]."""
-    return _mix(key_B[:, None], counter_K[None, :])
-
-
-def _mix(key: Tensor, counter: Tensor) -> Tensor:
-    """64 random bits per key and counter (splitmix64), int64."""
-    z = key + (counter + 1) * _GOLDEN
+    """64 random bits per key and counter (splitmix64), int64 [B, K]."""
+    z = key_B[:, None] + (counter_K[None, :] + 1) * _GOLDEN
     z = (z ^ _shift_right(z, 30)) * _MIX_1
     z = (z ^ _shift_right(z, 27)) * _MIX_2
     return z ^ _shift_right(z, 31)

@@ -52,12 +52,12 @@ class Kernel(Protocol):
         """
         ...
 
-    def mask(self, seen: Tensor, heads: int) -> Tensor:
-        """The mask of `newest` for the keys that tokens see, bool [rows, 1, 1, keys], and a number of heads of keys."""
+    def mask(self, seen: Tensor) -> Tensor:
+        """The mask of `newest` for the keys that tokens see, bool [rows, keys]; its first and last sizes are these."""
         ...
 
     def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-        """Attention of a token per row to keys that it sees. Returns [rows, 1, heads, size]."""
+        """Attention of a token per row, [rows, heads, size], to keys that it sees. Returns the same shape."""
         ...
 
 
@@ -71,12 +71,12 @@ class Fused:
         )
         return out.transpose(1, 2).flatten(0, 1)
 
-    def mask(self, seen: Tensor, heads: int) -> Tensor:
-        return seen
+    def mask(self, seen: Tensor) -> Tensor:
+        return seen[:, None, None]
 
     def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
-        return out.transpose(1, 2)
+        q = query[:, :, None]
+        return F.scaled_dot_product_attention(q, key, value, mask, scale=scaling, enable_gqa=True)[:, :, 0]
 
 
 FUSED = Fused()
@@ -270,7 +270,7 @@ class Cached(KernelLayout):
         self._keys[layer][rows, :, self.filled] = key[:, :, 0]
         self._values[layer][rows, :, self.filled] = value[:, :, 0]
         k, v = self._keys[layer][:, :, :read], self._values[layer][:, :, :read]
-        return kernel.newest(query, k, v, self._mask(kernel, key.shape[1], window), scaling)
+        return kernel.newest(query[:, :, 0], k, v, self._mask(kernel, window), scaling)[:, None]
 
     def next_token(self) -> None:
         """Makes room for one more token per row, at position `filled`; call it before each decoding pass."""
@@ -280,7 +280,7 @@ class Cached(KernelLayout):
             self.filled = self.filled + 1
         self._width += 1
         columns = torch.arange(self._read, device=self.filled.device)
-        self._visible = (columns[None, :] <= self.filled[:, None])[:, None, None, :]
+        self._visible = columns[None, :] <= self.filled[:, None]
         self._all_rows = torch.arange(self.filled.numel(), device=self.filled.device)
         self._masks.clear()
 
@@ -300,14 +300,13 @@ class Cached(KernelLayout):
             caches[layer] = x.new_zeros(self._rows, x.shape[1], self._capacity, x.shape[3])
             caches[layer][self._row, :, self._position] = x[0].transpose(0, 1)
 
-    def _mask(self, kernel: Kernel, heads: int, window: int | None) -> Tensor:
+    def _mask(self, kernel: Kernel, window: int | None) -> Tensor:
         """The mask of a kernel, made once for all layers of a pass."""
-        key = type(kernel), heads, window
+        key = type(kernel), window
         if key not in self._masks:
-            seen = self._visible if window is None else self._visible & self._inside(window)
-            self._masks[key] = kernel.mask(seen, heads)
+            self._masks[key] = kernel.mask(self._visible if window is None else self._visible & self._inside(window))
         return self._masks[key]
 
     def _inside(self, window: int) -> Tensor:
         columns = torch.arange(self._read, device=self.filled.device)
-        return (columns[None, :] > self.filled[:, None] - window)[:, None, None, :]
+        return columns[None, :] > self.filled[:, None] - window

@@ -32,7 +32,6 @@ class Pool:
         self._device = device
         self._count = 0
         self._layers: dict[int, Tensor] = {}
-        self._heads: dict[int, Tensor] = {}
 
     def resize(self, count: int) -> None:
         """Makes room for so many blocks, and keeps what is there."""
@@ -51,30 +50,28 @@ class Pool:
         held = self._layers[layer]
         held[block_N, :, :, offset_N] = torch.stack([key_NHD, value_NHD], 1).to(held.dtype)
 
-    def read(self, layer: int, block_RB: Tensor) -> tuple[Tensor, Tensor]:
+    def places(self, layer: int, block_RB: Tensor) -> Tensor:
+        """Where in a layer's memory the keys and values of rows are, for `read`; the same for layers of one shape."""
+        heads = self._layers[layer].shape[2]
+        key_RHB = block_RB[:, None] * (2 * heads) + torch.arange(heads, device=self._device)[:, None]
+        return torch.stack([key_RHB, key_RHB + heads])
+
+    def read(self, layer: int, place_2RHB: Tensor) -> tuple[Tensor, Tensor]:
         """Collects the keys and values of rows, each [R, H, 16 · B, D]."""
-        held = self._layers[layer]
-        heads, size = held.shape[2], held.shape[4]
-        place_RHB = (block_RB[:, None] * 2 * heads) + self._arange(heads)[:, None]
-        place = torch.stack([place_RHB, place_RHB + heads]).flatten()
-        read = held.view(-1, BLOCK * size).index_select(0, place)
-        key, value = read.view(2, len(block_RB), heads, -1, size).unbind()
+        size = self._layers[layer].shape[4]
+        read = self._layers[layer].view(-1, BLOCK * size).index_select(0, place_2RHB.flatten())
+        key, value = read.view(*place_2RHB.shape[:3], -1, size).unbind()
         return key, value
+
+    def shape(self, layer: int) -> torch.Size:
+        """Shape of the memory of a block, [2, H, 16, D]."""
+        return self._layers[layer].shape[1:]
 
     def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copies blocks."""
         to, of = (torch.tensor(blocks, device=self._device) for blocks in (target, source))
         for held in self._layers.values():
             held[to] = held[of]
-
-    def bytes_per_row(self, layer: int, blocks: int) -> int:
-        """Bytes that `read` returns for each row."""
-        return self._layers[layer][0].nbytes * blocks
-
-    def _arange(self, heads: int) -> Tensor:
-        if heads not in self._heads:
-            self._heads[heads] = torch.arange(heads, device=self._device)
-        return self._heads[heads]
 
 
 @dataclass(frozen=True)
@@ -84,10 +81,12 @@ class Growing:
     Attributes:
         blocks: Their blocks, filled up by number 0, int64 [R, B].
         position: Position of their new token [R].
+        widths: Number of blocks of each row.
     """
 
     blocks: Tensor
     position: Tensor
+    widths: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,9 @@ class Paged(KernelLayout):
     Args:
         pool: Where keys and values are kept.
         block_N: Block of each token.
-        offset_N: Its place in there.
+        position_N: Position of each token in its row.
         growing: Rows with one token each, if there are any.
-        fresh: Lengths of new rows, int64 on the CPU.
+        fresh: Lengths of new rows, int64 on the CPU, if there are any.
         continued: Rows that continue what is known.
         multiple: Grids of new rows are as wide as a multiple of so many tokens.
     """
@@ -133,19 +132,22 @@ class Paged(KernelLayout):
         self,
         pool: Pool,
         block_N: Tensor,
-        offset_N: Tensor,
+        position_N: Tensor,
         growing: Growing | None,
-        fresh: Tensor,
+        fresh: Tensor | None,
         continued: Continued | None,
         multiple: int,
     ) -> None:
-        self._pool, self._block, self._offset = pool, block_N, offset_N
+        self._pool, self._block, self._offset = pool, block_N, position_N % BLOCK
         self._growing, self._continued = growing, continued
         self._num_growing = 0 if growing is None else len(growing.position)
-        self._num_fresh = int(fresh.sum())
-        tokens = torch.empty(self._num_fresh, dtype=torch.int64, device=block_N.device)
-        self._packed = Packed.of(Batch(tokens, fresh), multiple) if len(fresh) else None
+        self._num_fresh = 0 if fresh is None else int(fresh.sum())
+        self._packed = None
+        if fresh is not None and len(fresh):
+            tokens = torch.empty(self._num_fresh, dtype=torch.int64, device=block_N.device)
+            self._packed = Packed.of(Batch(tokens, fresh), multiple)
         self._masks: dict[tuple[object, ...], Tensor] = {}
+        self._places: dict[torch.Size, list[tuple[slice, Tensor]]] = {}
 
     def attend_by(
         self,
@@ -175,32 +177,39 @@ class Paged(KernelLayout):
         self, rows: Growing, kernel: Kernel, layer: int, query_RHD: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         """Attention of one new token of each row, some rows at a time [R, H, D]."""
-        count, width = rows.blocks.shape
-        size = max(1, _CHUNK // self._pool.bytes_per_row(layer, width))
+        mask = self._mask(rows, kernel, window)
         parts = list[Tensor]()
-        for start in range(0, count, size):
-            some = slice(start, start + size)
-            key, value = self._pool.read(layer, rows.blocks[some])
-            mask = self._mask(rows, kernel, key.shape[1], window)[some]
-            parts.append(kernel.newest(query_RHD[some, :, None], key, value, mask, scaling)[:, 0])
+        for some, place in self._chunks(rows, layer):
+            key, value = self._pool.read(layer, place)
+            parts.append(kernel.newest(query_RHD[some], key, value, mask[some, ..., : key.shape[2]], scaling))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _mask(self, rows: Growing, kernel: Kernel, heads: int, window: int | None) -> Tensor:
+    def _chunks(self, rows: Growing, layer: int) -> list[tuple[slice, Tensor]]:
+        """Rows that are computed together, and where their keys and values are; made once for layers of one shape."""
+        shape = self._pool.shape(layer)
+        if shape not in self._places:
+            size = max(1, _CHUNK // (4 * shape.numel() * rows.blocks.shape[1]))
+            starts = range(0, len(rows.widths), size)
+            some = [(slice(start, start + size), max(rows.widths[start : start + size])) for start in starts]
+            self._places[shape] = [(part, self._pool.places(layer, rows.blocks[part, :width])) for part, width in some]
+        return self._places[shape]
+
+    def _mask(self, rows: Growing, kernel: Kernel, window: int | None) -> Tensor:
         """The mask of a kernel, made once for all layers of a pass."""
-        key = type(kernel), heads, window
+        key = type(kernel), window
         if key not in self._masks:
             column = torch.arange(rows.blocks.shape[1] * BLOCK, device=rows.blocks.device)
             seen = column <= rows.position[:, None]
             if window is not None:
                 seen &= column > rows.position[:, None] - window
-            self._masks[key] = kernel.mask(seen[:, None, None], heads)
+            self._masks[key] = kernel.mask(seen)
         return self._masks[key]
 
     def _continue(
         self, rows: Continued, kernel: Kernel, layer: int, query_NHD: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         """Attention of new tokens to those before them, known or new [N, H, D]."""
-        key, value = self._pool.read(layer, rows.blocks)
+        key, value = self._pool.read(layer, self._pool.places(layer, rows.blocks))
         width = key.shape[2] - rows.first
         grid = query_NHD.new_zeros(len(rows.blocks), width, *query_NHD.shape[1:])
         place = rows.position - rows.first

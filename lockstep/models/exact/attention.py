@@ -10,6 +10,7 @@ Letters: B rows times heads of keys, G queries that share a head of keys, T quer
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -45,29 +46,36 @@ class Blockwise:
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         heads, width = key.shape[1], query.shape[2]
-        with torch.autocast(query.device.type, enabled=False):
+        with _no_autocast(query.device):
             query, key, value = (pad(x.float(), KEYS) for x in (query, key, value))
             q, groups = _fold(query * scaling, heads)
             how = window, self.softcap, groups
             out = _Causal.apply(q, key.flatten(0, 1), value.flatten(0, 1), self._sinks(query, heads), *how)
             return _unfold(out, heads, groups)[:, :width].flatten(0, 1)
 
-    def mask(self, seen: Tensor, heads: int) -> Tensor:
-        return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf).repeat(1, heads, 1, 1)
+    def mask(self, seen: Tensor) -> Tensor:
+        return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
 
     def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-        heads = key.shape[1]
-        with torch.autocast(query.device.type, enabled=False):
-            q, groups = _fold(query.float() * scaling, heads)
+        heads, queries = key.shape[1], query.shape[1]
+        with _no_autocast(query.device):
+            q = pad((query.float() * scaling).reshape(-1, queries // heads, query.shape[2]), QUERIES)
             k, v = key.float().flatten(0, 1), value.float().flatten(0, 1)
-            out = _attend(q, k, v, mask.flatten(0, 1), self.softcap, self._sinks(query, heads))
-            return _unfold(out, heads, groups)
+            sinks = self._sinks(query, heads)
+            out = _attend(q, k, v, mask, self.softcap, None if sinks is None else pad(sinks, QUERIES))
+            return out[:, : queries // heads].reshape(query.shape)
 
     def _sinks(self, query: Tensor, heads: int) -> Tensor | None:
         """The sinks of the queries of one token [B, G, 1]."""
         if self.sinks is None:
             return None
         return self.sinks.float().view(heads, -1, 1).repeat(query.shape[0], 1, 1)
+
+
+def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Computes in the types that tensors have inside; autocast is left alone where it is off, which costs less."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def _fold(query: Tensor, heads: int) -> tuple[Tensor, int]:
@@ -88,7 +96,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None
         q: Queries, already scaled; only products are filled up to a multiple of them.
         k: Keys, of which the first is the first of a block.
         v: Their values.
-        mask: 0 where a query sees a key, else −∞, of a shape that goes with [B, M, W].
+        mask: 0 where a query sees a key, else −∞: [M, W], of all; or [rows, 1, W], of all heads of a row.
         softcap: As in `Blockwise`.
         sinks: One for each query, of a shape that goes with [B, M, 1].
     """
@@ -108,7 +116,7 @@ def _weights(
     if softcap is not None:
         bent = score.div_(softcap).tanh_()
         score = bent * softcap
-    score += mask
+    (score if mask.dim() == 2 else score.unflatten(0, (len(mask), -1))).add_(mask if mask.dim() == 2 else mask[:, None])
     if sinks is None:
         return score.softmax(-1), None, bent
     before = F.pad(sinks.expand(*score.shape[:-1], 1), (0, KEYS - 1), value=-torch.inf)

@@ -112,8 +112,8 @@ def _attention_is_exact(heads: int, groups: int, size: int) -> bool:
         for at in (0, KEYS, length - 1):
             width = at + 1 + -(at + 1) % KEYS
             keys, values = (F.pad(x[:1, :, : at + 1], (0, 0, 0, width - at - 1)) for x in (k, v))
-            seen = (torch.arange(width) <= at)[None, None, None]
-            new = kernel.newest(q[:1, :, at : at + 1], keys, values, kernel.mask(seen, groups), size**-0.5)
-            if not torch.equal(new[0, 0], whole[0, at]):
+            mask = kernel.mask((torch.arange(width) <= at)[None])
+            new = kernel.newest(q[:1, :, at], keys, values, mask, size**-0.5)
+            if not torch.equal(new[0], whole[0, at]):
                 return False
     return True

@@ -94,6 +94,7 @@ class Places:
         self.block_SB = self._zeros(count + 1, 1)
         self._token_SK = self._zeros(count + 1, _FIRST)
         self._logprob_SK = torch.zeros(count + 1, _FIRST, device=device)
+        self._uniform_SK = torch.zeros(count + 1, _FIRST, dtype=torch.float64, device=device)
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Takes rows into their places."""
@@ -102,6 +103,7 @@ class Places:
         self.made_S[place] = self._ints([len(row.so_far.tokens) for row in rows])
         self.room_S[place] = self._ints([row.room for row in rows])
         self._key_S[place] = self._ints([row.request.key for row in rows])
+        self._uniform_SK[place] = keyed.uniforms(self._key_S[place], self._columns(0))
         self.write_blocks(rows)
         for row in (row for row in rows if row.so_far.tokens):
             made = len(row.so_far.tokens)
@@ -121,12 +123,13 @@ class Places:
 
     def uniforms(self, place_R: Tensor) -> Tensor:
         """The random number of the next token of each row, float64 [R]."""
-        return keyed.uniforms_at(self._key_S[place_R], self.made_S[place_R])
+        made_R = self.made_S[place_R]
+        self._make_room(int(made_R.max()) + 1)
+        return self._uniform_SK[place_R, made_R]
 
     def append(self, place_R: Tensor, token_R: Tensor, logprob_R: Tensor) -> None:
         """Appends a token to the response of each row."""
         made_R = self.made_S[place_R]
-        self._make_room(int(made_R.max()) + 1)
         self._token_SK[place_R, made_R] = token_R
         self._logprob_SK[place_R, made_R] = logprob_R
         self.token_S[place_R] = token_R
@@ -147,6 +150,11 @@ class Places:
             more = max(tokens, 2 * held) - held
             self._token_SK = torch.cat([self._token_SK, self._zeros(self.count + 1, more)], 1)
             self._logprob_SK = torch.cat([self._logprob_SK, self._logprob_SK.new_zeros(self.count + 1, more)], 1)
+            self._uniform_SK = torch.cat([self._uniform_SK, keyed.uniforms(self._key_S, self._columns(held))], 1)
+
+    def _columns(self, start: int) -> Tensor:
+        """Numbers of the tokens of a response that there is room for, from one on."""
+        return torch.arange(start, self._token_SK.shape[1], device=self._device)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.int64, device=self._device)

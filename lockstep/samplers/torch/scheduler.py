@@ -1,8 +1,8 @@
 """Continuous batching: a pass computes the next token of all running rows, and the prompts of rows that begin.
 
 A place that falls free is filled in the next pass. Rows with the same prompt share it: it is computed once, and its
-full blocks are theirs together. When memory is spent, the row that began last gives up its blocks, and is computed again
-later with the tokens that it had.
+full blocks are theirs together. When memory is spent, the row that began last gives up its blocks, and is computed
+again later with the tokens that it had.
 
 Letters: N tokens of a pass, R running rows, P prompts, B blocks of a row, V tokens of the vocabulary.
 """
@@ -16,12 +16,12 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.exact.linear import ROWS
 from lockstep.models.heads import PLAIN
-from lockstep.models.paged import BLOCK, Continued, Growing, Paged, Pool
+from lockstep.models.paged import BLOCK, Paged, Pool
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
+from lockstep.samplers.torch.passes import Tokens, take_newest, take_prompts
 from lockstep.samplers.torch.rows import Places, Prompt, Response, Row
 from lockstep.types import Request, SamplingParams
 
@@ -228,47 +228,29 @@ class Scheduler:
         return True
 
     def _compute(self, running: int, prompts: list[Prompt]) -> Tensor | None:
-        """Makes a pass. Returns logits of running rows, and of prompts, which keep theirs; None: there are none."""
-        prompts.sort(key=lambda prompt: prompt.known > 0)
-        known = torch.tensor([prompt.known for prompt in prompts], dtype=torch.int64)
-        length = torch.tensor([len(prompt.tokens) for prompt in prompts], dtype=torch.int64)
-        fresh = Batch(
-            torch.tensor([token for prompt in prompts for token in prompt.tokens[prompt.known :]], dtype=torch.int64),
-            length - known,
-        )
-        filling = -(running + fresh.tokens.numel()) % ROWS if self._exact else 0
-        places = self._places
-        place_R = torch.cat([self._place_R[:running], self._ints([places.count] * filling)])
-        if not len(place_R) and not prompts:
+        """Makes a pass. Returns logits of running rows, then of prompts, which keep theirs; None: there are neither."""
+        if not running and not prompts:
             return None
+        prompts.sort(key=lambda prompt: prompt.known > 0)
+        new = sum(len(prompt.tokens) - prompt.known for prompt in prompts)
+        filling = -(running + new) % ROWS if self._exact else 0
+        parts, growing, fresh, continued = list[Tokens](), None, None, None
+        if running + filling:
+            tokens, growing = take_newest(self._places, self._place_R[:running], self._rows[:running], filling)
+            parts.append(tokens)
+        if prompts:
+            tokens, fresh, continued = take_prompts(prompts, self._device)
+            parts.append(tokens)
+        tokens = parts[0] if len(parts) == 1 else parts[0].join(parts[1])
         self._pool.resize(self._blocks.count)
-        width = max((len(row.blocks) for row in self._rows[:running]), default=1)
-        growing = Growing(places.block_SB[place_R, :width], places.filled_S[place_R])
-        most = max((len(prompt.blocks) for prompt in prompts), default=1)
-        block_PB = self._ints([prompt.blocks + [0] * (most - len(prompt.blocks)) for prompt in prompts]).view(-1, most)
-        position_N = (known[fresh.row] + fresh.position).to(self._device)
-        block_N = block_PB[fresh.row.to(self._device), position_N // BLOCK]
-        last_P = len(place_R) + (fresh.starts + fresh.lengths - 1).to(self._device)
-        whole = int((known == 0).sum())
         layout = Paged(
-            self._pool,
-            torch.cat([growing.blocks.gather(1, growing.position[:, None] // BLOCK)[:, 0], block_N]),
-            torch.cat([growing.position, position_N]) % BLOCK,
-            growing if len(place_R) else None,
-            length[:whole],
-            Continued.of(block_PB[whole:], known[whole:], length[whole:]) if whole < len(prompts) else None,
-            BLOCK if self._exact else 1,
+            self._pool, tokens.block, tokens.position, growing, fresh, continued, BLOCK if self._exact else 1
         )
-        logits_MV = self._forward(
-            torch.cat([places.token_S[place_R], fresh.tokens.to(self._device)]),
-            torch.cat([growing.position, position_N]),
-            layout,
-            torch.cat([torch.arange(running, device=self._device), last_P]),
-        )
-        places.filled_S[place_R[:running]] += 1
+        logits_MV = self._forward(tokens.token, tokens.position, layout, tokens.keep)
+        self._places.filled_S[self._place_R[:running]] += 1
         for prompt, logits_V in zip(prompts, logits_MV[running:], strict=True):
             prompt.logits = logits_V if prompt.waiting == 0 else logits_V.clone()
-        self.passes, self.computed = self.passes + 1, self.computed + running + fresh.tokens.numel()
+        self.passes, self.computed = self.passes + 1, self.computed + running + new
         return logits_MV
 
     def _append(self, logits_RV: Tensor) -> None:
