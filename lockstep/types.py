@@ -99,10 +99,17 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Request:
-    """A request for one response: what to complete, and the key of its random numbers (see `lockstep.keyed`)."""
+    """A request for one response.
+
+    Attributes:
+        tokens: What to complete.
+        key: Key of its random numbers, see `lockstep.keyed`.
+        continues: True if prompt and response will come again as the beginning of a prompt, as in an episode.
+    """
 
     tokens: tuple[int, ...]
     key: int
+    continues: bool = False
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class _Episode:
         """The request for the next turn; each turn has random numbers of its own."""
         turn = len(self.said)
         key = keyed.key(self.request.key, "turn", turn) if turn else self.request.key
-        return Request(tuple(torch.cat(self.tokens).tolist()), key)
+        return Request(tuple(torch.cat(self.tokens).tolist()), key, continues=True)
 
     def append(self, tokens_T: Tensor, logprob_T: Tensor | None = None) -> None:
         """Appends a response with its log-probabilities, or an observation."""

@@ -1,22 +1,18 @@
-"""Accounts of the blocks that keys and values are kept in: free ones, those of rows, and those whose tokens may return.
-
-A block holds the keys and values of 16 tokens in all layers. Blocks that are full can be shared by rows that begin
-alike, and stay known by their tokens after their rows have ended, as long as nobody needs the memory.
-"""
+"""Accounts of the blocks of a pool: which are free, which belong to prompts, and which are known by their tokens."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from lockstep.models.paged import BLOCK
+from lockstep.models.pool import BLOCK
 
 _ROOT = 0
 _FEWEST = 64
 """Blocks that are added at once, at least: growing copies all that is kept."""
 
 _Known = tuple[int, tuple[int, ...]]
-"""What a block is known by: the number of the block's content before it, and its own tokens."""
+"""What a block is known by: the number of the content before it, and its own tokens."""
 
 
 def count_blocks(tokens: int) -> int:
@@ -25,19 +21,16 @@ def count_blocks(tokens: int) -> int:
 
 
 class Blocks:
-    """Free and taken blocks, by their numbers; number 0 is nobody's.
-
-    Args:
-        most: Number of blocks that memory allows; None: as many as rows need.
+    """Free and taken blocks, by their numbers.
 
     Attributes:
-        count: Number of blocks there are, free ones among them.
+        count: Number of blocks, free ones among them.
+        keep: Number of blocks without users that stay known, at most, before their memory is used again.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
-        self.count = 1
-        self._users = [1]
+    def __init__(self) -> None:
+        self.count = self.keep = 0
+        self._users: list[int] = []
         self._free: list[int] = []
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._contents: dict[_Known, tuple[int, int]] = {}
@@ -46,20 +39,15 @@ class Blocks:
 
     @property
     def in_use(self) -> int:
-        """Number of blocks that rows use."""
-        return self.count - 1 - len(self._free) - len(self._kept)
+        """Number of blocks that have users."""
+        return self.count - len(self._free) - len(self._kept)
 
-    def take(self, number: int, beyond: bool = False) -> list[int] | None:
-        """Takes free blocks; None if there are too few, unless it may go beyond what memory allows."""
-        while len(self._free) < number:
-            lacking = number - len(self._free)
-            room = lacking if self._most is None or beyond else self._most - self.count
-            if self._kept and (len(self._kept) > self.in_use or room < lacking):
-                self._forget(next(iter(self._kept)))
-            elif room >= lacking:
-                self._grow(lacking)
-            else:
-                return None
+    def take(self, number: int) -> list[int]:
+        """Takes free blocks, or those that are known for longest, or new ones."""
+        while len(self._free) < number and len(self._kept) > self.keep:
+            self._forget(next(iter(self._kept)))
+        if len(self._free) < number:
+            self._grow(max(number - len(self._free), _FEWEST, self.count // 2))
         taken = [self._free.pop() for _ in range(number)]
         for block in taken:
             self._users[block] = 1
@@ -72,7 +60,7 @@ class Blocks:
             self._kept.pop(block, None)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Takes a user from each block; those that are known by their tokens are kept."""
+        """Takes a user from each block; those that are known by their tokens stay known for a while."""
         for block in blocks:
             self._users[block] -= 1
             if self._users[block] == 0 and block in self._known:
@@ -81,7 +69,7 @@ class Blocks:
                 self._free.append(block)
 
     def find(self, tokens: tuple[int, ...]) -> list[int]:
-        """Finds blocks that hold the beginning of some tokens, never the last of them, whose logits are wanted."""
+        """Finds blocks that hold the beginning of some tokens, but never the last of them, whose logits are wanted."""
         content, found = _ROOT, list[int]()
         for start in range(0, (len(tokens) - 1) // BLOCK * BLOCK, BLOCK):
             entry = self._contents.get((content, tokens[start : start + BLOCK]))
@@ -92,7 +80,7 @@ class Blocks:
         return found
 
     def remember(self, tokens: tuple[int, ...], blocks: Sequence[int]) -> None:
-        """Notes which tokens the full ones of a row's blocks hold."""
+        """Notes which tokens the full ones of some blocks hold."""
         content = _ROOT
         for start, block in zip(range(0, len(tokens) // BLOCK * BLOCK, BLOCK), blocks, strict=False):
             key = content, tokens[start : start + BLOCK]
@@ -107,10 +95,7 @@ class Blocks:
         del self._kept[block], self._contents[self._known.pop(block)]
         self._free.append(block)
 
-    def _grow(self, lacking: int) -> None:
-        more = max(lacking, _FEWEST, self.count // 2)
-        if self._most is not None:
-            more = max(lacking, min(more, self._most - self.count))
+    def _grow(self, more: int) -> None:
         self._free += range(self.count + more - 1, self.count - 1, -1)
         self._users += [0] * more
         self.count += more

@@ -1,6 +1,6 @@
 """Requests as the scheduler holds them, and the tensors of those that are running.
 
-Letters: S places for rows, R running rows, B blocks of a row, K tokens of a response.
+Letters: S places for rows, R running rows, K tokens of a response.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Row:
         room: Tokens of its response, at most.
         prompt: What it begins with: the request's tokens and, if it ran before, those of its response.
         so_far: Its response before it last began.
-        blocks: Blocks that it uses.
         place: Its place; −1: it waits.
+        began: Number of rows that began before it last did.
     """
 
     number: int
@@ -73,28 +73,26 @@ class Row:
     room: int
     prompt: Prompt
     so_far: Response
-    blocks: list[int] = field(default_factory=list)
     place: int = -1
+    began: int = 0
 
 
 class Places:
-    """The state of rows by their places, as tensors. One place more stays empty, to fill up passes.
+    """The state of rows by their places, as tensors.
 
     Attributes:
         token_S: Newest token of each row, not computed yet.
         filled_S: Number of tokens whose keys and values are in blocks.
         made_S: Number of tokens of its response.
         room_S: Tokens of its response, at most.
-        block_SB: Its blocks, filled up by number 0.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self.count, self._device = count, device
-        self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._zeros(5, count + 1).unbind()
-        self.block_SB = self._zeros(count + 1, 1)
-        self._token_SK = self._zeros(count + 1, _FIRST)
-        self._logprob_SK = torch.zeros(count + 1, _FIRST, device=device)
-        self._uniform_SK = torch.zeros(count + 1, _FIRST, dtype=torch.float64, device=device)
+        self._count, self._device = count, device
+        self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._zeros(5, count).unbind()
+        self._token_SK = self._zeros(count, _FIRST)
+        self._logprob_SK = torch.zeros(count, _FIRST, device=device)
+        self._uniform_SK = torch.zeros(count, _FIRST, dtype=torch.float64, device=device)
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Takes rows into their places."""
@@ -104,22 +102,11 @@ class Places:
         self.room_S[place] = self._ints([row.room for row in rows])
         self._key_S[place] = self._ints([row.request.key for row in rows])
         self._uniform_SK[place] = keyed.uniforms(self._key_S[place], self._columns(0))
-        self.write_blocks(rows)
         for row in (row for row in rows if row.so_far.tokens):
             made = len(row.so_far.tokens)
             self._make_room(made)
             self._token_SK[row.place, :made] = self._ints(row.so_far.tokens)
             self._logprob_SK[row.place, :made] = torch.tensor(row.so_far.logprobs, device=self._device)
-
-    def write_blocks(self, rows: Sequence[Row]) -> None:
-        """Notes which blocks rows use."""
-        width = max(len(row.blocks) for row in rows)
-        if width > self.block_SB.shape[1]:
-            more = self._zeros(self.count + 1, 2 * width - self.block_SB.shape[1])
-            self.block_SB = torch.cat([self.block_SB, more], 1)
-        width = self.block_SB.shape[1]
-        filled = [row.blocks + [0] * (width - len(row.blocks)) for row in rows]
-        self.block_SB[self._ints([row.place for row in rows])] = torch.tensor(filled, device=self._device)
 
     def uniforms(self, place_R: Tensor) -> Tensor:
         """The random number of the next token of each row, float64 [R]."""
@@ -136,7 +123,7 @@ class Places:
         self.made_S[place_R] = made_R + 1
 
     def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
-        """The responses of rows so far, of which some have stopped."""
+        """The responses of rows so far; some have stopped."""
         place = self._ints([row.place for row in rows])
         made = self.made_S[place].tolist()
         most = max(made)
@@ -148,8 +135,8 @@ class Places:
         held = self._token_SK.shape[1]
         if tokens > held:
             more = max(tokens, 2 * held) - held
-            self._token_SK = torch.cat([self._token_SK, self._zeros(self.count + 1, more)], 1)
-            self._logprob_SK = torch.cat([self._logprob_SK, self._logprob_SK.new_zeros(self.count + 1, more)], 1)
+            self._token_SK = torch.cat([self._token_SK, self._zeros(self._count, more)], 1)
+            self._logprob_SK = torch.cat([self._logprob_SK, self._logprob_SK.new_zeros(self._count, more)], 1)
             self._uniform_SK = torch.cat([self._uniform_SK, keyed.uniforms(self._key_S, self._columns(held))], 1)
 
     def _columns(self, start: int) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.models.continuous import Continuous
 from lockstep.models.exact.model import is_exact
-from lockstep.models.paged import Paged
 from lockstep.models.token_step import TokenStep, can_step
 from lockstep.samplers.base import Piece, require_room
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -88,7 +88,7 @@ class TorchSampler(ModelSampler):
             self._scheduler = None
             raise
 
-    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Paged, keep_M: Tensor) -> Tensor:
+    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
         """Logits of the tokens of a pass that are kept [M, V]."""
         if self._step is not None:
             return self._step(token_N, position_N, layout, keep_M)

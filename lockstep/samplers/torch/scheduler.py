@@ -9,26 +9,29 @@ Letters: N tokens of a pass, R running rows, P prompts, B blocks of a row, V tok
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lockstep.distributed.sampling import draw, token_scores
+from lockstep.models.continuous import Continuous, Growing
 from lockstep.models.exact.linear import ROWS
+from lockstep.models.extents import Extents, room_for
 from lockstep.models.heads import PLAIN
-from lockstep.models.paged import BLOCK, Paged, Pool
+from lockstep.models.pool import BLOCK, Pool
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
-from lockstep.samplers.torch.passes import Tokens, take_newest, take_prompts
+from lockstep.samplers.torch.passes import Tokens, take_prompts
 from lockstep.samplers.torch.rows import Places, Prompt, Response, Row
 from lockstep.types import Request, SamplingParams
 
 PASS_TOKENS = 16_384
 """Tokens of prompts in one pass, at most, but for one longer prompt."""
 
-Forward = Callable[[Tensor, Tensor, Paged, Tensor], Tensor]
+Forward = Callable[[Tensor, Tensor, Continuous, Tensor], Tensor]
 """Computes logits [M, V] from tokens and positions [N], their layout, and which M of them have logits."""
 
 
@@ -50,13 +53,13 @@ class Scheduler:
         device: Where the model is.
         exact: True if the model is computed exactly, and log-probabilities are, too.
         raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
-        most_blocks: Blocks that memory allows; None: as many as rows need.
+        most_tokens: Tokens that running rows have room for, together; None: as many as they need.
 
     Attributes:
         finished: Responses by the numbers of their requests, until they are taken out.
         passes: Number of passes so far.
         computed: Number of tokens that passes have computed.
-        preempted: Number of times that a row gave up its blocks.
+        preempted: Number of times that a row gave up its room.
     """
 
     def __init__(
@@ -67,19 +70,17 @@ class Scheduler:
         device: torch.device,
         exact: bool,
         raw_logprobs: bool = False,
-        most_blocks: int | None = None,
+        most_tokens: int | None = None,
     ) -> None:
         self._forward, self._context, self._device = forward, context, device
-        self._exact, self._raw_logprobs = exact, raw_logprobs
-        self._blocks, self._pool, self._places = Blocks(most_blocks), Pool(device), Places(places, device)
-        self._free = list(range(places))[::-1]
-        self._numbers = count()
+        self._exact, self._raw_logprobs, self._most_tokens = exact, raw_logprobs, most_tokens
+        self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents()
+        self._places, self._free = Places(places, device), list(range(places))[::-1]
+        self._numbers, self._began = count(), count()
         self._prompts: dict[tuple[int, ...], Prompt] = {}
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
         self._place_R = self._ints([])
-        self._samplings: Counter[SamplingParams] = Counter()
-        self._copies: list[tuple[int, int]] = []
         self.finished: dict[int, Response] = {}
         self.passes = self.computed = self.preempted = 0
 
@@ -97,6 +98,7 @@ class Scheduler:
             self._waiting.remove(row)
             self._leave(row.prompt)
         self._stop([row for row in self._rows if row.number == number])
+        self._arrange()
 
     def stream(self, number: int) -> Iterator[tuple[int, float]]:
         """Makes steps until a request has ended. Yields its tokens and their log-probabilities as they come."""
@@ -115,15 +117,14 @@ class Scheduler:
         Raises:
             NotFinite: Logits are NaN or infinite.
         """
-        self._reserve()
-        running = len(self._rows)
+        self._move_outgrown()
         new, prompts = self._admit()
-        logits_MV = self._compute(running, prompts)
-        if self._copies:
-            self._pool.copy(*zip(*self._copies, strict=True))
-            self._copies.clear()
-        logits_RV = _of_rows(logits_MV, running, [row.prompt for row in new])
-        self._append(logits_RV)
+        logits_MV = self._compute(prompts)
+        running = len(self._rows)
+        if new:
+            self._begin(new)
+        self._append(_of_rows(logits_MV, running, [row.prompt for row in new]))
+        self._arrange()
 
     def _so_far(self, number: int) -> Response:
         rows = [row for row in self._rows if row.number == number]
@@ -144,22 +145,25 @@ class Scheduler:
             del self._prompts[prompt.tokens]
             self._blocks.release(prompt.blocks)
 
-    def _reserve(self) -> None:
-        """Gives another block to each running row whose blocks are full."""
-        full = (self._places.filled_S[self._place_R] % BLOCK == 0).nonzero().squeeze(-1).tolist()
-        grown = list[Row]()
-        for row in [self._rows[index] for index in full]:
-            while row.place >= 0 and (block := self._blocks.take(1, beyond=len(self._rows) == 1)) is None:
-                self._preempt(self._rows[-1])
-            if row.place >= 0 and block is not None:
-                row.blocks += block
-                grown.append(row)
-        grown = [row for row in grown if row.place >= 0]
-        if grown:
-            self._places.write_blocks(grown)
+    def _move_outgrown(self) -> None:
+        """Gives twice the room to rows that have filled theirs; the newest row gives way where there is too little."""
+        for arena in self._extents.arenas:
+            filled = self._places.filled_S[self._ints(arena.rows)]
+            outgrown = [arena.rows[index] for index in (filled >= arena.room).nonzero().squeeze(-1).tolist()]
+            while outgrown and len(self._rows) > 1 and not self._has_room(arena.room * len(outgrown)):
+                newest = max(self._rows, key=lambda row: row.began)
+                outgrown = [place for place in outgrown if place != newest.place]
+                self._preempt(newest)
+            if outgrown:
+                self._extents.move(arena, [arena.rows.index(place) for place in outgrown])
+        self._arrange()
+
+    def _has_room(self, tokens: int) -> bool:
+        """True if running rows may have room for so many tokens more."""
+        return self._most_tokens is None or self._extents.taken + tokens <= self._most_tokens
 
     def _preempt(self, row: Row) -> None:
-        """Takes the blocks of a running row away, and lets it wait at the head of the queue."""
+        """Takes the room of a running row away, and lets it wait at the head of the queue."""
         (row.so_far,) = self._places.responses([row], [False])
         self._stop([row])
         row.prompt = self._await((*row.request.tokens, *row.so_far.tokens))
@@ -167,91 +171,83 @@ class Scheduler:
         self.preempted += 1
 
     def _stop(self, rows: Sequence[Row]) -> None:
-        """Frees the places and blocks of running rows."""
+        """Frees the places and the room of running rows."""
+        self._extents.remove([row.place for row in rows])
+        self._free += [row.place for row in rows]
         for row in rows:
-            self._free.append(row.place)
-            self._blocks.release(row.blocks)
-            self._samplings[row.sampling] -= 1
-            row.place, row.blocks = -1, []
+            row.place = -1
         self._rows = [row for row in self._rows if row.place >= 0]
-        self._place_R = self._ints([row.place for row in self._rows])
+
+    def _arrange(self) -> None:
+        """Brings rows into the order in which their keys and values lie, after any of them began, moved or ended."""
+        order = [place for arena in self._extents.arenas for place in arena.rows]
+        if order != [row.place for row in self._rows] or len(order) != len(self._place_R):
+            of = {row.place: row for row in self._rows}
+            self._rows, self._place_R = [of[place] for place in order], self._ints(order)
 
     def _admit(self) -> tuple[list[Row], list[Prompt]]:
         """Gives places to waiting rows. Returns them, and the prompts that are to be computed."""
-        new, prompts, tokens = list[Row](), list[Prompt](), 0
+        new, prompts, tokens, room = list[Row](), list[Prompt](), 0, 0
+        self._blocks.keep = max(self._blocks.keep, self._extents.taken // BLOCK)
         while self._waiting and self._free:
-            row, alone = self._waiting[0], not self._rows and not new
-            if not row.prompt.blocks:
-                known = self._blocks.find(row.prompt.tokens)
-                tokens += len(row.prompt.tokens) - BLOCK * len(known)
-                if (prompts and tokens > PASS_TOKENS) or not self._place(row.prompt, known, alone):
-                    break
-                prompts.append(row.prompt)
-            if not self._fork(row, alone):
+            prompt = self._waiting[0].prompt
+            room += room_for(len(prompt.tokens) + 1)
+            if (self._rows or new) and not self._has_room(room):
                 break
-            row.place = self._free.pop()
-            self._samplings[row.sampling] += 1
+            if not prompt.blocks:
+                known = self._blocks.find(prompt.tokens)
+                tokens += len(prompt.tokens) - BLOCK * len(known)
+                if prompts and tokens > PASS_TOKENS:
+                    break
+                self._blocks.share(known)
+                prompt.blocks = known + self._blocks.take(count_blocks(len(prompt.tokens)) - len(known))
+                prompt.known = BLOCK * len(known)
+                self._blocks.remember(prompt.tokens, prompt.blocks)
+                prompts.append(prompt)
             new.append(self._waiting.popleft())
-        if new:
-            self._places.begin(new)
-            self._rows += new
-            self._place_R = self._ints([row.place for row in self._rows])
+            new[-1].place = self._free.pop()
         return new, prompts
 
-    def _place(self, prompt: Prompt, known: list[int], beyond: bool) -> bool:
-        """Gives a prompt blocks behind those that are known already; False: there are too few."""
-        self._blocks.share(known)
-        taken = self._blocks.take(count_blocks(len(prompt.tokens)) - len(known), beyond)
-        if taken is None:
-            self._blocks.release(known)
-            return False
-        prompt.blocks, prompt.known = known + taken, BLOCK * len(known)
-        self._blocks.remember(prompt.tokens, prompt.blocks)
-        return True
-
-    def _fork(self, row: Row, beyond: bool) -> bool:
-        """Gives a row the blocks of its prompt, the last of them as a copy if it is not full; False: there is none."""
-        prompt = row.prompt
-        full = len(prompt.tokens) // BLOCK
-        own = prompt.blocks[full:]
-        if own and prompt.waiting > 1:
-            taken = self._blocks.take(1, beyond)
-            if taken is None:
-                return False
-            self._copies.append((own[0], taken[0]))
-            own = taken
-            self._blocks.share(prompt.blocks[:full])
-        else:
-            self._blocks.share(prompt.blocks)
-        row.blocks = prompt.blocks[:full] + own
-        self._leave(prompt)
-        return True
-
-    def _compute(self, running: int, prompts: list[Prompt]) -> Tensor | None:
+    def _compute(self, prompts: list[Prompt]) -> Tensor | None:
         """Makes a pass. Returns logits of running rows, then of prompts, which keep theirs; None: there are neither."""
+        running, multiple = len(self._rows), BLOCK if self._exact else 1
         if not running and not prompts:
             return None
         prompts.sort(key=lambda prompt: prompt.known > 0)
         new = sum(len(prompt.tokens) - prompt.known for prompt in prompts)
         filling = -(running + new) % ROWS if self._exact else 0
-        parts, growing, fresh, continued = list[Tokens](), None, None, None
+        growing = beginning = None
+        tokens = self._take_newest(filling)
         if running + filling:
-            tokens, growing = take_newest(self._places, self._place_R[:running], self._rows[:running], filling)
-            parts.append(tokens)
+            growing = Growing(self._extents.arenas, tokens.position[:running], filling)
         if prompts:
-            tokens, fresh, continued = take_prompts(prompts, self._device)
-            parts.append(tokens)
-        tokens = parts[0] if len(parts) == 1 else parts[0].join(parts[1])
-        self._pool.resize(self._blocks.count)
-        layout = Paged(
-            self._pool, tokens.block, tokens.position, growing, fresh, continued, BLOCK if self._exact else 1
-        )
+            self._pool.resize(self._blocks.count)
+            others, beginning = take_prompts(prompts, multiple, self._device)
+            tokens = tokens.join(others)
+        layout = Continuous(self._pool, running + filling, growing, beginning)
         logits_MV = self._forward(tokens.token, tokens.position, layout, tokens.keep)
-        self._places.filled_S[self._place_R[:running]] += 1
+        self._places.filled_S[self._place_R] += 1
         for prompt, logits_V in zip(prompts, logits_MV[running:], strict=True):
-            prompt.logits = logits_V if prompt.waiting == 0 else logits_V.clone()
+            prompt.logits = logits_V.clone()
         self.passes, self.computed = self.passes + 1, self.computed + running + new
         return logits_MV
+
+    def _take_newest(self, filling: int) -> Tokens:
+        """The newest token of each running row, and so many that are nobody's."""
+        token, position = self._places.token_S[self._place_R], self._places.filled_S[self._place_R]
+        keep = torch.arange(len(self._rows), device=self._device)
+        return Tokens(F.pad(token, (0, filling)), F.pad(position, (0, filling)), keep)
+
+    def _begin(self, rows: Sequence[Row]) -> None:
+        """Lets rows run behind their prompts, which are computed."""
+        lengths = [len(row.prompt.tokens) for row in rows]
+        self._extents.add([row.place for row in rows], [row.prompt.blocks for row in rows], lengths, self._pool)
+        self._places.begin(rows)
+        self._rows += rows
+        self._place_R = self._ints([row.place for row in self._rows])
+        for row in rows:
+            row.began = next(self._began)
+            self._leave(row.prompt)
 
     def _append(self, logits_RV: Tensor) -> None:
         """Samples a token for each running row, and ends those that are whole."""
@@ -269,13 +265,13 @@ class Scheduler:
 
     def _draw(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Samples tokens. Returns them, their log-probabilities, and which of them stop a response [R]."""
-        samplings = [sampling for sampling, number in self._samplings.items() if number]
+        samplings = list({id(row.sampling): row.sampling for row in self._rows}.values())
         if len(samplings) == 1:
             return self._draw_alike(logits_RV, uniform_R, samplings[0])
         token_R, logprob_R = torch.zeros_like(self._place_R), torch.zeros_like(uniform_R, dtype=torch.float32)
         stopped_R = torch.zeros_like(token_R, dtype=torch.bool)
         for sampling in samplings:
-            rows = self._ints([index for index, row in enumerate(self._rows) if row.sampling == sampling])
+            rows = self._ints([index for index, row in enumerate(self._rows) if row.sampling is sampling])
             drawn = self._draw_alike(logits_RV[rows], uniform_R[rows], sampling)
             for column, some in zip((token_R, logprob_R, stopped_R), drawn, strict=True):
                 column[rows] = some
@@ -290,18 +286,29 @@ class Scheduler:
         return token_R, logprob_R, torch.isin(token_R, self._ints(sampling.stop_token_ids))
 
     def _finish(self, rows: Sequence[Row], stopped: Sequence[bool]) -> None:
-        """Takes the responses of rows that are whole; their blocks stay known."""
+        """Takes the responses of rows that are whole; what is to be continued stays known."""
         for row, response in zip(rows, self._places.responses(rows, stopped), strict=True):
             self.finished[row.number] = response
-            self._blocks.remember((*row.request.tokens, *response.tokens[:-1]), row.blocks)
+            if row.request.continues:
+                self._remember(row, (*row.request.tokens, *response.tokens))
         self._stop(rows)
 
-    def _ints(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    def _remember(self, row: Row, tokens: tuple[int, ...]) -> None:
+        """Keeps a row's keys and values in blocks, all but those of its last token, which were never computed."""
+        known = self._blocks.find(tokens)
+        self._blocks.share(known)
+        blocks = known + self._blocks.take((len(tokens) - 1) // BLOCK - len(known))
+        self._pool.resize(self._blocks.count)
+        self._extents.save(row.place, blocks, len(known), self._pool)
+        self._blocks.remember(tokens[:-1], blocks)
+        self._blocks.release(blocks)
+
+    def _ints(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
 def _of_rows(logits_MV: Tensor | None, running: int, prompts: Sequence[Prompt]) -> Tensor:
-    """The logits of each row, those of running rows first, then those of each prompt that rows begin with."""
+    """The logits of each row, those of running rows first, then those of the prompt of each that begins."""
     kept = [] if logits_MV is None else [logits_MV[:running]]
     begun = [prompt.logits[None] for prompt in prompts if prompt.logits is not None]
     assert len(begun) == len(prompts), "a prompt was not computed"

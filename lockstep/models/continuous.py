@@ -1,0 +1,181 @@
+"""The layout of a pass in continuous batching: running rows get one token each, and new rows all that they begin with.
+
+Letters: N tokens of a pass, R running rows, C rows that continue what is known, B blocks of a row, H heads, D size of a
+head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.models.attention import Kernel, KernelLayout, Packed
+from lockstep.models.exact.attention import BLOCK as QUERIES
+from lockstep.models.exact.attention import KEYS
+from lockstep.models.extents import Arena
+from lockstep.models.pool import BLOCK, Pool
+
+
+class Growing:
+    """Running rows, those of one arena after the other, and behind them tokens that are nobody's.
+
+    Args:
+        arenas: Where their keys and values are.
+        position_R: Position of the new token of each row.
+        filling: Number of tokens that are nobody's; their attention is 0.
+    """
+
+    def __init__(self, arenas: Sequence[Arena], position_R: Tensor, filling: int) -> None:
+        self.filling = filling
+        parts = position_R.split([len(arena.rows) for arena in arenas])
+        self._parts = [
+            (arena, torch.arange(len(position), device=position.device), position)
+            for arena, position in zip(arenas, parts, strict=True)
+        ]
+        most = [int(position.max()) + 1 for position in parts]
+        self._widths = [width + -width % KEYS for width in most]
+        self._masks: dict[tuple[object, ...], list[Tensor]] = {}
+
+    def attend(
+        self, kernel: Kernel, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> list[Tensor]:
+        """Attention of one new token of each row, from [R, H, D] each to those of each arena."""
+        out, start = list[Tensor](), 0
+        masks = self._mask(kernel, window)
+        for (arena, row, position), width, mask in zip(self._parts, self._widths, masks, strict=True):
+            some = slice(start, start := start + len(row))
+            keys, values = arena.layers[layer]
+            keys[row, :, position], values[row, :, position] = key[some].to(keys.dtype), value[some].to(values.dtype)
+            k, v = keys[: len(row), :, :width], values[: len(row), :, :width]
+            out.append(kernel.newest(query[some], k, v, mask, scaling))
+        return [*out, query.new_zeros(self.filling, *query.shape[1:])] if self.filling else out
+
+    def _mask(self, kernel: Kernel, window: int | None) -> list[Tensor]:
+        """The masks of a kernel, made once for all layers of a pass."""
+        key = type(kernel), window
+        if key not in self._masks:
+            self._masks[key] = [
+                kernel.mask(_seen(position, width, window))
+                for (_, _, position), width in zip(self._parts, self._widths, strict=True)
+            ]
+        return self._masks[key]
+
+
+def _seen(position_R: Tensor, width: int, window: int | None) -> Tensor:
+    """Which tokens a new token sees, bool [R, width]."""
+    column = torch.arange(width, device=position_R.device)
+    seen = column <= position_R[:, None]
+    return seen if window is None else seen & (column > position_R[:, None] - window)
+
+
+@dataclass(frozen=True)
+class Continued:
+    """Rows that get several tokens in a pass, behind some that are in blocks already.
+
+    Attributes:
+        blocks: Their blocks, with those of the new tokens [C, B].
+        row: Row of each new token.
+        position: Its position.
+        first: Position of the first query that is computed: all new tokens come after it.
+    """
+
+    blocks: Tensor
+    row: Tensor
+    position: Tensor
+    first: int
+
+    @classmethod
+    def of(cls, blocks: Tensor, known: Tensor, length: Tensor) -> Continued:
+        """The rows of which so many tokens are known, of so many, both int64 [C] on the CPU."""
+        tokens = Batch(torch.arange(int((length - known).sum())), length - known)
+        first = int(known.min()) // QUERIES * QUERIES
+        position = known[tokens.row] + tokens.position
+        return cls(blocks, tokens.row.to(blocks.device), position.to(blocks.device), first)
+
+    def attend(
+        self, kernel: Kernel, layer: int, query_NHD: Tensor, pool: Pool, scaling: float, window: int | None
+    ) -> Tensor:
+        """Attention of new tokens to those before them, known or new [N, H, D]."""
+        key, value = pool.read(layer, self.blocks)
+        width, place = key.shape[2] - self.first, self.position - self.first
+        grid = query_NHD.new_zeros(len(self.blocks), width, *query_NHD.shape[1:])
+        grid[self.row, place] = query_NHD
+        out = kernel.causal(grid.transpose(1, 2), key, value, scaling, window)
+        return out.unflatten(0, (-1, width))[self.row, place]
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """New rows, whose keys and values go to blocks: first those that are whole, then those that continue what is known.
+
+    Attributes:
+        block: Block of each of their tokens.
+        position: Its position.
+        whole: Layout of rows of which nothing is known, and the number of their tokens; None: there are none.
+        continued: Rows of which something is; None: there are none.
+    """
+
+    block: Tensor
+    position: Tensor
+    whole: Packed | None
+    num_whole: int
+    continued: Continued | None
+
+    def attend(
+        self,
+        kernel: Kernel,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: Pool,
+        scaling: float,
+        window: int | None,
+    ) -> list[Tensor]:
+        """Attention of all tokens of new rows, from heads-first tensors [1, H, N, D] to [N, H, D]."""
+        pool.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), self.block, self.position % BLOCK)
+        out = list[Tensor]()
+        if self.whole is not None:
+            q, k, v = (x[:, :, : self.num_whole] for x in (query, key, value))
+            out.append(self.whole.attend_by(kernel, layer, q, k, v, scaling, window)[0])
+        if self.continued is not None:
+            query_NHD = query[0, :, self.num_whole :].transpose(0, 1)
+            out.append(self.continued.attend(kernel, layer, query_NHD, pool, scaling, window))
+        return out
+
+
+class Continuous(KernelLayout):
+    """The layout of one pass: tokens of running rows, then those of new ones.
+
+    Args:
+        pool: Where keys and values of new rows go.
+        running: Number of tokens of running rows, with those that are nobody's.
+        growing: The running rows; None: there are none, nor tokens that are nobody's.
+        beginning: The new rows; None: there are none.
+    """
+
+    def __init__(self, pool: Pool, running: int, growing: Growing | None, beginning: Beginning | None) -> None:
+        self._pool, self._running, self._growing, self._beginning = pool, running, growing, beginning
+
+    def attend_by(
+        self,
+        kernel: Kernel,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        out = list[Tensor]()
+        if self._growing is not None:
+            q, k, v = (x[0, :, : self._running].transpose(0, 1) for x in (query, key, value))
+            out += self._growing.attend(kernel, layer, q, k, v, scaling, window)
+        if self._beginning is not None:
+            q, k, v = (x[:, :, self._running :] for x in (query, key, value))
+            out += self._beginning.attend(kernel, layer, q, k, v, self._pool, scaling, window)
+        return (out[0] if len(out) == 1 else torch.cat(out))[None]

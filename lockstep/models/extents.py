@@ -1,0 +1,136 @@
+"""Keys and values of running rows, dense, so that attention reads them where they are.
+
+Rows of like length lie side by side in an arena, where each has room for as many tokens: 64, 128, 256 and so on. A row
+that has outgrown its arena moves to the next one, and when a row ends, the last of its arena takes its place.
+
+Letters: R rows, B blocks, H heads of keys, T tokens, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lockstep.models.pool import BLOCK, Pool
+
+_SMALLEST = 64
+_ROWS = 8
+"""Rows that an arena is enlarged by, at least."""
+
+
+def room_for(tokens: int) -> int:
+    """Room that a row of so many tokens gets."""
+    return max(_SMALLEST, 1 << (tokens - 1).bit_length())
+
+
+@dataclass(eq=False)
+class Arena:
+    """Rows with room for as many tokens each.
+
+    Attributes:
+        room: Tokens of each row.
+        rows: Numbers of the rows in it.
+        size: Number of rows that it has memory for.
+        layers: Keys and values of each layer, two of [size, H, room, D].
+    """
+
+    room: int
+    rows: list[int] = field(default_factory=list)
+    size: int = 0
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def append(self, rows: Sequence[int]) -> Tensor:
+        """Takes more rows. Returns their places."""
+        places = torch.arange(len(self.rows), len(self.rows) + len(rows))
+        self.rows += rows
+        if len(self.rows) > self.size:
+            self.size = max(len(self.rows) + -len(self.rows) % _ROWS, self.size * 5 // 4)
+            for layer, (keys, values) in self.layers.items():
+                self.layers[layer] = self._enlarge(keys), self._enlarge(values)
+        return places
+
+    def write(self, layer: int, places: Tensor, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
+        """Writes the first tokens of rows."""
+        if layer not in self.layers:
+            _, heads, _, size = key_RHTD.shape
+            empty = key_RHTD.new_zeros(self.size, heads, self.room, size)
+            self.layers[layer] = empty, empty.clone()
+        for held, new in zip(self.layers[layer], (key_RHTD, value_RHTD), strict=True):
+            held[places, :, : new.shape[2]] = new
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Forgets rows; the last ones take their places."""
+        gone = set(rows)
+        left = sum(row not in gone for row in self.rows)
+        holes = [place for place in range(left) if self.rows[place] in gone]
+        moved = [place for place in range(left, len(self.rows)) if self.rows[place] not in gone]
+        for hole, place in zip(holes, moved, strict=True):
+            self.rows[hole] = self.rows[place]
+        del self.rows[left:]
+        if holes:
+            for held in (held for layer in self.layers.values() for held in layer):
+                held[torch.tensor(holes)] = held[torch.tensor(moved)]
+
+    def _enlarge(self, held: Tensor) -> Tensor:
+        return torch.cat([held, held.new_zeros(self.size - len(held), *held.shape[1:])])
+
+
+class Extents:
+    """The rows that are running, by numbers that their owner gives them."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, Arena] = {}
+
+    @property
+    def arenas(self) -> list[Arena]:
+        """Arenas with their rows, in the order of a pass."""
+        return [arena for _, arena in sorted(self._arenas.items())]
+
+    @property
+    def taken(self) -> int:
+        """Tokens that rows have room for."""
+        return sum(arena.room * len(arena.rows) for arena in self._arenas.values())
+
+    def add(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], lengths: Sequence[int], pool: Pool) -> None:
+        """Takes rows of so many tokens, whose keys and values are in blocks of a pool."""
+        alike = defaultdict[tuple[int, int], list[int]](list)
+        for index, length in enumerate(lengths):
+            alike[room_for(length + 1), len(blocks[index])].append(index)
+        for (room, _), some in alike.items():
+            arena = self._arenas.setdefault(room, Arena(room))
+            places = arena.append([rows[index] for index in some])
+            block_RB = torch.tensor([blocks[index] for index in some])
+            for layer in pool.layers:
+                arena.write(layer, places, *pool.read(layer, block_RB))
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Forgets rows."""
+        gone = set(rows)
+        for arena in self.arenas:
+            self._remove(arena, gone)
+
+    def move(self, arena: Arena, places: Sequence[int]) -> None:
+        """Moves the rows at some places of an arena to the next one."""
+        larger = self._arenas.setdefault(2 * arena.room, Arena(2 * arena.room))
+        rows, of = [arena.rows[place] for place in places], torch.tensor(places)
+        to = larger.append(rows)
+        for layer, (keys, values) in arena.layers.items():
+            larger.write(layer, to, keys[of], values[of])
+        self._remove(arena, rows)
+
+    def save(self, row: int, blocks: Sequence[int], known: int, pool: Pool) -> None:
+        """Writes the beginning of a row to blocks of a pool, all but those that are known."""
+        arena = next(arena for arena in self._arenas.values() if row in arena.rows)
+        place, tokens = arena.rows.index(row), slice(BLOCK * known, BLOCK * len(blocks))
+        for layer, (keys, values) in arena.layers.items():
+            block_RB = torch.tensor([blocks[known:]])
+            pool.save(layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens])
+
+    def _remove(self, arena: Arena, rows: Iterable[int]) -> None:
+        arena.remove(rows)
+        if not arena.rows:
+            del self._arenas[arena.room]
