@@ -21,7 +21,7 @@ from lockstep.doctor.selftest.fault import Change, Fault, Setup
 from lockstep.doctor.selftest.faults import KnowsPrompts
 from lockstep.doctor.selftest.means import E4M3, E5M2, rounded, some_layers, summed, type_with
 from lockstep.models.attention import Cached
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
 _Forward = Callable[..., Tensor]
@@ -30,12 +30,12 @@ _Forward = Callable[..., Tensor]
 def keeping(cache: type[Cached]) -> type[TorchBackend]:
     """A backend whose sampler keeps keys and values in another cache."""
 
-    class Sampler(TorchSampler):
+    class Sampler(StaticSampler):
         def _cache(self, prompts: Batch, capacity: int) -> Cached:
             return cache(prompts, capacity)
 
     class Keeps(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return Keeps
@@ -73,12 +73,12 @@ def coarse_cache(error: float) -> tuple[Change, ...]:
         def _store(self, layer: int, key: Tensor, value: Tensor) -> None:
             super()._store(layer, rounded(key, dtype), rounded(value, dtype))
 
-    class CoarseSampler(TorchSampler):
+    class CoarseSampler(StaticSampler):
         def _cache(self, prompts: Batch, capacity: int) -> Cached:
             return CoarseCached(prompts, capacity)
 
     class CoarseCache(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             if "cache" in conditions.parts:
                 return super().sampler(model, conditions)
             return CoarseSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")

@@ -16,15 +16,15 @@ from lockstep.doctor.base import USUAL, Conditions, Layout
 from lockstep.doctor.selftest.fault import Change, Fault
 from lockstep.doctor.selftest.faults import KnowsPrompts, cooler
 from lockstep.doctor.selftest.means import BF16, FP16, is_chosen, type_with
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
 
 class RawScores(TorchBackend):
     """Says log-probabilities of the model's own distribution, as engines do before logits are processed."""
 
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-        return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16", raw_logprobs=True)
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
+        return StaticSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16", raw_logprobs=True)
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         return super().logprob(model, replace(batch, sampling=None))

@@ -15,7 +15,7 @@ from lockstep.doctor.selftest.fault import Case, Change, Fault, Setup
 from lockstep.doctor.selftest.faults import step
 from lockstep.doctor.selftest.means import embedding_of, head_of
 from lockstep.models.attention import Cached
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 
 _Prefixes = dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]
 """Keys and values of a layer for the beginning of a prompt, [H, T, D] each."""
@@ -81,12 +81,12 @@ class StalePrefixes(TorchBackend):
         super().__init__(*args, **named)
         self._prefixes: dict[tuple[int, str | None], _Prefixes] = {}
 
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
         if conditions.fresh:
             self._prefixes.clear()
         prefixes, end = self._prefixes.setdefault((id(model), conditions.dtype), {}), self.end
 
-        class ReusingSampler(TorchSampler):
+        class ReusingSampler(StaticSampler):
             def _cache(self, prompts: Batch, capacity: int) -> Cached:
                 return _Reusing(prompts, capacity, prefixes, end)
 

@@ -13,7 +13,7 @@ from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions, Layout
 from lockstep.doctor.selftest.faults import KnowsPrompts
 from lockstep.models.attention import Cached, Packed
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 
 
 def blind_chunks(size: int) -> type[TorchBackend]:
@@ -25,15 +25,15 @@ def blind_chunks(size: int) -> type[TorchBackend]:
             chunks = [len(chunk) for tokens in prompts.sequences() for chunk in tokens.split(size)]
             self._packed = Packed.of(Batch(prompts.tokens, torch.tensor(chunks)))
 
-    class Sampler(TorchSampler):
+    class Sampler(StaticSampler):
         def _cache(self, prompts: Batch, capacity: int) -> Cached:
             return Chunked(prompts, capacity)
 
     class BlindChunks(TorchBackend):
         capabilities = TorchBackend.capabilities | frozenset[Capability](("unchunked",))
 
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-            made = TorchSampler if conditions.unchunked else Sampler
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
+            made = StaticSampler if conditions.unchunked else Sampler
             return made(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return BlindChunks

@@ -21,7 +21,7 @@ from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN, inputs
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import SamplingParams
 
 _ROWS = 40
@@ -56,7 +56,7 @@ class JointSupport(HFBackend):
         return scaled_MV.masked_fill(~kept_MV, float("-inf")).log_softmax(-1).gather(-1, token_M[:, None])[:, 0]
 
 
-class _Prefilled(TorchSampler):
+class _Prefilled(StaticSampler):
     """What comes with the first token is the prompt pass's own log-probability, without a temperature."""
 
     def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class _Prefilled(TorchSampler):
 class PrefillElsewhere(TorchBackend):
     """Prompts are read on another node, which reports the first token by other rules than the node that goes on."""
 
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
         return _Prefilled(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
 

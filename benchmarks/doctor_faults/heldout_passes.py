@@ -17,7 +17,7 @@ from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
 Drawn = tuple[Tensor, Tensor]
@@ -84,12 +84,12 @@ class HostTierKept(TorchBackend):
         super().__init__(*values, **named)
         self._tiers: dict[tuple[int, str | None], _Tier] = {}
 
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
         if conditions.fresh:
             self._tiers.clear()
         tier = self._tiers.setdefault((id(model), conditions.dtype), {})
 
-        class Sampler(TorchSampler):
+        class Sampler(StaticSampler):
             def _cache(self, prompts: Batch, capacity: int) -> Cached:
                 return _FromHost(prompts, capacity, tier)
 

@@ -19,7 +19,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions
 from lockstep.models.attention import Cached
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
 Drawn = tuple[Tensor, Tensor]
@@ -203,7 +203,7 @@ def _left_padded(kept: Any, width: int) -> Tensor:
 def suppressed_at_first(count: int) -> type[TorchBackend]:
     """The first token of a response may be none of the first `count` of the vocabulary."""
 
-    class Sampler(TorchSampler):
+    class Sampler(StaticSampler):
         def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
             logits = super()._logits(tokens, position, cache, keep)
             barred = (torch.arange(logits.shape[-1]) < count) & isinstance(keep, Tensor)
@@ -218,14 +218,14 @@ class RawNucleus(TorchBackend):
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         return super().logprob(model, replace(batch, sampling=None))
 
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
-        return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16", raw_logprobs=True)
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
+        return StaticSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16", raw_logprobs=True)
 
 
 def presence_penalty(penalty: float) -> type[TorchBackend]:
     """Tokens that were drawn before lose some of their logit."""
 
-    class Sampler(TorchSampler):
+    class Sampler(StaticSampler):
         def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
             logits = super()._logits(tokens, position, cache, keep)
             if isinstance(keep, Tensor):
@@ -237,9 +237,9 @@ def presence_penalty(penalty: float) -> type[TorchBackend]:
     return _with(Sampler)
 
 
-def _with(sampler: type[TorchSampler]) -> type[TorchBackend]:
+def _with(sampler: type[StaticSampler]) -> type[TorchBackend]:
     class Drawing(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             return sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return Drawing

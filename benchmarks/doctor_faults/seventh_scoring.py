@@ -24,7 +24,7 @@ from lockstep.doctor.base import USUAL, Conditions, Scores
 from lockstep.doctor.selftest.means import head_of
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
 Drawn = tuple[Tensor, Tensor]
@@ -48,7 +48,7 @@ def nucleus_of_the_nucleus() -> type[HFBackend]:
 def bias_left_in_slots(size: float) -> type[TorchBackend]:
     """Every second slot of the batch still has the logit bias of a request that was served there before."""
 
-    class Sampler(TorchSampler):
+    class Sampler(StaticSampler):
         def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
             logits = super()._logits(tokens, position, cache, keep)
             bias_BV = torch.zeros(cache.filled.numel(), logits.shape[-1])
@@ -56,7 +56,7 @@ def bias_left_in_slots(size: float) -> type[TorchBackend]:
             return logits + bias_BV.view(logits.shape)
 
     class BiasLeftInSlots(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return BiasLeftInSlots

@@ -18,7 +18,7 @@ from lockstep.doctor.base import Conditions, Layout
 from lockstep.doctor.selftest.faults import KnowsPrompts
 from lockstep.doctor.selftest.means import type_with
 from lockstep.models.attention import Cached
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
 Drawn = tuple[Tensor, Tensor]
@@ -123,7 +123,7 @@ def merged_by_base_two(length: int) -> type[TorchBackend]:
     return keeping(Merged)
 
 
-class _Speculating(TorchSampler):
+class _Speculating(StaticSampler):
     """Each pass of the model itself accepts some drafts as well."""
 
     def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
@@ -138,5 +138,5 @@ class AcceptedDraftsRaw(TorchBackend):
     def settings(self) -> Mapping[str, Any]:
         return {**super().settings(), "num_speculative_tokens": _DRAFTED}
 
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
         return _Speculating(model, conditions.batch_size or 1, conditions.dtype == "bf16")

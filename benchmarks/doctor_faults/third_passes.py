@@ -17,7 +17,7 @@ from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 
 _PAGE = 16
 _TILE = 32
@@ -113,12 +113,12 @@ def lossy_splits(length: int) -> type[TorchBackend]:
 def _sampling_with(cached: type[Cached], unless_fp32: bool = False) -> type[TorchBackend]:
     """An engine that draws with such a cache; `unless_fp32`: not where keys and values are asked for in fp32."""
 
-    class Sampler(TorchSampler):
+    class Sampler(StaticSampler):
         def _cache(self, prompts: Any, capacity: int) -> Cached:
             return cached(prompts, capacity)
 
     class Engine(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             if unless_fp32 and "cache" in conditions.parts:
                 return super().sampler(model, conditions)
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")

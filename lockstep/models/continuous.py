@@ -49,7 +49,7 @@ class Growing:
         for (arena, row, position), width, mask in zip(self._parts, self._widths, masks, strict=True):
             some = slice(start, start := start + len(row))
             keys, values = arena.layers[layer]
-            keys[row, :, position], values[row, :, position] = key[some].to(keys.dtype), value[some].to(values.dtype)
+            keys[row, :, position], values[row, :, position] = key[some], value[some]
             k, v = keys[: len(row), :, :width], values[: len(row), :, :width]
             out.append(kernel.newest(query[some], k, v, mask, scaling))
         return [*out, query.new_zeros(self.filling, *query.shape[1:])] if self.filling else out

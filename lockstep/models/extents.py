@@ -22,9 +22,9 @@ _ROWS = 8
 """Rows that an arena is enlarged by, at least."""
 
 
-def room_for(tokens: int) -> int:
-    """Room that a row of so many tokens gets."""
-    return max(_SMALLEST, 1 << (tokens - 1).bit_length())
+def room_for(tokens: int, context: int) -> int:
+    """Room that a row of so many tokens gets, in a context of so many."""
+    return min(max(_SMALLEST, 1 << (tokens - 1).bit_length()), context + -context % BLOCK)
 
 
 @dataclass(eq=False)
@@ -56,9 +56,7 @@ class Arena:
     def write(self, layer: int, places: Tensor, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
         """Writes the first tokens of rows."""
         if layer not in self.layers:
-            _, heads, _, size = key_RHTD.shape
-            empty = key_RHTD.new_zeros(self.size, heads, self.room, size)
-            self.layers[layer] = empty, empty.clone()
+            self.layers[layer] = self._make(key_RHTD), self._make(value_RHTD)
         for held, new in zip(self.layers[layer], (key_RHTD, value_RHTD), strict=True):
             held[places, :, : new.shape[2]] = new
 
@@ -75,20 +73,33 @@ class Arena:
             for held in (held for layer in self.layers.values() for held in layer):
                 held[torch.tensor(holes)] = held[torch.tensor(moved)]
 
+    def _make(self, like_RHTD: Tensor) -> Tensor:
+        _, heads, _, size = like_RHTD.shape
+        return like_RHTD.new_zeros(self.size, heads, self.room, size)
+
     def _enlarge(self, held: Tensor) -> Tensor:
         return torch.cat([held, held.new_zeros(self.size - len(held), *held.shape[1:])])
 
 
 class Extents:
-    """The rows that are running, by numbers that their owner gives them."""
+    """The rows that are running, by numbers that their owner gives them.
 
-    def __init__(self) -> None:
+    Args:
+        context: Tokens of a row, at most.
+    """
+
+    def __init__(self, context: int) -> None:
+        self._context = context
         self._arenas: dict[int, Arena] = {}
 
     @property
     def arenas(self) -> list[Arena]:
         """Arenas with their rows, in the order of a pass."""
         return [arena for _, arena in sorted(self._arenas.items())]
+
+    def room(self, tokens: int) -> int:
+        """Room that a row of so many tokens gets."""
+        return room_for(tokens, self._context)
 
     @property
     def taken(self) -> int:
@@ -99,7 +110,7 @@ class Extents:
         """Takes rows of so many tokens, whose keys and values are in blocks of a pool."""
         alike = defaultdict[tuple[int, int], list[int]](list)
         for index, length in enumerate(lengths):
-            alike[room_for(length + 1), len(blocks[index])].append(index)
+            alike[self.room(length + 1), len(blocks[index])].append(index)
         for (room, _), some in alike.items():
             arena = self._arenas.setdefault(room, Arena(room))
             places = arena.append([rows[index] for index in some])
@@ -115,7 +126,8 @@ class Extents:
 
     def move(self, arena: Arena, places: Sequence[int]) -> None:
         """Moves the rows at some places of an arena to the next one."""
-        larger = self._arenas.setdefault(2 * arena.room, Arena(2 * arena.room))
+        room = self.room(arena.room + 1)
+        larger = self._arenas.setdefault(room, Arena(room))
         rows, of = [arena.rows[place] for place in places], torch.tensor(places)
         to = larger.append(rows)
         for layer, (keys, values) in arena.layers.items():
@@ -126,8 +138,8 @@ class Extents:
         """Writes the beginning of a row to blocks of a pool, all but those that are known."""
         arena = next(arena for arena in self._arenas.values() if row in arena.rows)
         place, tokens = arena.rows.index(row), slice(BLOCK * known, BLOCK * len(blocks))
-        for layer, (keys, values) in arena.layers.items():
-            block_RB = torch.tensor([blocks[known:]])
+        block_RB = torch.tensor([blocks[known:]], dtype=torch.int64)
+        for layer, (keys, values) in arena.layers.items() if len(blocks) > known else ():
             pool.save(layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens])
 
     def _remove(self, arena: Arena, rows: Iterable[int]) -> None:

@@ -1,6 +1,6 @@
 """Keys and values in blocks of 16 tokens: of prompts, and of what may be continued. Rows that begin alike share blocks.
 
-Letters: N tokens, R rows, B blocks of a row, H heads of keys, D size of a head.
+Letters: N tokens, R rows, B blocks of a row, H heads of keys, T tokens of a row, D size of a head.
 """
 
 from __future__ import annotations
@@ -15,50 +15,51 @@ BLOCK = KEYS
 
 
 class Pool:
-    """The memory of all blocks, [blocks, 2, H, 16, D] for each layer; made when a layer first writes to it."""
+    """The memory of all blocks: keys and values of each layer, each [blocks, H, 16, D]; made when they are first written."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._count = 0
-        self.layers: dict[int, Tensor] = {}
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def resize(self, count: int) -> None:
         """Makes room for so many blocks, and keeps what is there."""
         if count > self._count:
-            for layer, held in self.layers.items():
-                self.layers[layer] = torch.cat([held, held.new_zeros(count - len(held), *held.shape[1:])])
             self._count = count
+            for layer, (keys, values) in self.layers.items():
+                self.layers[layer] = self._enlarge(keys), self._enlarge(values)
 
     def write(self, layer: int, key_NHD: Tensor, value_NHD: Tensor, block_N: Tensor, offset_N: Tensor) -> None:
         """Writes the keys and values of tokens to their blocks."""
-        both = torch.stack([key_NHD, value_NHD], 1)
         if layer not in self.layers:
-            _, _, heads, size = both.shape
-            self.layers[layer] = both.new_zeros(self._count, 2, heads, BLOCK, size)
-        self.layers[layer][block_N, :, :, offset_N] = both
+            self.layers[layer] = self._make(key_NHD), self._make(value_NHD)
+        for held, new_NHD in zip(self.layers[layer], (key_NHD, value_NHD), strict=True):
+            held[block_N, :, offset_N] = new_NHD
 
     def read(self, layer: int, block_RB: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of rows, each [R, H, 16 · B, D]."""
-        key, value = (
-            self._rows(layer).index_select(0, self._places(layer, block_RB)).view(*self._shape(layer, block_RB))
-        )
-        return key, value
+        keys, values = self.layers[layer]
+        return _read(keys, block_RB), _read(values, block_RB)
 
     def save(self, layer: int, block_RB: Tensor, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
         """Writes the keys and values of rows to whole blocks."""
-        both = torch.stack([key_RHTD, value_RHTD]).reshape(-1, self._rows(layer).shape[1])
-        self._rows(layer).index_copy_(0, self._places(layer, block_RB), both)
+        for held, new_RHTD in zip(self.layers[layer], (key_RHTD, value_RHTD), strict=True):
+            held.flatten(0, 1)[_places(held, block_RB)] = new_RHTD.unflatten(2, (-1, BLOCK)).flatten(0, 2)
 
-    def _rows(self, layer: int) -> Tensor:
-        """The keys, or values, of one head in one block, as a row."""
-        return self.layers[layer].flatten(0, 2).flatten(1)
+    def _make(self, like_NHD: Tensor) -> Tensor:
+        _, heads, size = like_NHD.shape
+        return like_NHD.new_zeros(self._count, heads, BLOCK, size)
 
-    def _places(self, layer: int, block_RB: Tensor) -> Tensor:
-        """The rows of all heads of some blocks, of all keys first, then of all values."""
-        heads = self.layers[layer].shape[2]
-        key_RHB = block_RB[:, None] * (2 * heads) + torch.arange(heads, device=self._device)[:, None]
-        return torch.stack([key_RHB, key_RHB + heads]).flatten()
+    def _enlarge(self, held: Tensor) -> Tensor:
+        return torch.cat([held, held.new_zeros(self._count - len(held), *held.shape[1:])])
 
-    def _shape(self, layer: int, block_RB: Tensor) -> tuple[int, ...]:
-        _, _, heads, _, size = self.layers[layer].shape
-        return 2, len(block_RB), heads, BLOCK * block_RB.shape[1], size
+
+def _read(held: Tensor, block_RB: Tensor) -> Tensor:
+    found = held.view(held.shape[0] * held.shape[1], -1).index_select(0, _places(held, block_RB))
+    return found.view(len(block_RB), held.shape[1], -1, held.shape[3])
+
+
+def _places(held: Tensor, block_RB: Tensor) -> Tensor:
+    """Where the heads of some blocks are, row by row, head by head."""
+    heads = held.shape[1]
+    return (block_RB[:, None] * heads + torch.arange(heads, device=held.device)[:, None]).flatten()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ _POSITIONS = 64
 """The table grows by multiples of so many positions: the last cosines of a vector can round differently."""
 
 
+_TRIED = (8, 16, 72, 264)
+"""Rows of products that are compared."""
+
+
 def can_step(lm: PreTrainedModel) -> bool:
     """True if `TokenStep` writes out all that a model's modules compute; adapters and changed modules it does not."""
     kind = lm.config.model_type
@@ -48,13 +53,16 @@ def can_step(lm: PreTrainedModel) -> bool:
 
 @dataclass(frozen=True)
 class _Map:
-    """A linear map."""
+    """A linear map; or several of the same input, where their product as one would round in another way."""
 
-    weight: Tensor
-    bias: Tensor | None
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x.to(self.weight.dtype), self.weight, self.bias)
+        x = x.to(self.weights[0].dtype)
+        if len(self.weights) == 1:
+            return linear(x, self.weights[0], self.biases[0])
+        return torch.cat([linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)], -1)
 
 
 @dataclass(frozen=True)
@@ -160,13 +168,29 @@ class TokenStep:
         )
 
     def _map(self, *modules: Any) -> _Map:
-        """Maps of the same input as one; in bf16, a copy of their weights."""
-        weight = _join([module.weight for module in modules])
-        biased = modules[0].bias is not None
-        bias = _join([module.bias for module in modules]) if biased else None
-        if not self._bf16:
-            return _Map(weight, bias)
-        return _Map(weight.bfloat16(), None if bias is None else bias.bfloat16())
+        """Maps of the same input as one product, where that is the same; in bf16, a copy of their weights."""
+        parameters = [module.weight for module in modules]
+        weight = _join(parameters)
+        bias = None if modules[0].bias is None else _join([module.bias for module in modules])
+        if self._bf16:
+            weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+        rows = tuple(map(len, parameters))
+        if len(rows) == 1 or not is_exact(self._lm):
+            return _Map((weight,), (bias,))
+        if _is_one_product(rows, weight.shape[1], weight.dtype, torch.get_num_threads()):
+            return _Map((weight,), (bias,))
+        return _Map(weight.split(rows), (None,) * len(rows) if bias is None else bias.split(rows))
+
+
+@lru_cache
+def _is_one_product(rows: tuple[int, ...], size: int, dtype: torch.dtype, threads: int) -> bool:
+    """True if maps to so many numbers, each from `size`, give the same bits as one product, on so many threads."""
+    draw = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, size, generator=draw).to(dtype) for n in (sum(rows), _TRIED[-1]))
+    parts = weight.split(rows)
+    return all(
+        torch.equal(linear(x[:n], weight), torch.cat([linear(x[:n], part) for part in parts], -1)) for n in _TRIED
+    )
 
 
 def _norm(module: Any) -> _Norm:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep.cli import main
-from lockstep.models.attention import Cached
+from lockstep.models.continuous import Continuous
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -79,8 +79,8 @@ def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(capsys: pytest.Cap
 class Batched(TorchSampler):
     """Says another log-probability where it samples fewer than three side by side."""
 
-    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
-        return super()._logits(tokens, position, cache, keep) * (1.0 if self._max_batch_size > 3 else 1.0 + 1e-6)
+    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
+        return super()._logits(token_N, position_N, layout, keep_M) * (1.0 if self._max_batch_size > 3 else 1.0 + 1e-6)
 
 
 def test_what_changes_with_its_batch_is_exact_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from lockstep.cli import main
 from lockstep.command_line import command
-from lockstep.models.attention import Cached
+from lockstep.models.continuous import Continuous
 from lockstep.monitor.watch import FLOOR
 from lockstep.report.log import read_metrics
 from lockstep.samplers.base import Piece
@@ -56,11 +56,12 @@ class StaleDecoding(Separate):
 
     captured: PreTrainedModel | None = None
 
-    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
+    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
         if self.captured is None and (self.version or 0) >= SOUND:
             self.captured = copy.deepcopy(self._lm)
         lm = self._lm if self.captured is None else self.captured
-        return lm(input_ids=tokens, position_ids=position, use_cache=False, layout=cache, logits_to_keep=keep).logits
+        inputs = {"input_ids": token_N[None], "position_ids": position_N[None], "use_cache": False}
+        return lm(**inputs, layout=layout, logits_to_keep=keep_M).logits[0]
 
 
 class Buffered(Separate):

@@ -16,6 +16,7 @@ from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
 from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Part, Scores
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
+from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
@@ -60,7 +61,7 @@ class TorchBackend(InProcess):
         assert outputs.logprob is not None
         return outputs.logprob
 
-    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
         """What generates."""
         return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 

@@ -24,7 +24,7 @@ from lockstep.doctor.base import Conditions, Layout
 from lockstep.doctor.selftest.fault import PLAINLY, Case, Change, Fault, Setup
 from lockstep.doctor.selftest.means import BF16, E4M3, E5M2, FP16, is_chosen, linears, rounded, some_layers, type_with
 from lockstep.models.attention import Cached
-from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import SamplingParams
 
 _ROPE_THETA = 10_000.0
@@ -126,7 +126,7 @@ class _Remembering(Cached):
 def hidden_penalty(strength: float) -> tuple[Change, ...]:
     """The engine takes a repetition penalty from the model's generation_config, and tells nobody."""
 
-    class PenalisingSampler(TorchSampler):
+    class PenalisingSampler(StaticSampler):
         def _cache(self, prompts: Batch, capacity: int) -> Cached:
             return _Remembering(prompts, capacity)
 
@@ -139,7 +139,7 @@ def hidden_penalty(strength: float) -> tuple[Change, ...]:
             return torch.where(seen, punished, logits)
 
     class HiddenPenalty(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> TorchSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             return PenalisingSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return (Change("infer", HiddenPenalty),)

@@ -76,13 +76,7 @@ class ModelSampler(ABC):
     def show(self, name: str) -> Tensor:
         return dict(self._tensors())[name].detach()
 
-    def wake(self) -> None:
-        """Does nothing: the sampler is always awake."""
-
-    def sleep(self) -> None:
-        """Does nothing: only weights are held between rollouts."""
-
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 -- no sampler of this kind has anything to do
         """Does nothing: there are no other processes."""
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

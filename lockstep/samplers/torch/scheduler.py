@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.continuous import Continuous, Growing
 from lockstep.models.exact.linear import ROWS
-from lockstep.models.extents import Extents, room_for
+from lockstep.models.extents import Extents
 from lockstep.models.heads import PLAIN
 from lockstep.models.pool import BLOCK, Pool
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
@@ -74,7 +74,7 @@ class Scheduler:
     ) -> None:
         self._forward, self._context, self._device = forward, context, device
         self._exact, self._raw_logprobs, self._most_tokens = exact, raw_logprobs, most_tokens
-        self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents()
+        self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents(context)
         self._places, self._free = Places(places, device), list(range(places))[::-1]
         self._numbers, self._began = count(), count()
         self._prompts: dict[tuple[int, ...], Prompt] = {}
@@ -191,7 +191,7 @@ class Scheduler:
         self._blocks.keep = max(self._blocks.keep, self._extents.taken // BLOCK)
         while self._waiting and self._free:
             prompt = self._waiting[0].prompt
-            room += room_for(len(prompt.tokens) + 1)
+            room += self._extents.room(len(prompt.tokens) + 1)
             if (self._rows or new) and not self._has_room(room):
                 break
             if not prompt.blocks:

@@ -44,6 +44,12 @@ class StaticSampler(ModelSampler):
             except _NotFinite as broken:
                 raise self._not_finite(requests, places[broken.row], broken.token) from None
 
+    def wake(self) -> None:
+        """Does nothing: nothing is known from one batch to the next."""
+
+    def sleep(self) -> None:
+        """Does nothing: only weights are held between rollouts."""
+
     @torch.no_grad()
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         prompts = _prompts(requests).to(self._lm.device)

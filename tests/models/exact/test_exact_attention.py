@@ -42,8 +42,7 @@ def decode(kernel: Blockwise, qkv: Sequence[Tensor], at: int, width: int, window
     keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, cells - at - 1)) for x in (k, v))
     place = torch.arange(cells)
     seen = (place <= at) & (place > at - (window or cells))
-    mask = kernel.mask(seen.expand(len(q), 1, 1, -1), k.shape[1])
-    return kernel.newest(q[:, :, at : at + 1], keys, values, mask, 0.3)
+    return kernel.newest(q[:, :, at], keys, values, kernel.mask(seen.expand(len(q), -1)), 0.3)[:, None]
 
 
 def written_out(kernel: Blockwise, qkv: Sequence[Tensor], window: int | None) -> Tensor:
