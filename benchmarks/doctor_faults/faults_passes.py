@@ -21,6 +21,7 @@ from lockstep.doctor.selftest.fault import Change, Fault, Setup
 from lockstep.doctor.selftest.faults import KnowsPrompts
 from lockstep.doctor.selftest.means import E4M3, E5M2, rounded, some_layers, summed, type_with
 from lockstep.models.attention import Cached
+from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
@@ -35,7 +36,7 @@ def keeping(cache: type[Cached]) -> type[TorchBackend]:
             return cache(prompts, capacity)
 
     class Keeps(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return Keeps
@@ -78,7 +79,7 @@ def coarse_cache(error: float) -> tuple[Change, ...]:
             return CoarseCached(prompts, capacity)
 
     class CoarseCache(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
             if "cache" in conditions.parts:
                 return super().sampler(model, conditions)
             return CoarseSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")

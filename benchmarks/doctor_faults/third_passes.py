@@ -17,6 +17,7 @@ from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
+from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.static import StaticSampler
 
 _PAGE = 16
@@ -118,7 +119,7 @@ def _sampling_with(cached: type[Cached], unless_fp32: bool = False) -> type[Torc
             return cached(prompts, capacity)
 
     class Engine(TorchBackend):
-        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
+        def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
             if unless_fp32 and "cache" in conditions.parts:
                 return super().sampler(model, conditions)
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")

@@ -24,6 +24,7 @@ from lockstep.errors import first_line
 from lockstep.models import attention
 from lockstep.models.families.known import find_nearest, is_known
 from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, read_config, require_usable, skeleton
+from lockstep.models.token_step import join_maps
 from lockstep.models.weight_files import check_weights, require_finite
 
 
@@ -34,7 +35,9 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
         ModelError: If the folder cannot be used.
     """
     check_weights(folder, skeleton(read_config(folder), str(folder)))
-    return _open(folder)
+    lm = _open(folder)
+    join_maps(lm)
+    return lm
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:

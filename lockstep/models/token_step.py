@@ -1,15 +1,15 @@
 """A pass of a Llama, Qwen2 or Qwen3 without its modules, for sampling: the same operations on the same weights.
 
-The maps of queries, keys and values lie one behind the other in memory and are one product here, as are those of gate
-and up; the modules' weights are views of that memory, so what is written to them is computed with. Cosines and sines
-come from a table.
+The maps of queries, keys and values are one product here, as are those of gate and up, where `join_maps` has laid them
+one behind the other: the modules' weights are views of that memory, so what is written to them is computed with.
+Cosines and sines come from a table.
 
 Letters: N tokens of a pass, M of them with logits, H heads of queries, G heads of keys, D size of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -60,9 +60,8 @@ class _Map:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(self.weights[0].dtype)
-        if len(self.weights) == 1:
-            return linear(x, self.weights[0], self.biases[0])
-        return torch.cat([linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)], -1)
+        out = [linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
+        return out[0] if len(out) == 1 else torch.cat(out, -1)
 
 
 @dataclass(frozen=True)
@@ -168,18 +167,16 @@ class TokenStep:
         )
 
     def _map(self, *modules: Any) -> _Map:
-        """Maps of the same input as one product, where that is the same; in bf16, a copy of their weights."""
-        parameters = [module.weight for module in modules]
-        weight = _join(parameters)
-        bias = None if modules[0].bias is None else _join([module.bias for module in modules])
-        if self._bf16:
-            weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-        rows = tuple(map(len, parameters))
-        if len(rows) == 1 or not is_exact(self._lm):
-            return _Map((weight,), (bias,))
-        if _is_one_product(rows, weight.shape[1], weight.dtype, torch.get_num_threads()):
-            return _Map((weight,), (bias,))
-        return _Map(weight.split(rows), (None,) * len(rows) if bias is None else bias.split(rows))
+        """Maps of the same input as one product, where they lie together and it is the same; in bf16, of copies."""
+        weights = [module.weight.detach() for module in modules]
+        biases = [module.bias.detach() for module in modules if module.bias is not None]
+        rows = tuple(map(len, weights))
+        dtype = torch.bfloat16 if self._bf16 else weights[0].dtype
+        size, threads = weights[0].shape[1], torch.get_num_threads()
+        if len(rows) == 1 or not is_exact(self._lm) or _is_one_product(rows, size, dtype, threads):
+            weights, biases = _find_joined(weights), _find_joined(biases)
+        known = [None] * len(weights) if not biases else [bias.to(dtype) for bias in biases]
+        return _Map(tuple(weight.to(dtype) for weight in weights), tuple(known))
 
 
 @lru_cache
@@ -197,19 +194,30 @@ def _norm(module: Any) -> _Norm:
     return _Norm(module.weight.detach(), float(module.variance_epsilon))
 
 
+def _find_joined(parameters: list[Tensor]) -> list[Tensor]:
+    """Tensors that lie one behind the other in memory, as one; or as they are."""
+    ends = [one.data_ptr() + one.nbytes for one in parameters[:-1]]
+    alike = {one.untyped_storage().data_ptr() for one in parameters}
+    if len(alike) != 1 or ends != [one.data_ptr() for one in parameters[1:]]:
+        return parameters
+    first = parameters[0]
+    return [first.as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())]
+
+
+def _maps(lm: Any) -> Iterator[list[nn.Linear]]:
+    """Maps of the same input."""
+    for layer in lm.base_model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield [attention.q_proj, attention.k_proj, attention.v_proj]
+        yield [mlp.gate_proj, mlp.up_proj]
+
+
 @torch.no_grad()
-def _join(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Parameters one behind the other, as one tensor; they become views of it, if they are not yet."""
-    first = parameters[0].detach()
-    if len(parameters) == 1:
-        return first
-    ends = [parameter.data_ptr() + parameter.nbytes for parameter in parameters[:-1]]
-    behind = [parameter.data_ptr() for parameter in parameters[1:]]
-    whole = sum(map(len, parameters))
-    same = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-    if ends == behind and len(same) == 1:
-        return first.as_strided((whole, *first.shape[1:]), first.stride())
-    joined = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, rows in zip(parameters, joined.split([len(parameter) for parameter in parameters]), strict=True):
-        parameter.data = rows
-    return joined
+def join_maps(lm: PreTrainedModel) -> None:
+    """Lays the maps of the same input one behind the other in memory, in a model that nobody else holds parts of yet."""
+    for modules in _maps(lm) if can_step(lm) else ():
+        biases = [module.bias for module in modules if module.bias is not None]
+        for parameters in filter(None, ([module.weight for module in modules], biases)):
+            joined = torch.cat([parameter.data for parameter in parameters])
+            for parameter, rows in zip(parameters, joined.split(list(map(len, parameters))), strict=True):
+                parameter.data = rows

@@ -48,6 +48,14 @@ class ModelSampler(ABC):
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         """See `samplers.base.Sampler`."""
 
+    @abstractmethod
+    def wake(self) -> None:
+        """Gets ready to generate or to take weights."""
+
+    @abstractmethod
+    def sleep(self) -> None:
+        """Frees what is held between rollouts, but for weights."""
+
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         return gather_pieces(self.pieces(requests, sampling))
 
