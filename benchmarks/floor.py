@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import lockstep_group, lockstep_ppo
+from lockstep.process_defaults import keep_freed_memory
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _REST, _LEAST_S, _TIMINGS = "rest of the step", 0.004, 5
@@ -136,6 +137,7 @@ def measure_phases(args: argparse.Namespace) -> tuple[dict[str, float], dict[str
 
 def main() -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     parser = lockstep_ppo.arguments(__doc__)
     parser.add_argument("--algorithm", choices=("ppo", *lockstep_group.GROUPED, "distill"), default="ppo")
     parser.add_argument("--generations", type=int, default=8, help="responses to a prompt; all are --prompts")

@@ -28,6 +28,7 @@ from lockstep.losses.distill import Distillation
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
+from lockstep.process_defaults import keep_freed_memory
 from lockstep.rewards.rewards import NoReward
 from lockstep.types import Phase, skip_timing
 
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--algorithm", choices=(*GROUPED, "distill"), required=True)
     parser.add_argument("--generations", type=int, default=8, help="responses to a prompt; all are --prompts")
     torch.set_num_threads(1)
+    keep_freed_memory()
     print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)
 
 

@@ -41,6 +41,7 @@ from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.monitor.agreement import Agreement, Promise
+from lockstep.process_defaults import keep_freed_memory
 from lockstep.rewards.rewards import Reward
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
@@ -213,6 +214,7 @@ def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     parser = arguments(__doc__)
     parser.set_defaults(algorithm="ppo")
     print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)
