@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lockstep_ppo import arguments, experience_of, measured
+from benchmarks.lockstep_ppo import agreement_of, arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.distill import step as distill
 from lockstep.algorithms.distill.options import DistillRecipe
@@ -26,10 +26,11 @@ from lockstep.config import LearnerSection
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.distill import Distillation
 from lockstep.models import attention
+from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
-from lockstep.monitor.agreement import Agreement, Promise
+from lockstep.process_defaults import keep_freed_memory
 from lockstep.rewards.rewards import NoReward
-from lockstep.types import skip_timing
+from lockstep.types import Phase, skip_timing
 
 SECTION = LearnerSection(device="cpu")
 GROUPED: dict[str, dict[str, Any]] = {
@@ -39,11 +40,17 @@ GROUPED: dict[str, dict[str, Any]] = {
 """By TRL's defaults: GRPO without a reference, RLOO with a KL of 0.05."""
 
 
-def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], object], list[TorchLearner]]:
+def step_of(
+    folder: Path, args: argparse.Namespace, phase: Phase = skip_timing
+) -> tuple[Callable[[int], object], list[TorchLearner]]:
     """The step as a function of its number, and the learners that hold the state."""
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
     lm.set_attn_implementation(attention.NAME)
     other = TorchLearner(LogitsHead(copy.deepcopy(lm)), SECTION)
+    if args.exact:
+        make_exact(lm)
+        assert isinstance(other.model, LogitsHead)
+        make_exact(other.model.lm)
     common = {
         "model": {"path": "made by the benchmark"},
         "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},
@@ -51,7 +58,7 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
         "run": {"num_logged_samples": 0},
     }
     if args.algorithm == "distill":
-        return _distill(folder, args, LogitsHead(lm), other, common)
+        return _distill(folder, args, LogitsHead(lm), other, common, phase)
     recipe = GRPORecipe.model_validate(
         common
         | {
@@ -69,8 +76,11 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
     )
     policy = TorchLearner(LogitsHead(lm), SECTION, recipe.policy)
     reference = other if recipe.grpo.has_reference else None
-    collector = experience_of(folder, args, recipe, policy)
-    workers = PolicyGradientWorkers(policy=policy, reference=reference, collector=collector, phase=skip_timing)
+    collector = experience_of(folder, args, recipe, policy, phase=phase)
+    agreement = agreement_of(args, recipe, policy, collector)
+    workers = PolicyGradientWorkers(
+        policy=policy, reference=reference, collector=collector, phase=phase, agreement=agreement
+    )
     settings, rows = grpo.build_settings(recipe, stop_token_ids=()), args.prompts // args.generations
     return (
         lambda step: grpo.grpo_step(step, step * rows, workers, settings).metrics.floats(),
@@ -79,7 +89,12 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
 
 
 def _distill(
-    folder: Path, args: argparse.Namespace, head: LogitsHead, teacher: TorchLearner, common: dict[str, Any]
+    folder: Path,
+    args: argparse.Namespace,
+    head: LogitsHead,
+    teacher: TorchLearner,
+    common: dict[str, Any],
+    phase: Phase,
 ) -> tuple[Callable[[int], object], list[TorchLearner]]:
     recipe = DistillRecipe.model_validate(
         common
@@ -91,13 +106,12 @@ def _distill(
         }
     )
     student = TorchLearner(head, SECTION, recipe.optimizer)
-    collector = experience_of(folder, args, recipe, student, NoReward())
+    collector = experience_of(folder, args, recipe, student, NoReward(), phase)
     assert recipe.sampling is not None
     sampling = recipe.sampling.params()
-    promise = Promise(recipe.agreement.bound(recipe.learner.is_bf16), recipe.agreement.stops, "lockstep doctor quick")
-    agreement = Agreement(student, collector.engine, promise, None, print)
-    sequences = distill.StudentSequences(student, collector, sampling, recipe.distill, 0, skip_timing, agreement)
-    workers = distill.DistillWorkers(student, {"one": teacher}, sequences, skip_timing)
+    agreement = agreement_of(args, recipe, student, collector)
+    sequences = distill.StudentSequences(student, collector, sampling, recipe.distill, 0, phase, agreement)
+    workers = distill.DistillWorkers(student, {"one": teacher}, sequences, phase)
     settings = distill.DistillSettings(recipe.distill, args.vocab, recipe.seed, Distillation(recipe.distill.kl_type))
     return (
         lambda step: distill.distill_step(step, step * args.prompts, workers, settings).metrics.floats(),
@@ -110,6 +124,7 @@ def main() -> None:
     parser.add_argument("--algorithm", choices=(*GROUPED, "distill"), required=True)
     parser.add_argument("--generations", type=int, default=8, help="responses to a prompt; all are --prompts")
     torch.set_num_threads(1)
+    keep_freed_memory()
     print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)
 
 

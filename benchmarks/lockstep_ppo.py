@@ -40,11 +40,13 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, ValueHead
+from lockstep.monitor.agreement import Agreement, Promise
+from lockstep.process_defaults import keep_freed_memory
 from lockstep.rewards.rewards import Reward
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Prompt, skip_timing
+from lockstep.types import Phase, Prompt, skip_timing
 
 
 def recipe(args: argparse.Namespace) -> PPORecipe:
@@ -88,7 +90,9 @@ def prompts_in(folder: Path, args: argparse.Namespace, data: DataSection) -> tup
     return Prompts(JsonlIndex(file, "error"), tokenizer, data), tokenizer
 
 
-def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], object], list[TorchLearner]]:
+def step_of(
+    folder: Path, args: argparse.Namespace, phase: Phase = skip_timing
+) -> tuple[Callable[[int], object], list[TorchLearner]]:
     """The step as a function of its number, and the learners that hold the state."""
     options = recipe(args)
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
@@ -102,8 +106,15 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
         for learner in (policy, reference):
             assert isinstance(learner.model, LogitsHead)
             make_exact(learner.model.lm)
-    collector = experience_of(folder, args, options, policy)
-    workers = PPOWorkers(policy=policy, critic=critic, reference=reference, collector=collector, phase=skip_timing)
+    collector = experience_of(folder, args, options, policy, phase=phase)
+    workers = PPOWorkers(
+        policy=policy,
+        critic=critic,
+        reference=reference,
+        collector=collector,
+        phase=phase,
+        agreement=agreement_of(args, options, policy, collector),
+    )
     choices = build_settings(options, stop_token_ids=())
     return (
         lambda step: ppo_step(step, step * args.prompts, workers, choices).metrics.floats(),
@@ -117,14 +128,27 @@ def experience_of(
     options: PPORecipe | GRPORecipe | DistillRecipe,
     policy: TorchLearner,
     reward: Reward = last_token,
+    phase: Phase = skip_timing,
 ) -> RolloutCollector:
     """The small Llama answers, sharing the learner's weights."""
     prompts, tokenizer = prompts_in(folder, args, options.data)
     assert isinstance(policy.model, LogitsHead)
     sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size, options.learner.is_bf16)
-    return RolloutCollector(
-        SamplerSession(sampler, policy), prompts, reward, partial(_decoded, tokenizer), options.seed
-    )
+    session = SamplerSession(sampler, policy, phase=phase)
+    return RolloutCollector(session, prompts, reward, partial(_decoded, tokenizer), options.seed)
+
+
+def agreement_of(
+    args: argparse.Namespace,
+    options: PPORecipe | GRPORecipe | DistillRecipe,
+    policy: TorchLearner,
+    collector: RolloutCollector,
+) -> Agreement:
+    """The comparison of learner and sampler, as runs make it."""
+    section = options.agreement
+    bound = section.bound(options.learner.is_bf16)
+    promise = Promise(bound, section.stops, "lockstep doctor quick", exact=args.exact)
+    return Agreement(policy, collector.engine, promise, None, print)
 
 
 def _decoded(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
@@ -190,6 +214,7 @@ def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     parser = arguments(__doc__)
     parser.set_defaults(algorithm="ppo")
     print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)

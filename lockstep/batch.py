@@ -28,6 +28,7 @@ class Batch:
             micro-batches or shares of ranks, only between groups.
         top_k: Outputs of a learner: 0, the log-probabilities of the tokens themselves; or so many of the
             likeliest tokens in the place of each.
+        entropy: Whether outputs of a learner have the entropy in the place of each masked token, too.
     """
 
     tokens: Tensor
@@ -37,6 +38,7 @@ class Batch:
     sampling: SamplingParams | None = None
     group_size: int = 1
     top_k: int = 0
+    entropy: bool = True
 
     def __post_init__(self) -> None:
         if int(self.lengths.sum()) != self.tokens.numel():
@@ -117,6 +119,7 @@ class Batch:
             self.sampling,
             self.group_size,
             self.top_k,
+            self.entropy,
         )
 
     def _require_whole_groups(self, rows_B: Tensor) -> None:

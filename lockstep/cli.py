@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     options = parse(arguments)
     process_defaults.stay_offline()
+    process_defaults.keep_freed_memory()
     hear_interrupts()
     try:
         return options.command(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from lockstep import process_defaults
 
-NAMES = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "HF_HUB_OFFLINE")
+NAMES = (
+    "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "HF_HUB_OFFLINE", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_",
+)  # fmt: skip
 
 
 def heard(program: str, *before: str, **said: str) -> str:
@@ -39,6 +42,31 @@ def test_what_the_user_has_set_wins() -> None:
 
 def test_importing_the_library_does_not_take_a_script_offline() -> None:
     assert heard("import os, lockstep; print(os.environ.get('HF_HUB_OFFLINE'))") == "None"
+
+
+FAULTS = """
+import resource
+{before}
+def step():
+    kept = [b"x" * (1 << 22) for _ in range(8)]  # 4 MiB each, all left at once
+step(), step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step(), step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_a_command_keeps_memory_that_tensors_leave_and_so_do_its_children() -> None:
+    plain, keep = (
+        FAULTS.format(before=""),
+        "from lockstep.process_defaults import keep_freed_memory; keep_freed_memory()",
+    )
+    child = f"{keep}; import subprocess, sys; subprocess.run([sys.executable, '-c', {plain!r}], check=True)"
+    assert int(heard(plain)) > 8000  # a page of 4 KiB each time
+    assert int(heard(FAULTS.format(before=keep))) < 4000
+    assert int(heard(child)) < 4000
+    assert int(heard(FAULTS.format(before=keep), MALLOC_TRIM_THRESHOLD_="0", MALLOC_MMAP_THRESHOLD_="65536")) > 8000
 
 
 @pytest.mark.parametrize(("quota", "threads"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])

@@ -24,8 +24,13 @@ _BLOCK = 1024
 
 
 def token_scores(
-    logits_MV: Tensor, token: Tensor, sampling: SamplingParams, shard: Shard = WHOLE, row_invariant: bool = False
-) -> tuple[Tensor, Tensor]:
+    logits_MV: Tensor,
+    token: Tensor,
+    sampling: SamplingParams,
+    shard: Shard = WHOLE,
+    row_invariant: bool = False,
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """log π(token) and the entropy, under the sampling distribution; differentiable.
 
     Args:
@@ -36,13 +41,14 @@ def token_scores(
         sampling: The distribution; greedy scoring is that of temperature 1.
         shard: Which columns these are.
         row_invariant: See `lockstep_logprobs.softmax.Scoring`.
+        entropy: Whether to compute it.
 
     Returns:
-        Nats, fp32 like the tokens, and [M].
+        Nats, fp32 like the tokens, and [M], or None.
     """
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
-        return _score_all(logits_MV, token, sampling)
-    floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, shard=shard, row_invariant=row_invariant)
+        return _score_all(logits_MV, token, sampling, entropy)
+    floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, entropy, shard, row_invariant)
     return _like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
 
 
@@ -53,18 +59,22 @@ def hidden_scores(
     sampling: SamplingParams,
     shard: Shard = WHOLE,
     row_invariant: bool = False,
-) -> tuple[Tensor, Tensor]:
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be sampled."""
     assert sampling.full_support, "top-k and top-p need the logits"
-    scoring = _scoring(sampling, shard=shard, row_invariant=row_invariant)
+    scoring = _scoring(sampling, entropy, shard, row_invariant)
     return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
 
 
-def _score_all(logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+def _score_all(
+    logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
     """Scores so many tokens that one pass over the vocabulary costs less than a search for each."""
     assert sampling.full_support, "only a sampled token is known to belong to the support"
     logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)
-    return logprob_MV.gather(1, token_MK), -(logprob_MV.exp() * logprob_MV).sum(-1)
+    entropy_M = -(logprob_MV.exp() * logprob_MV).sum(-1) if entropy else None
+    return logprob_MV.gather(1, token_MK), entropy_M
 
 
 def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
@@ -90,9 +100,7 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) ->
     return support_floor(logits_MV, shard, top_k=sampling.top_k, top_p=sampling.top_p, temperature=sampling.temperature)
 
 
-def _scoring(
-    sampling: SamplingParams, entropy: bool = True, shard: Shard = WHOLE, row_invariant: bool = False
-) -> Scoring:
+def _scoring(sampling: SamplingParams, entropy: bool, shard: Shard = WHOLE, row_invariant: bool = False) -> Scoring:
     return Scoring(
         shard=shard, temperature=sampling.divisor, entropy=entropy, sampled=True, row_invariant=row_invariant
     )
@@ -103,9 +111,8 @@ def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
     return token if token.dim() == 2 else token[:, None]
 
 
-def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
     logprob_MK, entropy_M = scores
-    assert entropy_M is not None, "the entropy was requested"
     return logprob_MK.view(token.shape), entropy_M
 
 

@@ -25,7 +25,7 @@ from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
-from lockstep.losses.base import Loss, Outputs, active, find_denominator
+from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import resolve_device
 
@@ -84,7 +84,7 @@ class RankLearner(ABC):
         self._writer = StateWriter()
 
     def logprobs(self, batch: Batch, passes: Passes = None) -> Tensor:
-        return self._score(batch, passes, lambda outputs: outputs.logprob)[0]
+        return self._score(replace(batch, entropy=False), passes, lambda outputs: outputs.logprob)[0]
 
     def topk(self, batch: Batch, k: int, passes: Passes = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.top_token, lambda outputs: outputs.top_logprob)
@@ -99,6 +99,7 @@ class RankLearner(ABC):
     def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
         self._count += active(batch, find_denominator(loss)).to(self.device)
         self._has_gathered = True
+        batch = replace(batch, entropy=reads_entropy(loss))
         return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
 
     def optim_step(self) -> Metrics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, assert_never, get_args
+from typing import Literal, Protocol, assert_never, get_args, runtime_checkable
 
 from torch import Tensor
 
@@ -20,7 +20,8 @@ class Outputs:
 
     Attributes:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the mask is off.
-        entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off.
+        entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None where the batch or
+            the loss does without.
         value: V(x_<t) [N]; 0 at the first token of a sequence.
         final_value: V after the last token of each sequence [B].
         top_token: The `batch.top_k` likeliest tokens in the place of each, int64 [N, K]; 0 where the mask is off, as
@@ -39,13 +40,22 @@ class Outputs:
 class Loss(Protocol):
     """Called by a learner on each micro-batch; returns the *sum* over active tokens, rows or pairs, and metrics.
 
-    The learner divides the gradient once, by the count of what is active over all micro-batches and ranks.
+    The learner divides the gradient once, by the count of what is active over all micro-batches and ranks. A loss that
+    says `reads_entropy = False` is given no entropies, which then cost nothing.
     """
 
     @property
     def denominator(self) -> Denominator: ...
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]: ...
+
+
+@runtime_checkable
+class SaysWhetherEntropy(Protocol):
+    """A loss that says whether it reads entropies."""
+
+    @property
+    def reads_entropy(self) -> bool: ...
 
 
 def find_denominator(loss: Loss) -> Denominator:
@@ -62,6 +72,11 @@ def find_denominator(loss: Loss) -> Denominator:
             f"one of: {', '.join(get_args(Denominator))}"
         )
     return named
+
+
+def reads_entropy(loss: Loss) -> bool:
+    """True unless a loss says that it reads no entropies."""
+    return loss.reads_entropy if isinstance(loss, SaysWhetherEntropy) else True
 
 
 def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:

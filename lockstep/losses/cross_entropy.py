@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from lockstep.objectives.masks import trainable
 @dataclass(frozen=True)
 class CrossEntropyLoss:
     """−Σ_t log π(x_t | x_<t) over trainable tokens, nats."""
+
+    reads_entropy: ClassVar = False
 
     @property
     def denominator(self) -> Denominator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import ClassVar, assert_never
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Preference:
     preference_coef: float = 1.0
     sft_coef: float = 0.0
     sft_length_normalized: bool = False
+    reads_entropy: ClassVar = False
 
     @property
     def denominator(self) -> Denominator:

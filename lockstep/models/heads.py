@@ -141,9 +141,9 @@ class Logits:
     shard: Shard
     exact: bool = False
 
-    def scores(self, token: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-        """Log-probability of tokens, [m] or [m, K], and entropy [m]."""
-        return token_scores(self.logits_mv, token, sampling, self.shard, self.exact)
+    def scores(self, token: Tensor, sampling: SamplingParams, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """Log-probability of tokens, [m] or [m, K], and the entropy [m], or None."""
+        return token_scores(self.logits_mv, token, sampling, self.shard, self.exact, entropy)
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
         """Tokens and their log-probabilities, [m, k] each, in the order of `sampling.likeliest`."""
@@ -159,11 +159,12 @@ class Products:
     shard: Shard
     exact: bool = False
 
-    def scores(self, token: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    def scores(self, token: Tensor, sampling: SamplingParams, entropy: bool) -> tuple[Tensor, Tensor | None]:
         few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
         if few and sampling.full_support:
-            return hidden_scores(self.hidden_mD, self.weight_vD, token, sampling, self.shard, self.exact)
-        return self._logits().scores(token, sampling)
+            how = sampling, self.shard, self.exact, entropy
+            return hidden_scores(self.hidden_mD, self.weight_vD, token, *how)
+        return self._logits().scores(token, sampling, entropy)
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
         return self._logits().likeliest(k)
@@ -196,12 +197,13 @@ def policy_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Places]) -> Ou
         token_mK, logprob_mK = places.likeliest(batch.top_k)
         return Outputs(top_token=spread(token_mK), top_logprob=spread(logprob_mK))
     sampling, token_m = batch.sampling or PLAIN, batch.tokens[own]
-    if "top_token" not in batch.token:
-        logprob_m, entropy_m = places.scores(token_m, sampling)
-        return Outputs(logprob=spread(logprob_m), entropy=spread(entropy_m))
-    logprob_mK, entropy_m = places.scores(torch.cat([token_m[:, None], batch["top_token"][own]], 1), sampling)
-    logprob_NK = spread(logprob_mK)
-    return Outputs(logprob=logprob_NK[:, 0], entropy=spread(entropy_m), top_logprob=logprob_NK[:, 1:])
+    if "top_token" in batch.token:
+        token_m = torch.cat([token_m[:, None], batch["top_token"][own]], 1)
+    logprob, entropy_m = places.scores(token_m, sampling, batch.entropy)
+    logprob, entropy_N = spread(logprob), None if entropy_m is None else spread(entropy_m)
+    if token_m.dim() == 1:
+        return Outputs(logprob=logprob, entropy=entropy_N)
+    return Outputs(logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:])
 
 
 def value_outputs(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:

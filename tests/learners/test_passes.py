@@ -1,0 +1,72 @@
+"""The passes of a step: so many, of so many responses, and entropies only where a loss reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import lockstep_group, lockstep_ppo
+from lockstep.batch import Batch
+from lockstep.learners.torch.learner import TorchLearner
+from lockstep.losses import CrossEntropyLoss
+from lockstep.losses.base import Outputs
+
+SMALL = ("--prompt-tokens=5", "--new-tokens=6", "--hidden=32", "--layers=1", "--vocab=64", "--exact")
+
+
+def passes_of(learner: TorchLearner) -> list[tuple[int, bool]]:
+    """Filled with each pass of a learner: its responses, and whether it computes entropies."""
+    seen: list[tuple[int, bool]] = []
+
+    def note(_: nn.Module, inputs: tuple[Batch], outputs: Outputs) -> None:
+        seen.append((len(inputs[0]), outputs.entropy is not None))
+
+    learner.model.register_forward_hook(note)
+    return seen
+
+
+def passes_of_a_step(step_of: lockstep_ppo.Step, folder: Path, *words: str) -> Sequence[list[tuple[int, bool]]]:
+    parser = lockstep_ppo.arguments("")
+    parser.add_argument("--algorithm")
+    parser.add_argument("--generations", type=int)
+    step, learners = step_of(folder, parser.parse_args([*SMALL, *words]))
+    passes = [passes_of(learner) for learner in learners]
+    step(0)
+    return passes
+
+
+def test_a_step_of_ppo_scores_nothing_twice_but_the_share_of_the_certificate(tmp_path: Path) -> None:
+    words = ("--prompts=64", "--epochs=2", "--minibatches=2")
+    policy, critic, reference = passes_of_a_step(lockstep_ppo.step_of, tmp_path, *words)
+    assert policy == [(8, False), *[(32, True)] * 4]
+    assert critic == [(64, False), *[(32, False)] * 4]
+    assert reference == [(64, False)]
+
+
+@pytest.mark.parametrize(("algorithm", "has_reference"), [("grpo", False), ("rloo", True)])
+def test_a_step_of_a_group_trains_once_and_scores_a_share(tmp_path: Path, algorithm: str, has_reference: bool) -> None:
+    words = ("--prompts=64", f"--algorithm={algorithm}", "--generations=4")
+    policy, *others = passes_of_a_step(lockstep_group.step_of, tmp_path, *words)
+    assert policy == [(8, False), (64, True)]
+    assert others == ([[(64, False)]] if has_reference else [])
+
+
+def test_a_loss_that_reads_no_entropies_is_given_none_and_has_the_same_gradient(tmp_path: Path) -> None:
+    parser = lockstep_ppo.arguments("")
+    _, (policy, *_) = lockstep_ppo.step_of(tmp_path, parser.parse_args(["--prompts=4", *SMALL]))
+    batch = Batch(torch.arange(12), torch.tensor([5, 7]), {"mask": torch.arange(12) > 3})
+
+    class Reading(CrossEntropyLoss):
+        reads_entropy = True
+
+    passes, gradients = passes_of(policy), list[list[torch.Tensor]]()
+    for loss in (CrossEntropyLoss(), Reading()):
+        policy.model.zero_grad()
+        policy.forward_backward(batch, loss)
+        gradients.append([p.grad.clone() for p in policy.model.parameters() if p.grad is not None])
+    assert passes == [(2, False), (2, True)]
+    assert all(map(torch.equal, *gradients))
