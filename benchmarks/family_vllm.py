@@ -100,7 +100,7 @@ class _Plain:
 def measured(folder: Path) -> Outcome:
     """Measures as `vllm_with_refit` does, by an engine that this process starts."""
     config = read_config(folder).get_text_config()
-    section = SamplerSection(backend="vllm", max_batch_size=8, vllm=VLLM(kv_cache_gib=0.05))
+    section = SamplerSection(backend="vllm", max_batch_size=8, kv_cache_gib=0.05)
     sampler = None
     try:
         sampler = SamplerPool(SamplerSpec(str(folder), section, LearnerSection(device="cpu")), print)

@@ -273,9 +273,6 @@ class RepeatedSampling(Sampling):
 class VLLM(Section):
     """The options of vLLM alone."""
 
-    kv_cache_gib: PositiveFloat | None = Field(
-        default=None, description="memory for keys and values; null: 1 on a CPU, on a GPU what vLLM takes"
-    )
     sleep: bool = Field(
         default=False, description="free the GPU's memory while nothing is generated, for a learner on the same GPU"
     )
@@ -310,6 +307,11 @@ class SamplerSection(Section):
 
     backend: Annotated[str, INFERENCE] = Field(default=INFERENCE.names[0], description="inference engine")
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
+    kv_cache_gib: PositiveFloat | None = Field(
+        default=None,
+        description="memory for keys and values of one engine, beyond which sequences wait; null: torch takes what "
+        "they need, vLLM 1 on a CPU and its usual share of a GPU",
+    )
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
     max_restarts: NonNegativeInt = Field(
         default=3, description="how often, in one session, an engine that died or hangs is started again"

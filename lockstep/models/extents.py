@@ -1,7 +1,7 @@
 """Keys and values of running rows, dense, so that attention reads them where they are.
 
-Rows of like length lie side by side in an arena, where each has room for as many tokens: 64, 128, 256 and so on. A row
-that has outgrown its arena moves to the next one, and when a row ends, the last of its arena takes its place.
+Rows of like length lie side by side in an arena, where each has room for as many tokens. A row that has outgrown its
+arena moves to the next one, and when a row ends, the last of its arena takes its place.
 
 Letters: R rows, B blocks, H heads of keys, T tokens, D size of a head.
 """
@@ -23,8 +23,10 @@ _ROWS = 8
 
 
 def room_for(tokens: int, context: int) -> int:
-    """Room that a row of so many tokens gets, in a context of so many."""
-    return min(max(_SMALLEST, 1 << (tokens - 1).bit_length()), context + -context % BLOCK)
+    """Room that a row of so many tokens gets, in a context of so many: 64, 96, 128, 192, 256 and so on."""
+    power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
+    room = power if tokens <= _SMALLEST or tokens > power * 3 // 4 else power * 3 // 4
+    return min(room, context + -context % BLOCK)
 
 
 @dataclass(eq=False)
@@ -100,6 +102,11 @@ class Extents:
     def room(self, tokens: int) -> int:
         """Room that a row of so many tokens gets."""
         return room_for(tokens, self._context)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all arenas."""
+        return sum(x.nbytes for arena in self._arenas.values() for layer in arena.layers.values() for x in layer)
 
     @property
     def taken(self) -> int:

@@ -15,12 +15,17 @@ BLOCK = KEYS
 
 
 class Pool:
-    """The memory of all blocks: keys and values of each layer, each [blocks, H, 16, D]; made when they are first written."""
+    """The memory of all blocks: keys and values of each layer, each [blocks, H, 16, D], made when first written."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._count = 0
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all blocks."""
+        return sum(held.nbytes for layer in self.layers.values() for held in layer)
 
     def resize(self, count: int) -> None:
         """Makes room for so many blocks, and keeps what is there."""

@@ -9,7 +9,7 @@ Letters: N tokens of a pass, M of them with logits, H heads of queries, G heads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any

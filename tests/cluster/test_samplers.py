@@ -70,7 +70,7 @@ def test_vllm_starts_by_itself_and_again_when_it_dies(run: Run, capsys: pytest.C
     with killing("run", after, sampler_process) as victims:
         rows = run(
             "sampler=vllm",
-            "sampler.vllm.kv_cache_gib=0.05",
+            "sampler.kv_cache_gib=0.05",
             f"sampler.max_restarts={kills}",
             f"run.max_steps={after[-1] + 3}",
         )
@@ -92,7 +92,7 @@ def test_vllm_starts_by_itself_and_again_when_it_dies(run: Run, capsys: pytest.C
 @pytest.mark.usefixtures("vllm")
 def test_a_cache_that_is_too_small_is_told(run: Run) -> None:
     with pytest.raises(ValueError, match=r"vLLM does not start with the model in .*: ") as caught:
-        run("sampler=vllm", "sampler.vllm.kv_cache_gib=0.000001")
+        run("sampler=vllm", "sampler.kv_cache_gib=0.000001")
     assert "\n" not in str(caught.value)
 
 
@@ -104,4 +104,4 @@ def test_sleep_needs_a_gpu(run: Run) -> None:
 
 def test_options_of_another_backend_are_refused(in_tmp: Path) -> None:
     with pytest.raises(RecipeError, match=r"sampler.vllm has options of vLLM, but the sampler is torch"):
-        load("ppo_arithmetic", ["sampler.vllm.kv_cache_gib=2"])
+        load("ppo_arithmetic", ["sampler.vllm.sleep=true"])

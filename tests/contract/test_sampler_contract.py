@@ -28,7 +28,7 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.config import VLLM, SamplerSection
+from lockstep.config import SamplerSection
 from lockstep.errors import RunError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
@@ -64,7 +64,7 @@ SUBJECTS = {
     "in process": SamplerSection(max_batch_size=7),
     "spawned": SamplerSection(max_batch_size=7),
     "two replicas": SamplerSection(max_batch_size=3, replicas=2, transfer="process_group"),
-    "vllm": SamplerSection(backend="vllm", max_batch_size=7, vllm=VLLM(kv_cache_gib=0.05)),
+    "vllm": SamplerSection(backend="vllm", max_batch_size=7, kv_cache_gib=0.05),
 }
 
 

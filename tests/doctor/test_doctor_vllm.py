@@ -45,7 +45,7 @@ def hf(folder: str) -> HFBackend:
 
 @pytest.fixture(scope="module")
 def backend(vllm: None, folder: str) -> Iterator[VLLMBackend]:
-    section = SECTION.model_copy(update={"vllm": VLLM(kv_cache_gib=0.1)})
+    section = SECTION.model_copy(update={"kv_cache_gib": 0.1})
     opened = VLLMBackend(folder, section, Computation(device="cpu"), sampler=ForgetfulSampler)
     yield opened
     opened.close()
@@ -215,7 +215,7 @@ def test_one_engine_is_enough(folder: str) -> None:
 
 @pytest.mark.proof
 def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(vllm: None, folder: str) -> None:
-    section = SECTION.model_copy(update={"vllm": VLLM(kv_cache_gib=0.1)})
+    section = SECTION.model_copy(update={"kv_cache_gib": 0.1})
     opened = VLLMBackend(folder, section, Computation(device="cpu"), tp=2)
     greedy = SamplingParams(max_tokens=8, temperature=0.0)
     answers = opened.generate(requests(), greedy)

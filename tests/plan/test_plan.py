@@ -20,7 +20,6 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection, LoRA, Parallel
 from lockstep.config.loading import load
 from lockstep.learners.base import train
-from lockstep.models.attention import Cached
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
@@ -30,6 +29,8 @@ from lockstep.plan.estimate import checkpoint_bytes
 from lockstep.plan.memory import Head, Rank
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.plan.traffic import flows
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
 
 Models = Callable[..., Path]
 
@@ -67,19 +68,12 @@ def test_checkpoints_have_the_size_that_was_foretold(
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: str) -> None:
-    lm, prompts = load_causal_lm(models(architecture)), ragged([5, 7, 6])
-    held = 0
-
-    class Counting(Cached):
-        def _store(self, layer: int, key: Tensor, value: Tensor) -> None:
-            nonlocal held
-            super()._store(layer, key, value)
-            held += self._keys[layer].numel() + self._values[layer].numel()
-
-    cache = Counting(prompts, CONTEXT)
-    with torch.no_grad():
-        lm(input_ids=prompts.tokens[None], position_ids=prompts.position[None], use_cache=False, layout=cache)
-    assert held == sizes(models(architecture)).cache * len(prompts) * CONTEXT
+    sampler = TorchSampler(load_causal_lm(models(architecture)), 8)
+    scheduler = sampler._open()
+    for key in range(8):
+        scheduler.submit(Request(tuple([3] * (CONTEXT - 3)), key), SamplingParams(max_tokens=3))
+    scheduler.step()
+    assert scheduler._extents.bytes == 4 * sizes(models(architecture)).cache * 8 * CONTEXT
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

@@ -12,7 +12,7 @@ from tiny_models import CONTEXT, VOCABULARY, requests
 
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.config import VLLM, LearnerSection, SamplerSection
+from lockstep.config import LearnerSection, SamplerSection
 from lockstep.learners.rank import RankLearner
 from lockstep.types import SamplingParams
 from lockstep.weight_sync.sync import random_probe, sync_weights
@@ -24,7 +24,7 @@ BF16 = LearnerSection(device="cpu", dtype="bf16")
 
 @pytest.fixture(scope="module")
 def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[SamplerPool]:
-    section = SamplerSection(backend="vllm", max_batch_size=8, vllm=VLLM(kv_cache_gib=0.05))
+    section = SamplerSection(backend="vllm", max_batch_size=8, kv_cache_gib=0.05)
     replicas = SamplerPool(SamplerSpec(str(models("qwen3")), section, BF16, raw_logprobs=True), print)
     yield replicas
     replicas.close()

@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import VLLM, SamplerSection
+from lockstep.config import SamplerSection
 from lockstep.learners.rank import RankLearner
 from lockstep.metrics import Metrics
 from lockstep.samplers.base import Piece, Sampler
@@ -81,7 +81,7 @@ class Tampering(Sampler):
 
 @pytest.fixture(scope="module")
 def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[SamplerPool]:
-    section = SamplerSection(backend="vllm", max_batch_size=8, vllm=VLLM(kv_cache_gib=0.05))
+    section = SamplerSection(backend="vllm", max_batch_size=8, kv_cache_gib=0.05)
     replicas = SamplerPool(ForgetfulSpec(str(models("qwen2 tied")), section, SECTION), print)
     yield replicas
     replicas.close()

@@ -54,7 +54,7 @@ class TorchInference(InferenceBackend):
         return torch.float32
 
     def cache_bytes(self, section: SamplerSection) -> int | None:
-        return None
+        return None if section.kv_cache_gib is None else int(section.kv_cache_gib * 2**30)
 
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         """It is always there."""
@@ -75,4 +75,4 @@ class TorchInference(InferenceBackend):
     ) -> ModelSampler:
         from lockstep.samplers.torch.stateful import torch_sampler
 
-        return torch_sampler(lm, section.max_batch_size, computation.is_bf16, raw_logprobs)
+        return torch_sampler(lm, section.max_batch_size, computation.is_bf16, raw_logprobs, self.cache_bytes(section))

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.models.continuous import Continuous
 from lockstep.models.exact.model import is_exact
+from lockstep.models.folder import cached_numbers
 from lockstep.models.token_step import TokenStep, can_step
 from lockstep.samplers.base import Piece, require_room
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -28,11 +30,25 @@ class TorchSampler(ModelSampler):
 
     While it is awake it knows the blocks of earlier prompts and responses, so that the next turn of an episode, or the
     next vote on a prompt, computes what is new in it.
+
+    Args:
+        cache_bytes: Memory for keys and values of running rows; None: as much as they need.
+        Others: As in `ModelSampler`.
     """
 
-    _scheduler: Scheduler | None = None
-    _step: TokenStep | None = None
-    _awake = False
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        max_batch_size: int,
+        bf16: bool = False,
+        raw_logprobs: bool = False,
+        cache_bytes: int | None = None,
+    ) -> None:
+        super().__init__(lm, max_batch_size, bf16, raw_logprobs)
+        self._cache_bytes = cache_bytes
+        self._scheduler: Scheduler | None = None
+        self._step: TokenStep | None = None
+        self._awake = False
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         """Prompts of like length begin together, short ones first."""
@@ -72,8 +88,9 @@ class TorchSampler(ModelSampler):
         """A scheduler with the present weights; while the sampler is awake, the same one."""
         if self._scheduler is None or not self._awake:
             device, exact = self._lm.device, is_exact(self._lm)
+            most = None if self._cache_bytes is None else self._cache_bytes // (4 * cached_numbers(self._lm.config))
             self._scheduler = Scheduler(
-                self._logits, self._max_batch_size, self._context, device, exact, self._raw_logprobs
+                self._logits, self._max_batch_size, self._context, device, exact, self._raw_logprobs, most
             )
             self._step = TokenStep(self._lm, self._bf16) if can_step(self._lm) else None
         return self._scheduler

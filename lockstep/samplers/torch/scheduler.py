@@ -84,6 +84,16 @@ class Scheduler:
         self.finished: dict[int, Response] = {}
         self.passes = self.computed = self.preempted = 0
 
+    @property
+    def busy(self) -> bool:
+        """True while requests wait or run."""
+        return bool(self._waiting or self._rows)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of keys and values now."""
+        return self._extents.bytes + self._pool.bytes
+
     def submit(self, request: Request, sampling: SamplingParams) -> int:
         """Queues a request. Returns its number."""
         room = min(sampling.max_tokens, self._context - len(request.tokens))

@@ -84,8 +84,17 @@ class StatefulTorchSampler(StaticSampler):
 
 
 def torch_sampler(
-    lm: PreTrainedModel, max_batch_size: int, bf16: bool = False, raw_logprobs: bool = False
+    lm: PreTrainedModel,
+    max_batch_size: int,
+    bf16: bool = False,
+    raw_logprobs: bool = False,
+    cache_bytes: int | None = None,
 ) -> ModelSampler:
     """The torch sampler for a model; the arguments are those of `ModelSampler`."""
-    kind = StatefulTorchSampler if carries_state(lm.config) else TorchSampler
-    return kind(lm, max_batch_size, bf16, raw_logprobs)
+    if not carries_state(lm.config):
+        return TorchSampler(lm, max_batch_size, bf16, raw_logprobs, cache_bytes)
+    if cache_bytes is not None:
+        raise InputError(
+            f"a {lm.config.model_type} keeps states, which sampler.kv_cache_gib does not bound; leave it out"
+        )
+    return StatefulTorchSampler(lm, max_batch_size, bf16, raw_logprobs)

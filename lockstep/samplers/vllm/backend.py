@@ -43,8 +43,8 @@ class VLLMInference(InferenceBackend):
         """It has all options that belong to no other."""
 
     def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
-        gib = section.vllm.kv_cache_gib
-        return ("sampler=vllm", *(() if gib is None else (f"sampler.vllm.kv_cache_gib={gib:g}",)))
+        gib = section.kv_cache_gib
+        return ("sampler=vllm", *(() if gib is None else (f"sampler.kv_cache_gib={gib:g}",)))
 
     def dtype(self, computation: Computation) -> torch.dtype:
         import torch
@@ -52,7 +52,7 @@ class VLLMInference(InferenceBackend):
         return torch.bfloat16 if computation.is_bf16 else torch.float32
 
     def cache_bytes(self, section: SamplerSection) -> int | None:
-        gib = section.vllm.kv_cache_gib
+        gib = section.kv_cache_gib
         return None if gib is None else int(gib * 2**30)
 
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:

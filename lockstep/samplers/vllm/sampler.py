@@ -305,7 +305,7 @@ def _options(section: SamplerSection, computation: Computation, context: int) ->
         "use_tqdm_on_load": False,
         "seed": 0,
     }
-    gib = section.vllm.kv_cache_gib
+    gib = section.kv_cache_gib
     if torch.cuda.is_available():
         # With a size for the cache, the share of the GPU that vLLM may use decides only whether it starts at all.
         return options if gib is None else options | {"kv_cache_memory_bytes": int(gib * 2**30)} | _ANY_SHARE

@@ -162,7 +162,7 @@ def test_ranks_of_a_learner_may_be_ahead_too(run: Run) -> None:
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.proof
 def test_vllm_is_ahead_and_what_it_computes_with_is_known_after_a_stop(run: Run) -> None:
-    engine = (*AHEAD, "sampler=vllm", "sampler.vllm.kv_cache_gib=0.05", "run.max_steps=3")
+    engine = (*AHEAD, "sampler=vllm", "sampler.kv_cache_gib=0.05", "run.max_steps=3")
     with pytest.raises(Stopped):
         run(*engine, "run.max_time_s=0.01")
     trained = [row for row in run(*engine) if "train/reward" in row]

@@ -139,7 +139,7 @@ def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str, request: pytes
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(learn: Run) -> None:
-    rows = steps(learn("sampler=vllm", "sampler.vllm.kv_cache_gib=0.05", "run.save_every=9"))
+    rows = steps(learn("sampler=vllm", "sampler.kv_cache_gib=0.05", "run.save_every=9"))
     assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
     assert all(row["refit/probe_gap_max"] < 1e-4 for row in rows)
     for row in (rows[0], rows[2]):  # where the policy is the reference

@@ -1,0 +1,187 @@
+"""Continuous batching changes no bit: whatever shares a pass, waits, is shared, remembered, preempted or aborted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.models.attention import NAME
+from lockstep.models.exact.model import make_exact
+from lockstep.models.folder import cached_numbers
+from lockstep.models.token_step import TokenStep, join_maps
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.scheduler import Scheduler
+from lockstep.samplers.torch.static import StaticSampler
+from lockstep.types import Request, SamplingParams
+
+SHAPE = {
+    "vocab_size": 32, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "initializer_range": 0.2,
+}  # fmt: skip
+STOPS = (3, 7, 11)
+PLAIN = SamplingParams(max_tokens=30, stop_token_ids=STOPS)
+
+
+@pytest.fixture(params=["llama", pytest.param("qwen2", marks=pytest.mark.full), "qwen3"])
+def lm(request: pytest.FixtureRequest) -> PreTrainedModel:
+    config = AutoConfig.for_model(request.param, **SHAPE)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+    join_maps(lm)
+    make_exact(lm)
+    return lm
+
+
+def prompts(count: int, seed: int = 0, most: int = 40) -> list[tuple[int, ...]]:
+    draw = random.Random(seed)
+    return [tuple(draw.randrange(4, 30) for _ in range(draw.randrange(1, most))) for _ in range(count)]
+
+
+def requests(each: Sequence[tuple[int, ...]], generations: int = 1) -> list[Request]:
+    return [Request(p, keyed.key(i, n)) for i, p in enumerate(each) for n in range(generations)]
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    assert torch.equal(one.tokens, other.tokens)
+    for column in ("mask", "sampler_logprob", "truncated", "version"):
+        assert torch.equal(one[column], other[column]), column
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("places", [1, 5, 64])
+def test_what_shares_a_pass_changes_no_bit(lm: PreTrainedModel, places: int, bf16: bool) -> None:
+    """The other side goes through modules, in one batch that stays together."""
+    wanted = requests(prompts(12), 3)
+    sampler = TorchSampler(lm, places, bf16)
+    assert_same(sampler.generate(wanted, PLAIN), StaticSampler(lm, 64, bf16).generate(wanted, PLAIN))
+    assert isinstance(sampler._step, TokenStep)
+
+
+def test_places_are_never_empty_while_rows_wait(lm: PreTrainedModel) -> None:
+    """Each pass gives a token to as many rows as list scheduling of the same lengths does."""
+    sampler, places = TorchSampler(lm, 5), 5
+    batch = sampler.generate(requests(prompts(40)), PLAIN)
+    assert sampler._scheduler is not None
+    ends = [0] * places
+    order = sorted(range(40), key=lambda row: len(prompts(40)[row]))
+    lengths = batch.per_sample(batch.mask.long()).tolist()
+    for row in order:
+        first = ends.index(min(ends))
+        ends[first] += lengths[row]
+    assert sampler._scheduler.passes == max(ends)
+
+
+def test_a_prompt_is_computed_once_for_all_its_generations(lm: PreTrainedModel) -> None:
+    sampler, each = TorchSampler(lm, 3), prompts(4)
+    batch = sampler.generate(requests(each, 6), PLAIN)
+    assert sampler._scheduler is not None
+    responses = int(batch.mask.sum()) - len(batch)  # a last token is sampled, and not computed
+    assert sampler._scheduler.computed == sum(map(len, each)) + responses
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_is_known_changes_no_bit(lm: PreTrainedModel, seed: int) -> None:
+    """Prompts that continue others, and responses, in turn; as many turns of episodes have them."""
+    draw, known = random.Random(seed), prompts(4, seed)
+    sampler = TorchSampler(lm, 4)
+    sampler.wake()
+    tokens = 0
+    for turn in range(8):
+        each = [draw.choice(known) + tuple(draw.choices(range(4, 30), k=draw.randrange(20))) for _ in range(5)]
+        wanted = [Request(p[:60], keyed.key(turn, i), continues=draw.random() < 0.7) for i, p in enumerate(each)]
+        sampling = SamplingParams(max_tokens=draw.choice([1, 4, 20]), stop_token_ids=STOPS)
+        batch = sampler.generate(wanted, sampling)
+        assert_same(batch, StaticSampler(lm, 64).generate(wanted, sampling))
+        known += [tuple(row.tolist())[:60] for row in batch.sequences()]
+        tokens += int(batch.lengths.sum()) - len(batch)
+    assert sampler._scheduler is not None
+    assert sampler._scheduler.computed < 0.8 * tokens
+
+
+def test_another_turn_computes_what_is_new(lm: PreTrainedModel) -> None:
+    sampler, sampling = TorchSampler(lm, 4), SamplingParams(max_tokens=20)
+    sampler.wake()
+    first = sampler.generate([Request(prompts(1)[0], 0, continues=True)], sampling)
+    assert sampler._scheduler is not None
+    before, known = sampler._scheduler.computed, (len(first.tokens) - 1) // 16 * 16
+    again = (*first.tokens.tolist(), 5, 6)
+    sampler.generate([Request(again, 1)], SamplingParams(max_tokens=1))
+    assert sampler._scheduler.computed - before == len(again) - known
+    sampler.sleep()
+    sampler.wake()
+    sampler.generate([Request(again, 1)], SamplingParams(max_tokens=1))
+    assert sampler._scheduler is not None
+    assert sampler._scheduler.computed == len(again), "nothing is known after sleep"
+
+
+def test_little_memory_costs_time_and_no_bit(lm: PreTrainedModel) -> None:
+    wanted, sampling = requests(prompts(12), 2), SamplingParams(max_tokens=60)
+    sampler = TorchSampler(lm, 24, cache_bytes=4 * cached_numbers(lm.config) * 400)
+    assert_same(sampler.generate(wanted, sampling), StaticSampler(lm, 64).generate(wanted, sampling))
+    assert sampler._scheduler is not None
+    assert sampler._scheduler.preempted > 0
+    tiny = TorchSampler(lm, 24, cache_bytes=1)
+    assert_same(tiny.generate(wanted, sampling), StaticSampler(lm, 64).generate(wanted, sampling))
+
+
+def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
+    scheduler, each = open_scheduler(lm), prompts(9)
+    samplings = [PLAIN, SamplingParams(max_tokens=9, temperature=0.0), SamplingParams(max_tokens=12, top_k=4)]
+    numbers = [scheduler.submit(request, samplings[i % 3]) for i, request in enumerate(requests(each))]
+    while scheduler.busy:
+        scheduler.step()
+    for i, (number, request) in enumerate(zip(numbers, requests(each), strict=True)):
+        alone = StaticSampler(lm, 1).generate([request], samplings[i % 3])
+        assert scheduler.finished[number].tokens == alone.tokens[alone.mask].tolist()
+        assert scheduler.finished[number].logprobs == alone["sampler_logprob"][alone.mask].tolist()
+
+
+def test_a_response_is_streamed_while_others_run(lm: PreTrainedModel) -> None:
+    scheduler, wanted = open_scheduler(lm), requests(prompts(6))
+    numbers = [scheduler.submit(request, PLAIN) for request in wanted]
+    alone = StaticSampler(lm, 1).generate(wanted[2:3], PLAIN)
+    streamed = list(scheduler.stream(numbers[2]))
+    assert [token for token, _ in streamed] == alone.tokens[alone.mask].tolist()
+    assert [logprob for _, logprob in streamed] == alone["sampler_logprob"][alone.mask].tolist()
+    assert numbers[2] not in scheduler.finished
+    while scheduler.busy:
+        scheduler.step()
+    assert set(scheduler.finished) == set(numbers) - {numbers[2]}
+
+
+def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedModel) -> None:
+    scheduler, wanted = open_scheduler(lm), requests(prompts(10))
+    numbers = [scheduler.submit(request, PLAIN) for request in wanted]
+    scheduler.step()
+    for number in (numbers[0], numbers[9]):  # one runs, one waits
+        scheduler.abort(number)
+    while scheduler.busy:
+        scheduler.step()
+    assert set(scheduler.finished) == set(numbers[1:9])
+    whole = StaticSampler(lm, 16).generate(wanted, PLAIN)
+    expected = [tokens[mask].tolist() for tokens, mask in zip(whole.sequences(), whole.sequences("mask"), strict=True)]
+    assert [scheduler.finished[number].tokens for number in numbers[1:9]] == expected[1:9]
+
+
+def test_pieces_that_nobody_waits_for_are_aborted(lm: PreTrainedModel) -> None:
+    sampler, wanted = TorchSampler(lm, 4), requests(prompts(60))
+    sampler.wake()
+    pieces = sampler.pieces(wanted, PLAIN)
+    next(pieces)
+    pieces.close()
+    assert sampler._scheduler is not None
+    assert not sampler._scheduler.busy
+    assert sampler._scheduler.finished == {}
+
+
+def open_scheduler(lm: PreTrainedModel) -> Scheduler:
+    sampler = TorchSampler(lm, 4)
+    scheduler = sampler._open()
+    return scheduler
