@@ -21,7 +21,7 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec
-from lockstep.config import VLLM, LearnerSection, SamplerSection
+from lockstep.config import LearnerSection, SamplerSection
 from lockstep.errors import LockstepError
 from lockstep.models.folder import context_of, read_config
 from lockstep.types import Request, SamplingParams

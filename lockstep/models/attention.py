@@ -222,7 +222,7 @@ class SideBySide:
 
 
 def _newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]; None: all before them, of all."""
+    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]; None: a plain causal one."""
     if new == known and (window is None or window >= known):
         return None
     seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)

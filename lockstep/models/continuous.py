@@ -21,12 +21,12 @@ from lockstep.models.pool import BLOCK, Pool
 
 
 class Growing:
-    """Running rows, those of one arena after the other, and behind them tokens that are nobody's.
+    """Running rows, those of one arena after the other, and behind them tokens of no row.
 
     Args:
         arenas: Where their keys and values are.
         position_R: Position of the new token of each row.
-        filling: Number of tokens that are nobody's; their attention is 0.
+        filling: Number of tokens of no row; their attention is 0.
     """
 
     def __init__(self, arenas: Sequence[Arena], position_R: Tensor, filling: int) -> None:
@@ -59,14 +59,14 @@ class Growing:
         key = type(kernel), window
         if key not in self._masks:
             self._masks[key] = [
-                kernel.mask(_seen(position, width, window))
+                kernel.mask(_find_visible(position, width, window))
                 for (_, _, position), width in zip(self._parts, self._widths, strict=True)
             ]
         return self._masks[key]
 
 
-def _seen(position_R: Tensor, width: int, window: int | None) -> Tensor:
-    """Which tokens a new token sees, bool [R, width]."""
+def _find_visible(position_R: Tensor, width: int, window: int | None) -> Tensor:
+    """The tokens that a new token sees, bool [R, width]."""
     column = torch.arange(width, device=position_R.device)
     seen = column <= position_R[:, None]
     return seen if window is None else seen & (column > position_R[:, None] - window)
@@ -153,8 +153,8 @@ class Continuous(KernelLayout):
 
     Args:
         pool: Where keys and values of new rows go.
-        running: Number of tokens of running rows, with those that are nobody's.
-        growing: The running rows; None: there are none, nor tokens that are nobody's.
+        running: Number of tokens of running rows, and of no row.
+        growing: The running rows; None: there are no such tokens.
         beginning: The new rows; None: there are none.
     """
 

@@ -160,7 +160,7 @@ def head_size(config: PreTrainedConfig) -> int:
     return int(config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads)
 
 
-def cached_numbers(config: PreTrainedConfig) -> int:
+def count_cache_numbers(config: PreTrainedConfig) -> int:
     """Numbers of a token's keys and values in all layers."""
     text = config.get_text_config()
     heads = int(text.to_dict().get("num_key_value_heads") or text.num_attention_heads)

@@ -65,6 +65,6 @@ def _read(held: Tensor, block_RB: Tensor) -> Tensor:
 
 
 def _places(held: Tensor, block_RB: Tensor) -> Tensor:
-    """Where the heads of some blocks are, row by row, head by head."""
+    """Places of the heads of some blocks, row by row, head by head."""
     heads = held.shape[1]
     return (block_RB[:, None] * heads + torch.arange(heads, device=held.device)[:, None]).flatten()

@@ -23,8 +23,8 @@ from lockstep.models.attention import FUSED, Kernel, KernelLayout
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.exact.linear import linear, silu
 from lockstep.models.exact.model import ROTARY, computes_as_written, is_exact
+from lockstep.models.families.registry import family_of
 
-_FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _COMMON = ("Linear", "Embedding", "ModuleList", "SiLU", "SiLUActivation")
 
@@ -38,11 +38,11 @@ _TRIED = (8, 16, 72, 264)
 
 def can_step(lm: PreTrainedModel) -> bool:
     """True if `TokenStep` writes out all that a model's modules compute; adapters and changed modules it does not."""
-    kind = lm.config.model_type
-    if kind not in _FAMILIES or lm.config.rope_parameters.get("rope_type", "default") not in ROTARY:
+    family = family_of(lm.config)
+    if family.plain is None or lm.config.rope_parameters.get("rope_type", "default") not in ROTARY:
         return False
-    own = f"transformers.models.{kind}.modeling_{kind}"
-    parts = {(own, _FAMILIES[kind] + part) for part in _PARTS}
+    own = f"transformers.models.{family.model_type}.modeling_{family.model_type}"
+    parts = {(own, family.plain.prefix + part) for part in _PARTS}
     return all(
         ((type(module).__module__, type(module).__name__) in parts or type(module).__name__ in _COMMON)
         and computes_as_written(module)
@@ -153,17 +153,18 @@ class TokenStep:
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        normed = self._lm.config.model_type == "qwen3"
+        plain = family_of(self._lm.config).plain
+        assert plain is not None, "a model that can_step is of a family with plain layers"
         return _Layer(
             before=_norm(layer.input_layernorm),
             qkv=self._map(attention.q_proj, attention.k_proj, attention.v_proj),
-            q_norm=_norm(attention.q_norm) if normed else None,
-            k_norm=_norm(attention.k_norm) if normed else None,
+            q_norm=_norm(attention.q_norm) if plain.qk_norm else None,
+            k_norm=_norm(attention.k_norm) if plain.qk_norm else None,
             out=self._map(attention.o_proj),
             between=_norm(layer.post_attention_layernorm),
             gate_up=self._map(mlp.gate_proj, mlp.up_proj),
             down=self._map(mlp.down_proj),
-            window=None if self._lm.config.model_type == "llama" else attention.sliding_window,
+            window=attention.sliding_window if plain.has_windows else None,
         )
 
     def _map(self, *modules: Any) -> _Map:
@@ -214,7 +215,7 @@ def _maps(lm: Any) -> Iterator[list[nn.Linear]]:
 
 @torch.no_grad()
 def join_maps(lm: PreTrainedModel) -> None:
-    """Lays the maps of the same input one behind the other in memory, in a model that nobody else holds parts of yet."""
+    """Lays the maps of the same input one behind the other in memory, before anyone else holds parts of the model."""
     for modules in _maps(lm) if can_step(lm) else ():
         biases = [module.bias for module in modules if module.bias is not None]
         for parameters in filter(None, ([module.weight for module in modules], biases)):

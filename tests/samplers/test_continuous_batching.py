@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
-from lockstep.models.folder import cached_numbers
+from lockstep.models.folder import count_cache_numbers
 from lockstep.models.token_step import TokenStep, join_maps
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.scheduler import Scheduler
@@ -123,7 +123,7 @@ def test_another_turn_computes_what_is_new(lm: PreTrainedModel) -> None:
 
 def test_little_memory_costs_time_and_no_bit(lm: PreTrainedModel) -> None:
     wanted, sampling = requests(prompts(12), 2), SamplingParams(max_tokens=60)
-    sampler = TorchSampler(lm, 24, cache_bytes=4 * cached_numbers(lm.config) * 400)
+    sampler = TorchSampler(lm, 24, cache_bytes=4 * count_cache_numbers(lm.config) * 400)
     assert_same(sampler.generate(wanted, sampling), StaticSampler(lm, 64).generate(wanted, sampling))
     assert sampler._scheduler is not None
     assert sampler._scheduler.preempted > 0
@@ -174,6 +174,7 @@ def test_pieces_that_nobody_waits_for_are_aborted(lm: PreTrainedModel) -> None:
     sampler, wanted = TorchSampler(lm, 4), requests(prompts(60))
     sampler.wake()
     pieces = sampler.pieces(wanted, PLAIN)
+    assert isinstance(pieces, Generator)
     next(pieces)
     pieces.close()
     assert sampler._scheduler is not None
@@ -183,5 +184,4 @@ def test_pieces_that_nobody_waits_for_are_aborted(lm: PreTrainedModel) -> None:
 
 def open_scheduler(lm: PreTrainedModel) -> Scheduler:
     sampler = TorchSampler(lm, 4)
-    scheduler = sampler._open()
-    return scheduler
+    return sampler._open()

@@ -45,7 +45,7 @@ def is_exact(lm: PreTrainedModel) -> bool:
 
 
 def computes_as_written(module: nn.Module) -> bool:
-    """True if a module computes as its class does, or `make_exact` made it: nobody patched it or listens to it."""
+    """True if a module computes as its class does, or as `make_exact` has it: it is not patched and has no hooks."""
     own = vars(module).get("forward")
     exact = own is None or own in (silu, gelu_tanh) or (isinstance(own, partial) and own.func in _EXACT)
     return exact and not module._forward_hooks and not module._forward_pre_hooks

@@ -46,6 +46,21 @@ class MegatronLayers:
 
 
 @dataclass(frozen=True)
+class PlainLayers:
+    """Particulars of a family that `models.token_step` computes: RMS norms, gated SiLU, rotary positions, no experts.
+
+    Attributes:
+        prefix: Beginning of the names of its classes in `transformers`.
+        qk_norm: True if queries and keys have norms.
+        has_windows: True if layers may have sliding windows.
+    """
+
+    prefix: str
+    qk_norm: bool = False
+    has_windows: bool = False
+
+
+@dataclass(frozen=True)
 class Family:
     """An architecture of `transformers`; with nothing but its type, it is computed like any other.
 
@@ -56,9 +71,11 @@ class Family:
         reads_boxes: Whether each rank reads its own boxes of the files, and none ever holds the model whole. That asks
             that files name tensors as the network does, that logits are products of last hidden states and the
             vocabulary head, and that buffers follow from the configuration.
+        plain: None: the sampler computes it by its modules.
     """
 
     model_type: str
     tensor_parallel: TensorParallel | None = None
     megatron: MegatronLayers | None = None
     reads_boxes: bool = False
+    plain: PlainLayers | None = None

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from lockstep.models.families.base import Family, MegatronLayers, TensorParallel
+from lockstep.models.families.base import Family, MegatronLayers, PlainLayers, TensorParallel
 
 
 def plan() -> dict[str, ParallelStyle]:
@@ -55,4 +55,10 @@ TENSORS = {
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 REFUSED = ("use_sliding_window", "mlp_bias", "attention_bias")
 
-FAMILY = Family("llama", TensorParallel(plan, DIVIDED), MegatronLayers(TENSORS, REFUSED), reads_boxes=True)
+FAMILY = Family(
+    "llama",
+    TensorParallel(plan, DIVIDED),
+    MegatronLayers(TENSORS, REFUSED),
+    reads_boxes=True,
+    plain=PlainLayers("Llama"),
+)

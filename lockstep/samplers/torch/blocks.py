@@ -12,7 +12,7 @@ _FEWEST = 64
 """Blocks that are added at once, at least: growing copies all that is kept."""
 
 _Known = tuple[int, tuple[int, ...]]
-"""What a block is known by: the number of the content before it, and its own tokens."""
+"""Key of a known block: the number of the content before it, and its own tokens."""
 
 
 def count_blocks(tokens: int) -> int:

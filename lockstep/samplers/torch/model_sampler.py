@@ -1,4 +1,4 @@
-"""What all torch samplers share: a model in this process, and the verbs around its weights."""
+"""The base of torch samplers: a model in this process, and the verbs around its weights."""
 
 from __future__ import annotations
 

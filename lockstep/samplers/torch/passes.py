@@ -15,7 +15,7 @@ from lockstep.batch import Batch
 from lockstep.models.attention import Packed
 from lockstep.models.continuous import Beginning, Continued
 from lockstep.models.pool import BLOCK
-from lockstep.samplers.torch.rows import Prompt
+from lockstep.samplers.torch.rows import SharedPrompt
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Tokens:
         return Tokens(token, position, torch.cat([self.keep, others.keep + len(self.token)]))
 
 
-def take_prompts(prompts: Sequence[Prompt], multiple: int, device: torch.device) -> tuple[Tokens, Beginning]:
+def take_prompts(prompts: Sequence[SharedPrompt], multiple: int, device: torch.device) -> tuple[Tokens, Beginning]:
     """The tokens of prompts that are not known, those of whole prompts first; the last of each has logits.
 
     Args:

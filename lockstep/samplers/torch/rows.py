@@ -34,7 +34,7 @@ class Response:
 
 
 @dataclass(eq=False)
-class Prompt:
+class SharedPrompt:
     """Tokens that rows begin with; it has blocks until the last of them has begun.
 
     Attributes:
@@ -71,7 +71,7 @@ class Row:
     request: Request
     sampling: SamplingParams
     room: int
-    prompt: Prompt
+    prompt: SharedPrompt
     so_far: Response
     place: int = -1
     began: int = 0

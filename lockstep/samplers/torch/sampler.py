@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.models.continuous import Continuous
 from lockstep.models.exact.model import is_exact
-from lockstep.models.folder import cached_numbers
+from lockstep.models.folder import count_cache_numbers
 from lockstep.models.token_step import TokenStep, can_step
 from lockstep.samplers.base import Piece, require_room
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -88,7 +88,9 @@ class TorchSampler(ModelSampler):
         """A scheduler with the present weights; while the sampler is awake, the same one."""
         if self._scheduler is None or not self._awake:
             device, exact = self._lm.device, is_exact(self._lm)
-            most = None if self._cache_bytes is None else self._cache_bytes // (4 * cached_numbers(self._lm.config))
+            most = (
+                None if self._cache_bytes is None else self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
+            )
             self._scheduler = Scheduler(
                 self._logits, self._max_batch_size, self._context, device, exact, self._raw_logprobs, most
             )

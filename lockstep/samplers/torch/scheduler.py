@@ -25,7 +25,7 @@ from lockstep.models.heads import PLAIN
 from lockstep.models.pool import BLOCK, Pool
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
 from lockstep.samplers.torch.passes import Tokens, take_prompts
-from lockstep.samplers.torch.rows import Places, Prompt, Response, Row
+from lockstep.samplers.torch.rows import Places, Response, Row, SharedPrompt
 from lockstep.types import Request, SamplingParams
 
 PASS_TOKENS = 16_384
@@ -77,7 +77,7 @@ class Scheduler:
         self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents(context)
         self._places, self._free = Places(places, device), list(range(places))[::-1]
         self._numbers, self._began = count(), count()
-        self._prompts: dict[tuple[int, ...], Prompt] = {}
+        self._prompts: dict[tuple[int, ...], SharedPrompt] = {}
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
         self._place_R = self._ints([])
@@ -142,13 +142,13 @@ class Scheduler:
             return self._places.responses(rows, [False])[0]
         return next(row.so_far for row in self._waiting if row.number == number)
 
-    def _await(self, tokens: tuple[int, ...]) -> Prompt:
+    def _await(self, tokens: tuple[int, ...]) -> SharedPrompt:
         """The prompt of these tokens, for one more row."""
-        prompt = self._prompts.setdefault(tokens, Prompt(tokens))
+        prompt = self._prompts.setdefault(tokens, SharedPrompt(tokens))
         prompt.waiting += 1
         return prompt
 
-    def _leave(self, prompt: Prompt) -> None:
+    def _leave(self, prompt: SharedPrompt) -> None:
         """Notes that a row does not wait for a prompt any more; behind the last, its blocks are released."""
         prompt.waiting -= 1
         if prompt.waiting == 0:
@@ -195,9 +195,9 @@ class Scheduler:
             of = {row.place: row for row in self._rows}
             self._rows, self._place_R = [of[place] for place in order], self._ints(order)
 
-    def _admit(self) -> tuple[list[Row], list[Prompt]]:
+    def _admit(self) -> tuple[list[Row], list[SharedPrompt]]:
         """Gives places to waiting rows. Returns them, and the prompts that are to be computed."""
-        new, prompts, tokens, room = list[Row](), list[Prompt](), 0, 0
+        new, prompts, tokens, room = list[Row](), list[SharedPrompt](), 0, 0
         self._blocks.keep = max(self._blocks.keep, self._extents.taken // BLOCK)
         while self._waiting and self._free:
             prompt = self._waiting[0].prompt
@@ -218,7 +218,7 @@ class Scheduler:
             new[-1].place = self._free.pop()
         return new, prompts
 
-    def _compute(self, prompts: list[Prompt]) -> Tensor | None:
+    def _compute(self, prompts: list[SharedPrompt]) -> Tensor | None:
         """Makes a pass. Returns logits of running rows, then of prompts, which keep theirs; None: there are neither."""
         running, multiple = len(self._rows), BLOCK if self._exact else 1
         if not running and not prompts:
@@ -243,7 +243,7 @@ class Scheduler:
         return logits_MV
 
     def _take_newest(self, filling: int) -> Tokens:
-        """The newest token of each running row, and so many that are nobody's."""
+        """The newest token of each running row, and so many of no row."""
         token, position = self._places.token_S[self._place_R], self._places.filled_S[self._place_R]
         keep = torch.arange(len(self._rows), device=self._device)
         return Tokens(F.pad(token, (0, filling)), F.pad(position, (0, filling)), keep)
@@ -317,7 +317,7 @@ class Scheduler:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
-def _of_rows(logits_MV: Tensor | None, running: int, prompts: Sequence[Prompt]) -> Tensor:
+def _of_rows(logits_MV: Tensor | None, running: int, prompts: Sequence[SharedPrompt]) -> Tensor:
     """The logits of each row, those of running rows first, then those of the prompt of each that begins."""
     kept = [] if logits_MV is None else [logits_MV[:running]]
     begun = [prompt.logits[None] for prompt in prompts if prompt.logits is not None]
