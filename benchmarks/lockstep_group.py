@@ -26,6 +26,7 @@ from lockstep.config import LearnerSection
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.distill import Distillation
 from lockstep.models import attention
+from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.rewards.rewards import NoReward
@@ -43,7 +44,11 @@ def step_of(folder: Path, args: argparse.Namespace) -> tuple[Callable[[int], obj
     """The step as a function of its number, and the learners that hold the state."""
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
     lm.set_attn_implementation(attention.NAME)
-    other = TorchLearner(LogitsHead(copy.deepcopy(lm)), SECTION)
+    other_lm = copy.deepcopy(lm)
+    if args.exact:
+        make_exact(lm)
+        make_exact(other_lm)
+    other = TorchLearner(LogitsHead(other_lm), SECTION)
     common = {
         "model": {"path": "made by the benchmark"},
         "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},

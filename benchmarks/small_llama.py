@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    """The width, depth and vocabulary of a model."""
+
+    hidden: int
+    layers: int
+    vocab: int
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """As options of a side of a benchmark."""
+        return "--hidden", str(self.hidden), "--layers", str(self.layers), "--vocab", str(self.vocab)
+
+
+SIZES = {
+    "toy": Size(64, 2, 256),
+    "default": Size(128, 2, VOCAB),
+    "512x8": Size(512, 8, VOCAB),
+    "100M": Size(768, 12, 16384),
+}
+"""Sizes by name; `toy` is that of `ppo_arithmetic`."""
 
 
 def llama_config(spread: float = 0.02, hidden: int = 128, layers: int = 2, vocab: int = VOCAB) -> LlamaConfig:
@@ -37,7 +62,7 @@ def causal_lm(config: LlamaConfig, seed: int = 0) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+def random_prompts(lengths: list[int], seed: int = 0, vocab: int = VOCAB) -> list[list[int]]:
     """One prompt of random tokens per length."""
     draw = torch.Generator().manual_seed(seed)
-    return [torch.randint(VOCAB, (length,), generator=draw).tolist() for length in lengths]
+    return [torch.randint(vocab, (length,), generator=draw).tolist() for length in lengths]
