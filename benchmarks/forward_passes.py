@@ -49,7 +49,7 @@ def schedule(lengths: Sequence[int], slots: int) -> int:
 def count_passes(lm: LlamaForCausalLM) -> Iterator[Passes]:
     """Counts the passes of a sampler that computes with a model, while it is open."""
     passes = Passes()
-    hook = lm.get_output_embeddings().register_forward_hook(passes.add)  # once in a pass, over the rows that draw
+    hook = lm.lm_head.register_forward_hook(passes.add)  # it computes once in a pass
     yield passes
     hook.remove()
 

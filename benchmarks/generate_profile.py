@@ -15,7 +15,7 @@ import linecache
 import re
 import signal
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import product
 from types import FrameType
@@ -48,9 +48,9 @@ def classify(frame: FrameType | None) -> str:
     return "products" if PRODUCT.search(line) else REST
 
 
-def profile(call: Callable[[], object], seconds: float) -> tuple[Counter[str], int]:
+def profile(call: Callable[[], object], seconds: float) -> tuple[dict[str, float], int]:
     """CPU seconds of each part over at least so many CPU seconds of calls, and the number of calls."""
-    spent, last = Counter[str](), time.process_time()
+    spent, last = defaultdict[str, float](float), time.process_time()
 
     def note(_: int, frame: FrameType | None) -> None:
         nonlocal last
