@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -49,42 +48,43 @@ SIDES = ("exact", "inexact", "vllm")
 
 @dataclass(frozen=True)
 class Cell:
-    """Figures of all sides of a case, the baseline's first.
+    """Figures of all sides of a case.
 
     Attributes:
         name: What was asked for.
-        tokens: Tokens that each wrote, in each repetition.
+        tokens: Tokens that each side wrote, in each repetition.
         times: Seconds that each took.
-        growth: Bytes that a call added at most; NaN where another process is at work.
+        growth: Bytes that a call added at most; only of sides in this process.
     """
 
     name: str
-    sides: tuple[str, ...]
-    tokens: list[list[int]]
-    times: list[Measurement]
-    growth: list[float]
+    tokens: dict[str, list[int]]
+    times: dict[str, Measurement]
+    growth: dict[str, float]
 
-    def rows(self, clock: Callable[[Measurement], tuple[float, ...]]) -> list[Row]:
-        """Tokens per second by a clock, the ratio being the median over pairs."""
-        baseline, *own = [
-            [n / s for n, s in zip(tokens, clock(taken), strict=True)]
-            for tokens, taken in zip(self.tokens, self.times, strict=True)
-        ]
-        medians = [
-            (statistics.median(speeds), statistics.median(b / a for a, b in zip(baseline, speeds, strict=True)))
-            for speeds in own
-        ]
-        theirs = statistics.median(baseline)
+    def rows(self, clock: Callable[[Measurement], tuple[float, ...]], baseline: str) -> list[Row]:
+        """Tokens per second by a clock, beside one side, the ratio being the median over pairs."""
+        speeds = {
+            side: [n / s for n, s in zip(self.tokens[side], clock(taken), strict=True)]
+            for side, taken in self.times.items()
+        }
+        theirs = speeds.get(baseline, [])
         return [
-            Row(f"{self.name}, {side}", theirs, speed, ratio)
-            for side, (speed, ratio) in zip(self.sides, medians, strict=True)
+            Row(
+                f"{self.name}, {side}",
+                statistics.median(theirs),
+                statistics.median(own),
+                statistics.median(b / a for a, b in zip(theirs, own, strict=True)),
+            )
+            for side, own in speeds.items()
+            if theirs and side not in ("transformers", baseline)
         ]
 
     def memory(self) -> list[Row]:
         """MB that a call adds."""
-        theirs, *own = (max(grown, 1e5) / 1e6 for grown in self.growth)  # below, pages come and go
-        pairs = zip(self.sides, own, strict=True)
-        return [Row(f"{self.name}, {side}", theirs, mb, theirs / mb) for side, mb in pairs if not math.isnan(mb)]
+        megabytes = {side: max(grown, 1e5) / 1e6 for side, grown in self.growth.items()}  # below, pages come and go
+        theirs = megabytes.pop("transformers")
+        return [Row(f"{self.name}, {side}", theirs, mb, theirs / mb) for side, mb in megabytes.items()]
 
 
 def compare(
@@ -95,12 +95,16 @@ def compare(
     repeats: int,
 ) -> Cell:
     """Times all sides of a case in turn, once they have been seen to decode alike."""
-    sides: list[Side] = [Transformers(lm, case), *(Lockstep(sampler, case) for sampler in samplers.values())]
-    if case.temperature or case.stops:
-        _require_alike(case.greedy, lm, samplers)
-    times = measure_interleaved(sides, repeats, cpu_clocks=[side.cpu for side in sides])
-    growth = [_growth(side) for side in sides]
-    return Cell(name, tuple(samplers), [side.tokens[1 : 1 + repeats] for side in sides], times, growth)
+    sides: dict[str, Side] = {name: Lockstep(sampler, case) for name, sampler in samplers.items()}
+    sides = {"transformers": Transformers(lm, case), **sides}
+    _require_alike(case.greedy, lm, samplers)
+    times = measure_interleaved(list(sides.values()), repeats, cpu_clocks=[side.cpu for side in sides.values()])
+    return Cell(
+        name,
+        {side: made.tokens[1 : 1 + repeats] for side, made in sides.items()},
+        dict(zip(sides, times, strict=True)),
+        {side: _growth(made) for side, made in sides.items() if side != "vllm"},
+    )
 
 
 def _require_alike(case: Case, lm: LlamaForCausalLM, samplers: Mapping[str, TorchSampler | SamplerPool]) -> None:
@@ -111,9 +115,6 @@ def _require_alike(case: Case, lm: LlamaForCausalLM, samplers: Mapping[str, Torc
 
 
 def _growth(side: Side) -> float:
-    """Bytes that a call adds at most."""
-    if isinstance(side, Lockstep) and isinstance(side.sampler, SamplerPool):
-        return float("nan")
     grown = MemoryGrowth()
     side()
     return grown.peak()
@@ -137,7 +138,7 @@ def measure_size(size: str, args: argparse.Namespace) -> list[Cell]:
             how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
             repeats = min(args.repeats, 3) if size == "100M" else args.repeats
             cells.append(compare(f"{size}, {lengths}, N = {generations}, {how}", case, lm, samplers, repeats))
-            print(table(cells[-1].rows(_cpu), "transformers", "tokens per CPU second"), flush=True)
+            print(table(cells[-1].rows(_cpu, "transformers"), "transformers", "tokens per CPU second"), flush=True)
         if pool is not None:
             held = ", ".join(f"{mb:.0f}" for mb in worker_peaks_mb())
             print(f"{size}: vLLM's process held {held} MB at most, weights and libraries included")
@@ -165,16 +166,20 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     cells = [cell for size in args.sizes for cell in measure_size(size, args)]
-    cpu, wall, memory = (
-        [row for cell in cells for row in rows(cell)]
-        for rows in (lambda cell: cell.rows(_cpu), lambda cell: cell.rows(_wall), Cell.memory)
-    )
     print("", environment(), sep="\n")
-    for rows, unit in ((cpu, "tokens per CPU second"), (wall, "tokens per second"), (memory, "MB that a call adds")):
-        print(table(rows, "transformers", unit), "", sep="\n")
+    tables: dict[str, list[Row]] = {}
+    for unit, clock in (("tokens per CPU second", _cpu), ("tokens per second", _wall)):
+        for baseline in ("transformers", "vllm"):
+            rows = tables[f"{unit} beside {baseline}"] = [row for cell in cells for row in cell.rows(clock, baseline)]
+            if rows:
+                print(table(rows, baseline, unit), "", sep="\n")
+    memory = [row for cell in cells for row in cell.memory()]
+    print(table(memory, "transformers", "MB that a call adds"))
     if args.save:
-        details = {"elapsed": [asdict(row) for row in wall], "memory_mb": [asdict(row) for row in memory]}
-        print(save("generate", environment(), cpu, {"repeats": args.repeats, **details}))
+        first, *others = tables
+        details = {name: [asdict(row) for row in tables[name]] for name in others}
+        details["MB that a call adds"] = [asdict(row) for row in memory]
+        print(save("generate", environment(), tables[first], {"repeats": args.repeats, **details}))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from benchmarks.forward_passes import count_passes, schedule
-from benchmarks.generate import compare
+from benchmarks.generate import Cell, compare
 from benchmarks.generate_growth import COLORS, GROWING, Point
 from benchmarks.generate_growth import draw as draw_growth
 from benchmarks.generate_profile import classify
 from benchmarks.generate_sides import Case, Lockstep, Transformers, build_lm, prepare
-from benchmarks.harness import cpu_clock, status_bytes
+from benchmarks.harness import Measurement, cpu_clock, status_bytes
 from benchmarks.step_table import step_rows
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -78,11 +78,24 @@ def test_samplers_of_other_weights_are_not_compared() -> None:
 
 def test_speeds_count_the_tokens_of_their_own_repetition() -> None:
     case = Case.of("toy", responses=4, max_tokens=32)
-    cell = compare("case", case, LM, {"exact": TorchSampler(prepare(build_lm("toy"), True), 4)}, 3)
-    assert [len(tokens) for tokens in cell.tokens] == [3, 3]
-    (row,) = cell.rows(lambda taken: (1.0,) * len(taken.cpu_s))
-    assert (row.baseline, row.ours) == tuple(sorted(tokens)[1] for tokens in cell.tokens)
+    sampler = TorchSampler(prepare(build_lm("toy"), True), 4)
+    cell, again = compare("case", case, LM, {"exact": sampler}, 3), Lockstep(sampler, case)
+    for _ in range(4):
+        again()
+    assert cell.tokens["exact"] == again.tokens[1:], "the first is not timed"
+    assert len(set(again.tokens)) > 1
+    (row,) = cell.rows(lambda taken: (1.0,) * len(taken.cpu_s), "transformers")
+    assert (row.baseline, row.ours) == tuple(sorted(tokens)[1] for tokens in cell.tokens.values())
     assert [row.name for row in cell.memory()] == ["case, exact"]
+    assert cell.rows(lambda taken: taken.cpu_s, "vllm") == []
+
+
+def test_a_ratio_is_that_of_the_side_which_is_named() -> None:
+    clock = Measurement((1.0,), (1.0,))
+    sides = {"transformers": 1, "exact": 8, "vllm": 4}
+    cell = Cell("case", {side: [n] for side, n in sides.items()}, dict.fromkeys(sides, clock), {})
+    assert [row.ratio for row in cell.rows(lambda taken: taken.cpu_s, "transformers")] == [8.0, 4.0]
+    assert [row.ratio for row in cell.rows(lambda taken: taken.cpu_s, "vllm")] == [2.0]
 
 
 def test_a_clock_of_any_process_is_that_of_this_one() -> None:
