@@ -39,7 +39,7 @@ COLUMNS = ("products", "attention", "draw", REST)
 
 def classify(frame: FrameType | None) -> str:
     """The part that a frame's work belongs to."""
-    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
     while frame is not None:
         for part, names in PARTS.items():
             if frame.f_code.co_name in names:
