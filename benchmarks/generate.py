@@ -4,11 +4,12 @@
     python -m benchmarks.generate --sizes toy --lengths equal --generations 1 --sides exact     # one cell, seconds
 
 Prompts of 8 to 64 tokens, answered by one or by 8 responses each, on one thread. Uneven responses end at stop tokens,
-equal ones are all as long as they may be. Only tokens up to and including the stop are counted, on all sides. First
-each side decodes greedily, and all must write the same tokens. At temperature 1 each has its own random numbers, hence
-other lengths; `transformers` is not asked for log-probabilities, which the samplers always return. `exact` is the torch
-sampler as a user has it by default, `inexact` by PyTorch's own kernels. vLLM, where it is installed, is in a process of
-its own: what goes to and fro is part of its elapsed time, and its CPU seconds are those of its process alone.
+equal ones are all as long as they may be. Only tokens up to and including the stop are counted, on all sides; prompts
+take their time, at 100 M parameters most of that of uneven responses. First each side decodes greedily, and all must
+write the same tokens. At temperature 1 each has its own random numbers, hence other lengths; `transformers` is not
+asked for log-probabilities, which the samplers always return. `exact` is the torch sampler as a user has it by default,
+`inexact` by PyTorch's own kernels. vLLM, where it is installed, is in a process of its own: what goes to and fro is
+part of its elapsed time, and its CPU seconds are those of its process alone.
 
 Memory is the most that a call adds to what the process held before it. vLLM's is that of its whole process, which holds
 the weights and reserves a cache.

@@ -5,7 +5,7 @@
 A clock interrupts the call each millisecond and notes what runs, with the CPU time since it last did. So nothing is
 slowed down, and nothing need be known of the sampler but a few names: within functions that are called as in `PARTS`,
 time belongs to that part; a line that calls a product by itself is a product; norms, activations, rotary positions and
-the interpreter are the rest.
+the interpreter are the rest. Responses are uneven, and the pass over their prompts counts as one.
 """
 
 from __future__ import annotations
