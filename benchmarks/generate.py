@@ -1,162 +1,186 @@
 """Tokens per second of the samplers beside `transformers` `generate`: same weights, prompts and stop tokens.
 
     python -m benchmarks.generate [--save]
+    python -m benchmarks.generate --sizes toy --lengths equal --generations 1 --sides exact     # one cell, seconds
 
-Thirty-two prompts of 8 to 64 tokens; 2 % of the vocabulary stop a response, so that lengths are uneven up to 128.
-Only tokens up to and including the stop are counted, on all sides. The greedy rows check that all wrote the same
-tokens. At temperature 1 each has its own random numbers, hence other lengths; `transformers` is not asked for
-log-probabilities, which the samplers always return. vLLM, where it is installed, is in processes of its own, and what
-goes to and fro is part of its time.
+Prompts of 8 to 64 tokens, answered by one or by 8 responses each, on one thread. Uneven responses end at stop tokens,
+equal ones are all as long as they may be. Only tokens up to and including the stop are counted, on all sides; prompts
+take their time, at 100 M parameters most of that of uneven responses. First each side decodes greedily, and all must
+write the same tokens. At temperature 1 each has its own random numbers, hence other lengths; `transformers` is not
+asked for log-probabilities, which the samplers always return. `exact` is the torch sampler as a user has it by default,
+`inexact` by PyTorch's own kernels. vLLM, where it is installed, is in a process of its own: what goes to and fro is
+part of its elapsed time, and its CPU seconds are those of its process alone.
+
+Memory is the most that a call adds to what the process held before it. vLLM's is that of its whole process, which holds
+the weights and reserves a cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
-import importlib.util
-import os
 import statistics
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 
 import torch
-from torch import Tensor
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from benchmarks.harness import Row, environment, measure_interleaved, save, table
-from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
-from lockstep import keyed
+from benchmarks.generate_sides import (
+    LOADS,
+    Case,
+    Lockstep,
+    Side,
+    Transformers,
+    build_lm,
+    prepare,
+    vllm_sampler,
+    worker_peaks_mb,
+)
+from benchmarks.harness import Measurement, MemoryGrowth, Row, environment, measure_interleaved, save, table
 from lockstep.cluster.sampler_pool import SamplerPool
-from lockstep.cluster.specs import SamplerSpec
-from lockstep.config import LearnerSection, SamplerSection
-from lockstep.models import attention
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
-MAX_TOKENS = 128
-LENGTHS = [8 + i * 56 // 31 for i in range(32)]
-STOPS = tuple(range(0, VOCAB, 50))
-SPREAD = 0.2
-"""Standard deviation of the weights: with less, greedy decoding of a random model soon repeats one token."""
+LENGTHS = ("uneven", "equal")
+SIDES = ("exact", "inexact", "vllm")
 
 
-@dataclass
-class Transformers:
-    """The baseline: one left-padded batch that runs until its last row has stopped."""
+@dataclass(frozen=True)
+class Cell:
+    """Figures of all sides of a case.
 
-    lm: LlamaForCausalLM
-    prompts: list[list[int]]
-    temperature: float
-    tokens: list[int] = field(default_factory=list)
+    Attributes:
+        name: What was asked for.
+        tokens: Tokens that each side wrote, in each repetition.
+        times: Seconds that each took.
+        growth: Bytes that a call added at most; only of sides in this process.
+    """
 
-    def __call__(self) -> list[list[int]]:
-        torch.manual_seed(len(self.tokens))
-        width = max(map(len, self.prompts))
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in self.prompts])
-        seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in self.prompts])
-        chosen = self._config()
-        out = self.lm.generate(  # pyright: ignore[reportAttributeAccessIssue]
-            input_ids=ids, attention_mask=seen, generation_config=chosen
-        )
-        responses = [_until_stop(row) for row in out[:, width:]]
-        self.tokens.append(sum(map(len, responses)))
-        return responses
+    name: str
+    tokens: dict[str, list[int]]
+    times: dict[str, Measurement]
+    growth: dict[str, float]
 
-    def _config(self) -> GenerationConfig:
-        if self.temperature == 0:
-            chosen = GenerationConfig(do_sample=False)
-        else:
-            chosen = GenerationConfig(do_sample=True, temperature=self.temperature, top_k=0, top_p=1.0)
-        chosen.update(max_new_tokens=MAX_TOKENS, eos_token_id=list(STOPS), pad_token_id=STOPS[0])
-        return chosen
+    def rows(self, clock: Callable[[Measurement], tuple[float, ...]], baseline: str) -> list[Row]:
+        """Tokens per second by a clock, beside one side, the ratio being the median over pairs."""
+        speeds = {
+            side: [n / s for n, s in zip(self.tokens[side], clock(taken), strict=True)]
+            for side, taken in self.times.items()
+        }
+        theirs = speeds.get(baseline, [])
+        return [
+            Row(
+                f"{self.name}, {side}",
+                statistics.median(theirs),
+                statistics.median(own),
+                statistics.median(b / a for a, b in zip(theirs, own, strict=True)),
+            )
+            for side, own in speeds.items()
+            if theirs and side not in ("transformers", baseline)
+        ]
 
-
-@dataclass
-class Lockstep:
-    """A sampler, all prompts in one batch as well."""
-
-    sampler: TorchSampler | SamplerPool
-    prompts: list[list[int]]
-    temperature: float
-    tokens: list[int] = field(default_factory=list)
-
-    def __call__(self) -> list[list[int]]:
-        sampling = SamplingParams(MAX_TOKENS, temperature=self.temperature, stop_token_ids=STOPS)
-        turn = len(self.tokens)
-        requests = [Request(tuple(p), keyed.key("benchmark", turn, i)) for i, p in enumerate(self.prompts)]
-        batch = self.sampler.generate(requests, sampling)
-        sequences = zip(batch.sequences(), batch.sequences("mask"), strict=True)
-        responses = [tokens[mask].tolist() for tokens, mask in sequences]
-        self.tokens.append(sum(map(len, responses)))
-        return responses
+    def memory(self) -> list[Row]:
+        """MB that a call adds."""
+        megabytes = {side: max(grown, 1e5) / 1e6 for side, grown in self.growth.items()}  # below, pages come and go
+        theirs = megabytes.pop("transformers")
+        return [Row(f"{self.name}, {side}", theirs, mb, theirs / mb) for side, mb in megabytes.items()]
 
 
-def _until_stop(row: Tensor) -> list[int]:
-    """The tokens up to and including the first stop."""
-    stopped = torch.isin(row, torch.tensor(STOPS)).nonzero()
-    return row[: int(stopped[0]) + 1].tolist() if len(stopped) else row.tolist()
+def compare(
+    name: str,
+    case: Case,
+    lm: LlamaForCausalLM,
+    samplers: Mapping[str, TorchSampler | SamplerPool],
+    repeats: int,
+) -> Cell:
+    """Times all sides of a case in turn, once they have been seen to decode alike."""
+    sides: dict[str, Side] = {name: Lockstep(sampler, case) for name, sampler in samplers.items()}
+    sides = {"transformers": Transformers(lm, case), **sides}
+    _require_alike(case.greedy, lm, samplers)
+    times = measure_interleaved(list(sides.values()), repeats, cpu_clocks=[side.cpu for side in sides.values()])
+    return Cell(
+        name,
+        {side: made.tokens[1 : 1 + repeats] for side, made in sides.items()},
+        dict(zip(sides, times, strict=True)),
+        {side: _growth(made) for side, made in sides.items() if side != "vllm"},
+    )
 
 
-def compare(temperature: float, threads: int, repeats: int, vllm: SamplerPool | None) -> list[Row]:
-    """Times all sides in turn. Returns rows in tokens per second, the ratio being the median over pairs."""
-    torch.set_num_threads(threads)
-    lm = causal_lm(llama_config(SPREAD)).eval()
-    ours_lm = copy.deepcopy(lm)
-    ours_lm.set_attn_implementation(attention.NAME)
-    prompts = random_prompts(LENGTHS)
-    theirs = Transformers(lm, prompts, temperature)
-    ours = Lockstep(TorchSampler(ours_lm, max_batch_size=len(prompts)), prompts, temperature)
-    sides = [theirs, ours] if vllm is None else [theirs, ours, Lockstep(vllm, prompts, temperature)]
-    if temperature == 0 and any(side() != theirs() for side in sides[1:]):
-        raise RuntimeError("greedy decoding wrote other tokens on one side, so their speeds cannot be compared")
-    baseline, *mine = measure_interleaved(sides, repeats)
-    setting = f"{'greedy' if temperature == 0 else f'temperature {temperature:g}'}, {threads} thread(s)"
-    rows = [
-        _row(f"{name}, {setting}", theirs.tokens, baseline.wall_s, side.tokens, own.wall_s)
-        for name, side, own in zip(("torch", "vLLM"), sides[1:], mine, strict=False)
-    ]
-    if threads == 1:
-        rows.append(_row(f"torch, {setting}, CPU clock", theirs.tokens, baseline.cpu_s, ours.tokens, mine[0].cpu_s))
-    return rows
+def _require_alike(case: Case, lm: LlamaForCausalLM, samplers: Mapping[str, TorchSampler | SamplerPool]) -> None:
+    expected = Transformers(lm, case)()
+    for name, sampler in samplers.items():
+        if Lockstep(sampler, case)() != expected:
+            raise RuntimeError(f"greedy decoding wrote other tokens by {name}, so the speeds cannot be compared")
 
 
-@contextmanager
-def vllm_sampler(threads: int) -> Iterator[SamplerPool | None]:
-    """vLLM with the weights of all sides; None where it is not installed."""
-    if importlib.util.find_spec("vllm") is None:
-        yield None
-        return
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    with tempfile.TemporaryDirectory() as folder:
-        causal_lm(llama_config(SPREAD)).save_pretrained(folder)
-        section = SamplerSection(backend="vllm", max_batch_size=len(LENGTHS))
-        replicas = SamplerPool(SamplerSpec(folder, section, LearnerSection(device="cpu")), print)
-        yield replicas
-        replicas.close()
+def _growth(side: Side) -> float:
+    grown = MemoryGrowth()
+    side()
+    return grown.peak()
 
 
-def _row(name: str, tokens: list[int], seconds: tuple[float, ...], own: list[int], own_s: tuple[float, ...]) -> Row:
-    baseline = [n / s for n, s in zip(tokens[-len(seconds) :], seconds, strict=True)]
-    ours = [n / s for n, s in zip(own[-len(own_s) :], own_s, strict=True)]
-    ratio = statistics.median(b / a for a, b in zip(baseline, ours, strict=True))
-    return Row(name, statistics.median(baseline), statistics.median(ours), ratio)
+def measure_size(size: str, args: argparse.Namespace) -> list[Cell]:
+    """Measures the cells of a size that are asked for, with one model."""
+    lm, slots = build_lm(size), LOADS[size][0]
+    samplers: dict[str, TorchSampler | SamplerPool] = {
+        side: TorchSampler(prepare(copy.deepcopy(lm), exact=side == "exact"), slots)
+        for side in args.sides
+        if side != "vllm"
+    }
+    cells: list[Cell] = []
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(vllm_sampler(size)) if "vllm" in args.sides else None
+        if pool is not None:
+            samplers["vllm"] = pool
+        for lengths, generations, temperature in product(args.lengths, args.generations, args.temperatures):
+            case = replace(Case.of(size, lengths, generations), temperature=temperature)
+            how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+            repeats = min(args.repeats, 3) if size == "100M" else args.repeats
+            cells.append(compare(f"{size}, {lengths}, N = {generations}, {how}", case, lm, samplers, repeats))
+            print(table(cells[-1].rows(_cpu, "transformers"), "transformers", "tokens per CPU second"), flush=True)
+        if pool is not None:
+            held = ", ".join(f"{mb:.0f}" for mb in worker_peaks_mb())
+            print(f"{size}: vLLM's process held {held} MB at most, weights and libraries included")
+    return cells
+
+
+def _cpu(taken: Measurement) -> tuple[float, ...]:
+    return taken.cpu_s
+
+
+def _wall(taken: Measurement) -> tuple[float, ...]:
+    return taken.wall_s
 
 
 def main() -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=11, help="interleaved pairs")
+    parser.add_argument("--sizes", nargs="+", default=list(LOADS), choices=LOADS)
+    parser.add_argument("--lengths", nargs="+", default=list(LENGTHS), choices=LENGTHS)
+    parser.add_argument("--generations", nargs="+", type=int, default=[1, 8], help="responses to a prompt")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0], help="0 times greedy decoding")
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, help="beside transformers")
+    parser.add_argument("--repeats", type=int, default=7, help="interleaved pairs; of the largest model at most 3")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/generate.json")
     args = parser.parse_args()
-    rows: list[Row] = []
-    for threads in (1, 2):
-        with vllm_sampler(threads) as vllm:
-            rows += [row for t in (1.0, 0.0) for row in compare(t, threads, args.repeats, vllm)]
-    print(environment())
-    print(table(rows, "transformers generate", "tokens per second"))
+    torch.set_num_threads(1)
+    cells = [cell for size in args.sizes for cell in measure_size(size, args)]
+    print("", environment(), sep="\n")
+    tables: dict[str, list[Row]] = {}
+    for unit, clock in (("tokens per CPU second", _cpu), ("tokens per second", _wall)):
+        for baseline in ("transformers", "vllm"):
+            rows = tables[f"{unit} beside {baseline}"] = [row for cell in cells for row in cell.rows(clock, baseline)]
+            if rows:
+                print(table(rows, baseline, unit), "", sep="\n")
+    memory = [row for cell in cells for row in cell.memory()]
+    print(table(memory, "transformers", "MB that a call adds"))
     if args.save:
-        print(save("generate", environment(), rows, {"repeats": args.repeats}))
+        first, *others = tables
+        details = {name: [asdict(row) for row in tables[name]] for name in others}
+        details["MB that a call adds"] = [asdict(row) for row in memory]
+        print(save("generate", environment(), tables[first], {"repeats": args.repeats, **details}))
 
 
 if __name__ == "__main__":

@@ -3,55 +3,35 @@
     python3 -m venv benchmarks/.venv-trl-preference
     benchmarks/.venv-trl-preference/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.19.0 \\
         --extra-index-url https://download.pytorch.org/whl/cpu
-    python -m benchmarks.group_step [--save]
+    python -m benchmarks.group_step [--size toy default 512x8] [--save]
 
-Both sides train the same small Llama on 16 responses of 32 new tokens at temperature 1, to prompts of 16 tokens, in one
-micro-batch and one update, by AdamW in fp32, on one thread: GRPO and RLOO on 2 prompts with 8 responses each, RLOO with
-a reference, distillation on 16 prompts with one each, by the reverse KL over the whole vocabulary. Each side runs in a
-process of its own, in turn. The clock is CPU time from one step to the next, and the median step counts.
+All sides train the same Llama, of the sizes asked for, on 16 responses of 32 new tokens at temperature 1, to prompts of
+16 tokens, in one micro-batch and one update, by AdamW in fp32, on one thread: GRPO and RLOO on 2 prompts with 8
+responses each, RLOO with a reference, distillation on 16 prompts with one each, by the reverse KL over the whole
+vocabulary. The clock is CPU time from one step to the next, and the median step counts. These trainers of TRL do not
+call the garbage collector, so that the second table, in which all collecting is taken off TRL's figures, is the first
+one but for what Python collects by itself.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
 from pathlib import Path
-from typing import Any
 
-from benchmarks.harness import Row, environment, save, side, table
+from benchmarks.step_table import parse, run_rounds, show
 
 TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl-preference" / "bin" / "python"
-ALGORITHMS = ("grpo", "rloo", "distill")
-
-
-def compare(algorithm: str, args: argparse.Namespace) -> tuple[Row, list[dict[str, Any]]]:
-    """Runs both sides in turn. Returns the row of the table, and all figures."""
-    sides = ((args.trl_python, "benchmarks.baselines.trl_group"), (Path(sys.executable), "benchmarks.lockstep_group"))
-    options = ("--algorithm", algorithm, "--steps", str(args.steps))
-    pairs = [[side(python, module, *options) for python, module in sides] for _ in range(args.rounds)]
-    theirs, ours = (statistics.median(pair[place]["cpu_s"] for pair in pairs) for place in (0, 1))
-    return Row(algorithm, theirs, ours, theirs / ours), [process for pair in pairs for process in pair]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl-python", type=Path, default=TRL_PYTHON, help="an interpreter that has TRL 1.16.0")
-    parser.add_argument("--rounds", type=int, default=3, help="processes per side and algorithm; the median counts")
-    parser.add_argument("--steps", type=int, default=15, help="measured steps per process; the median counts")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/group_step.json")
-    args = parser.parse_args()
-    if not args.trl_python.exists():
-        parser.error(f"there is no {args.trl_python}; --help has the two commands that make it, or give --trl-python")
-    compared = [compare(algorithm, args) for algorithm in ALGORITHMS]
-    rows, processes = [row for row, _ in compared], [process for _, seen in compared for process in seen]
-    where = environment(threads=1)
-    print(where)
-    print(table(rows, "TRL 1.16.0", "CPU s per step"))
-    for process in processes:
-        print(f"{process['program'].split(',')[0]}: {process['algorithm']}: {process['peak_rss_mb']:.0f} MB at most")
-    if args.save:
-        print(save("group_step", where, rows, {"processes": processes}))
+    """Entry point."""
+    args = parse(__doc__, "1.16.0", TRL_PYTHON, ("grpo", "rloo", "distill"))
+    sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_group"
+    measured = {
+        f"{algorithm}, {size}": run_rounds(args, size, *sides, "--algorithm", algorithm)
+        for size in args.size
+        for algorithm in args.of
+    }
+    show("group_step", "1.16.0", measured, args)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
 
 _FORGET_PEAK = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Measurement:
 
     Attributes:
         wall_s: Elapsed seconds, one entry per repetition.
-        cpu_s: CPU seconds of this process, one entry per repetition.
+        cpu_s: CPU seconds of this process or of the one that works, one entry per repetition.
     """
 
     wall_s: tuple[float, ...]
@@ -59,18 +58,36 @@ def measure(fn: Callable[[], object], repeats: int, warmup: int = 1) -> Measurem
     return measure_interleaved([fn], repeats, warmup)[0]
 
 
-def measure_interleaved(fns: Sequence[Callable[[], object]], repeats: int, warmup: int = 1) -> list[Measurement]:
-    """Times several functions in turn (a b a b …), so that other load on the machine meets them all alike."""
+def measure_interleaved(
+    fns: Sequence[Callable[[], object]],
+    repeats: int,
+    warmup: int = 1,
+    cpu_clocks: Sequence[Callable[[], float]] | None = None,
+) -> list[Measurement]:
+    """Times several functions in turn (a b a b …), so that other load on the machine meets them all alike.
+
+    Args:
+        fns: The functions.
+        repeats: Times that each is timed.
+        warmup: Times that each runs before.
+        cpu_clocks: Gives CPU seconds, for each function; None: those of this process.
+    """
+    cpu_clocks = cpu_clocks or [time.process_time] * len(fns)
     for fn in fns:
         for _ in range(warmup):
             fn()
     clocks: list[list[tuple[float, float]]] = [[] for _ in fns]
     for _ in range(repeats):
-        for fn, seen in zip(fns, clocks, strict=True):
-            wall, cpu = time.perf_counter(), time.process_time()
+        for fn, cpu_s, seen in zip(fns, cpu_clocks, clocks, strict=True):
+            wall, cpu = time.perf_counter(), cpu_s()
             fn()
-            seen.append((time.perf_counter() - wall, time.process_time() - cpu))
+            seen.append((time.perf_counter() - wall, cpu_s() - cpu))
     return [Measurement(tuple(w for w, _ in seen), tuple(c for _, c in seen)) for seen in clocks]
+
+
+def cpu_clock(pid: int) -> float:
+    """CPU seconds of a process so far, all its threads together; Linux only."""
+    return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it
 
 
 def side(python: Path, module: str, *options: str) -> dict[str, Any]:
@@ -87,6 +104,12 @@ def peak_rss_mb() -> float:
     """The peak memory of this process so far, MB (10⁶ bytes)."""
     unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def status_bytes(field: str, pid: int | str = "self") -> int:
+    """A field of a process's memory, such as VmHWM, its peak; Linux only."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
 class MemoryGrowth:
@@ -117,7 +140,7 @@ class MemoryGrowth:
             return seen(self._device)
         if not self._known:
             return float("nan")
-        return next(int(line.split()[1]) for line in _STATUS.read_text().splitlines() if line.startswith(field)) * 1024
+        return status_bytes(field)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def prompts_in(folder: Path, args: argparse.Namespace, data: DataSection) -> tup
     inner = Tokenizer(models.WordLevel({f"t{i}": i for i in range(args.vocab)}, unk_token="t0"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
-    rows = random_prompts([args.prompt_tokens] * args.prompts * 4)
+    rows = random_prompts([args.prompt_tokens] * args.prompts * 4, vocab=args.vocab)
     texts = (" ".join(f"t{token}" for token in row) for row in rows)
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"question": text, "answer": ""}) + "\n" for text in texts))
@@ -199,6 +199,7 @@ def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
     steps = [b - a for a, b in pairwise(ticks)][args.warmup - 1 :]
     return {
         "program": f"lockstep, torch {torch.__version__}",
+        "exact": args.exact,
         "algorithm": args.algorithm,
         "epochs": args.epochs,
         "minibatches": args.minibatches,

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lockstep.models.token_step import join_maps
+
 VOCAB = 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    """The width, depth and vocabulary of a model."""
+
+    hidden: int
+    layers: int
+    vocab: int
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """As options of a side of a benchmark."""
+        return "--hidden", str(self.hidden), "--layers", str(self.layers), "--vocab", str(self.vocab)
+
+
+SIZES = {
+    "toy": Size(64, 2, 256),
+    "default": Size(128, 2, VOCAB),
+    "512x8": Size(512, 8, VOCAB),
+    "100M": Size(768, 12, 16384),
+}
+"""Sizes by name; `toy` is that of `ppo_arithmetic`."""
 
 
 def llama_config(spread: float = 0.02, hidden: int = 128, layers: int = 2, vocab: int = VOCAB) -> LlamaConfig:
@@ -32,12 +59,14 @@ def llama_config(spread: float = 0.02, hidden: int = 128, layers: int = 2, vocab
 
 
 def causal_lm(config: LlamaConfig, seed: int = 0) -> LlamaForCausalLM:
-    """The language model, fp32."""
+    """The language model, fp32, laid out as a run opens it."""
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config)
+    lm = LlamaForCausalLM(config)
+    join_maps(lm)
+    return lm
 
 
-def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+def random_prompts(lengths: list[int], seed: int = 0, vocab: int = VOCAB) -> list[list[int]]:
     """One prompt of random tokens per length."""
     draw = torch.Generator().manual_seed(seed)
-    return [torch.randint(VOCAB, (length,), generator=draw).tolist() for length in lengths]
+    return [torch.randint(vocab, (length,), generator=draw).tolist() for length in lengths]

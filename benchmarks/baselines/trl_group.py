@@ -8,33 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-from itertools import pairwise
 from typing import Any
 
 import torch
 import transformers
 import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
-from transformers import PreTrainedTokenizerFast
 
-from benchmarks.baselines.trl_preference import StepClock
+from benchmarks.baselines.trl_parts import StepClock, add_sizes, tokenizer
 from benchmarks.harness import peak_rss_mb
-from benchmarks.preference_rows import tokenizer
-from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
-
-
-def last_token(completion_ids: list[list[int]], **_: object) -> list[float]:
-    """The last token over the size of the vocabulary."""
-    return [ids[-1] / VOCAB for ids in completion_ids]
-
-
-def words() -> PreTrainedTokenizerFast:
-    """That of the pairs' benchmark; its end token is never drawn, since random weights give it one chance in 1,024."""
-    found = tokenizer()
-    found.padding_side = "left"
-    return found
+from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 
 
 def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
@@ -46,18 +30,23 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
         "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True, "logging_steps": 1000,
         "save_strategy": "no", "seed": 0,
     }  # fmt: skip
-    prompts = random_prompts([args.prompt_tokens] * args.prompts * 4)
-    rows = [{"prompt": " ".join(f"t{min(token, VOCAB - 3)}" for token in row)} for row in prompts]
+    prompts = random_prompts([args.prompt_tokens] * args.prompts * 4, vocab=args.vocab)
+    rows = [{"prompt": " ".join(f"t{token}" for token in row)} for row in prompts]
+    size = llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)
     shared = {
-        "model": causal_lm(llama_config()), "processing_class": words(), "callbacks": [clock],
+        "model": causal_lm(size), "processing_class": tokenizer(args.vocab), "callbacks": [clock],
         "train_dataset": Dataset.from_list(rows),
     }  # fmt: skip
     if args.algorithm == "distill":
         config = trl.DistillationConfig(**common, beta=1.0)
-        return trl.DistillationTrainer(args=config, teacher_model=causal_lm(llama_config()), **shared)
+        return trl.DistillationTrainer(args=config, teacher_model=causal_lm(size), **shared)
+
+    def last_token(completion_ids: list[list[int]], **_: object) -> list[float]:
+        return [ids[-1] / args.vocab for ids in completion_ids]
+
     grouped = {**common, "num_generations": args.generations}
     if args.algorithm == "rloo":  # it reads its reference from a folder
-        causal_lm(llama_config()).save_pretrained(f"{folder}/model")
+        causal_lm(size).save_pretrained(f"{folder}/model")
         shared["model"] = f"{folder}/model"
         return trl.RLOOTrainer(args=trl.RLOOConfig(**grouped), reward_funcs=last_token, **shared)
     return trl.GRPOTrainer(args=trl.GRPOConfig(**grouped), reward_funcs=last_token, **shared)
@@ -70,6 +59,7 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=32)
+    add_sizes(parser)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=3)
     args = parser.parse_args()
@@ -77,13 +67,10 @@ def main() -> None:
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
         trainer(args, folder, clock).train()
-    steps = [b - a for a, b in pairwise(clock.ticks)][args.warmup - 1 :]
     result = {
         "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
         "algorithm": args.algorithm,
-        "steps": len(steps),
-        "cpu_s": statistics.median(steps),
-        "cpu_min_s": min(steps),
+        **clock.seconds(args.warmup),
         "new_tokens": args.prompts * args.new_tokens,
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }

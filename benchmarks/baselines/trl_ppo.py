@@ -12,25 +12,21 @@ model), and on a model as small as this it is half of the step and more: `cpu_wi
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import statistics
 import tempfile
-import time
-from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
 import transformers
 import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
-from tokenizers import Tokenizer, models
 from torch import Tensor, nn
-from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
+from transformers import LlamaForSequenceClassification
 from trl.experimental.ppo import PPOConfig, PPOTrainer  # pyright: ignore[reportMissingImports]
 
+from benchmarks.baselines.trl_parts import StepClock, add_sizes, tokenizer
 from benchmarks.harness import peak_rss_mb
-from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
+from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 
 
 class FreeReward(nn.Module):
@@ -41,44 +37,19 @@ class FreeReward(nn.Module):
 
     base_model_prefix = "backbone"
 
-    def __init__(self) -> None:
+    def __init__(self, vocab: int) -> None:
         super().__init__()
-        self.backbone = _TokenAsHidden()
+        self.backbone = _TokenAsHidden(vocab)
         self.score = nn.Identity()
 
 
 class _TokenAsHidden(nn.Module):
+    def __init__(self, vocab: int) -> None:
+        super().__init__()
+        self._vocab = vocab
+
     def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
-        return SimpleNamespace(hidden_states=((input_ids / VOCAB)[:, :, None],))
-
-
-class StepClock(TrainerCallback):
-    """Notes the CPU clock at the end of each step, and the time that garbage collection took until then."""
-
-    def __init__(self) -> None:
-        self.ticks: list[float] = []
-        self.gc_ticks: list[float] = []
-        self._gc_s = 0.0
-        self._gc_start = 0.0
-        gc.callbacks.append(self._on_gc)
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        self.ticks.append(time.process_time())
-        self.gc_ticks.append(self._gc_s)
-
-    def _on_gc(self, phase: str, _: object) -> None:
-        now = time.process_time()
-        if phase == "start":
-            self._gc_start = now
-        else:
-            self._gc_s += now - self._gc_start
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Any tokenizer: prompts come tokenized. Its padding and end tokens lie outside the model's vocabulary."""
-    words = {f"t{i}": i for i in range(VOCAB)} | {"<pad>": VOCAB, "<end>": VOCAB + 1}
-    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", padding_side="left")
+        return SimpleNamespace(hidden_states=((input_ids / self._vocab)[:, :, None],))
 
 
 def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock) -> PPOTrainer:
@@ -104,15 +75,16 @@ def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock)
         save_strategy="no",
         seed=0,
     )
-    prompts = random_prompts([args.prompt_tokens] * args.prompts * 4)
-    head = llama_config()
+    prompts = random_prompts([args.prompt_tokens] * args.prompts * 4, vocab=args.vocab)
+    size = {"hidden": args.hidden, "layers": args.layers, "vocab": args.vocab}
+    head = llama_config(**size)
     head.num_labels = 1
     return PPOTrainer(
         args=config,
-        processing_class=tokenizer(),
-        model=causal_lm(llama_config()),
-        ref_model=causal_lm(llama_config()),
-        reward_model=FreeReward() if args.reward == "free" else LlamaForSequenceClassification(head),
+        processing_class=tokenizer(args.vocab),
+        model=causal_lm(llama_config(**size)),
+        ref_model=causal_lm(llama_config(**size)),
+        reward_model=FreeReward(args.vocab) if args.reward == "free" else LlamaForSequenceClassification(head),
         value_model=LlamaForSequenceClassification(head),
         train_dataset=Dataset.from_dict({"input_ids": prompts}),
         callbacks=[clock],
@@ -128,6 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minibatches", type=int, default=1, help="updates per epoch")
     parser.add_argument("--kl-coef", type=float, default=0.05)
     parser.add_argument("--reward", choices=("free", "model"), default="free", help="'model' adds a fourth Llama")
+    add_sizes(parser)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=3)
     return parser.parse_args()
@@ -139,16 +112,11 @@ def main() -> None:
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
         trainer(args, args.warmup + args.steps, folder, clock).train()
-    steps = [b - a for a, b in pairwise(clock.ticks)][args.warmup - 1 :]
-    collecting = [b - a for a, b in pairwise(clock.gc_ticks)][args.warmup - 1 :]
     result = {
         "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
         "epochs": args.epochs,
         "minibatches": args.minibatches,
-        "steps": len(steps),
-        "cpu_s": statistics.median(steps),
-        "cpu_min_s": min(steps),
-        "cpu_without_gc_s": statistics.median(s - g for s, g in zip(steps, collecting, strict=True)),
+        **clock.seconds(args.warmup),
         "new_tokens": args.prompts * args.new_tokens,
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }

@@ -10,27 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from typing import Any
 
 import torch
 import transformers
 import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
-from transformers import LlamaForSequenceClassification, TrainerCallback
+from transformers import LlamaForSequenceClassification
 
+from benchmarks.baselines.trl_parts import StepClock
 from benchmarks.preference_rows import BATCHES, figures, options, rows, tokenizer
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config
-
-
-class StepClock(TrainerCallback):
-    """Notes the CPU clock at the end of each step."""
-
-    def __init__(self) -> None:
-        self.ticks: list[float] = []
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        self.ticks.append(time.process_time())
 
 
 def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:

@@ -68,6 +68,11 @@ class TorchSampler(ModelSampler):
             for number in waiting:
                 scheduler.abort(number)
 
+    @property
+    def passes(self) -> int:
+        """Number of passes of the newest call, or since it was woken."""
+        return 0 if self._scheduler is None else self._scheduler.passes
+
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
         self._scheduler = None
         return super().load_weights(stream, version)
