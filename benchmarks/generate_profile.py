@@ -28,7 +28,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 
 PARTS = {
     "draw": {"draw", "token_scores", "uniforms", "append"},
-    "attention": {"attend_by", "add", "move", "remove"},
+    "attention": {"attention", "attend_by", "add", "move", "remove"},
 }
 """Names of functions whose time, with all that they call, belongs to a part."""
 PRODUCT = re.compile(r"\b(linear|addmm|mm|matmul)\(|[\w\])] @ ")

@@ -28,6 +28,7 @@ from lockstep.losses.distill import Distillation
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
+from lockstep.models.token_step import join_maps
 from lockstep.process_defaults import keep_freed_memory
 from lockstep.rewards.rewards import NoReward
 from lockstep.types import Phase, skip_timing
@@ -45,6 +46,7 @@ def step_of(
 ) -> tuple[Callable[[int], object], list[TorchLearner]]:
     """The step as a function of its number, and the learners that hold the state."""
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
+    join_maps(lm)
     lm.set_attn_implementation(attention.NAME)
     other_lm = copy.deepcopy(lm)
     if args.exact:

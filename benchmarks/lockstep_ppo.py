@@ -40,6 +40,7 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, ValueHead
+from lockstep.models.token_step import join_maps
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.process_defaults import keep_freed_memory
 from lockstep.rewards.rewards import Reward
@@ -98,6 +99,7 @@ def step_of(
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
     if args.whole_logits:  # a head with a bias is not fused
         lm.lm_head.bias = nn.Parameter(torch.zeros(args.vocab))
+    join_maps(lm)
     lm.set_attn_implementation(attention.NAME)
     policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
     critic = TorchLearner(ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lockstep.models.token_step import join_maps
-
 VOCAB = 1024
 
 
@@ -59,11 +57,9 @@ def llama_config(spread: float = 0.02, hidden: int = 128, layers: int = 2, vocab
 
 
 def causal_lm(config: LlamaConfig, seed: int = 0) -> LlamaForCausalLM:
-    """The language model, fp32, laid out as a run opens it."""
+    """The language model, fp32."""
     torch.manual_seed(seed)
-    lm = LlamaForCausalLM(config)
-    join_maps(lm)
-    return lm
+    return LlamaForCausalLM(config)
 
 
 def random_prompts(lengths: list[int], seed: int = 0, vocab: int = VOCAB) -> list[list[int]]:
