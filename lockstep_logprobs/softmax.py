@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from lockstep_logprobs.checks import check_on_device, check_temperature
 from lockstep_logprobs.collectives import all_reduce
@@ -74,7 +75,7 @@ PLAIN = Scoring()
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums of each row over columns, in fp32; d = (z − m)/T.
+    """Sums of each row over columns, in fp32; d = (z − m)/T. Or over the columns of each tile, [M, tiles] then.
 
     Attributes:
         maximum: m, the largest logit z [M].
@@ -112,7 +113,7 @@ class RowSums:
 
     def rebase(self, maximum_M: Tensor, temperature: float) -> RowSums:
         """The same sums with d = (z − maximum)/T, for a maximum that is at least as large."""
-        down_M = ((self.maximum - finite_maximum(maximum_M)) / temperature).clamp_(min=NOTHING)
+        down_M = _fall(self.maximum, maximum_M, temperature)
         scale_M = down_M.exp()
         weighted_M = None if self.weighted is None else scale_M * (self.weighted + down_M * self.total)
         return RowSums(maximum_M, scale_M * self.total, weighted_M)
@@ -123,6 +124,19 @@ class RowSums:
         a, b = self.rebase(highest_M, temperature), other.rebase(highest_M, temperature)
         both = None if a.weighted is None or b.weighted is None else a.weighted + b.weighted
         return RowSums(highest_M, a.total + b.total, both)
+
+    def merge_tiles(self, temperature: float) -> RowSums:
+        """The sums over the columns of all tiles: those of `merge`, tile after tile, to the bit, in fewer operations."""
+        highest_TM = self.maximum.t().contiguous().cummax(0).values
+        down_TM = _fall(F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature)
+        scale_TM, tile = down_TM.exp(), RowSums.from_rows(self.rows().mT.contiguous()).rebase(highest_TM, temperature)
+        sums = RowSums.zeros(len(self.maximum), self.weighted is not None, self.maximum.device)
+        total_M, weighted_M = sums.total, sums.weighted
+        for t, scale_M in enumerate(scale_TM):
+            if weighted_M is not None and tile.weighted is not None:
+                weighted_M = scale_M * (weighted_M + down_TM[t] * total_M) + tile.weighted[t]
+            total_M = scale_M * total_M + tile.total[t]
+        return RowSums(highest_TM[-1], total_M, weighted_M)
 
 
 @dataclass(frozen=True)
@@ -165,7 +179,7 @@ def to_fp32(z: Tensor, work: Tensor) -> Tensor:
 
 def support_mask(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
     """Mask, 1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than a masked fill."""
-    return None if floor_M is None else torch.ge(z, floor_M[:, None], out=torch.empty_like(z))
+    return None if floor_M is None else torch.ge(z, floor_M[..., None], out=torch.empty_like(z))
 
 
 def write_log2_probability(
@@ -200,7 +214,9 @@ def sum_block(
     """
     z, base = to_fp32(z, work), 1.0 if row_invariant else LOG2_E
     maximum_M, inside = z.amax(-1), support_mask(z, floor_M)
-    torch.sub(z, finite_maximum(maximum_M)[:, None], out=work).mul_(base / temperature)
+    torch.sub(z, finite_maximum(maximum_M)[..., None], out=work)
+    if base != temperature:  # a factor of 1 is left out
+        work.mul_(base / temperature)
     power = torch.exp if row_invariant else torch.exp2
     exponential = power(work) if entropy else power(work, out=work)
     if inside is not None:
@@ -211,9 +227,32 @@ def sum_block(
     return RowSums(maximum_M, exponential.sum(-1), weighted_M)
 
 
+def split_tiles(x: Tensor) -> list[Tensor]:
+    """Views of columns, row-invariant tiles in a dimension of their own: all but the last [M, tiles, c], and the last."""
+    last = list(column_tiles(x.shape[1], row_invariant=True))[-1].start
+    return [x[:, :last].unflatten(1, (-1, TILE_COLUMNS)), x[:, None, last:]]
+
+
+def sum_tiles(
+    z: Tensor, work: Tensor, floor_M: Tensor | None, temperature: float = 1.0, entropy: bool = False
+) -> RowSums:
+    """`sum_block`, row-invariant, of each tile [M, tiles]."""
+    floor_M1 = None if floor_M is None else floor_M[:, None]
+    parts = [
+        sum_block(tiles, own, floor_M1, temperature, entropy, row_invariant=True).rows()
+        for tiles, own in zip(split_tiles(z), split_tiles(work), strict=True)
+    ]
+    return RowSums.from_rows(torch.cat(parts, -1))
+
+
 def finite_maximum(maximum_M: Tensor) -> Tensor:
     """The maximum to subtract: 0 where a row has nothing but −∞, so that its exponentials are 0 and not NaN."""
     return maximum_M.masked_fill(maximum_M == -torch.inf, 0.0)
+
+
+def _fall(from_M: Tensor, to_M: Tensor, temperature: float) -> Tensor:
+    """What d of a maximum is below another that is at least as large; finite, for a product with 0."""
+    return ((from_M - finite_maximum(to_M)) / temperature).clamp_(min=NOTHING)
 
 
 def exchange(

@@ -11,16 +11,23 @@ from torch import Tensor
 
 from lockstep.types import SamplingParams
 from lockstep_logprobs.hidden import hidden_logprobs
-from lockstep_logprobs.shard import WHOLE, Shard
-from lockstep_logprobs.softmax import Scoring, column_tiles, sum_block
+from lockstep_logprobs.shard import WHOLE, Shard, blocks
+from lockstep_logprobs.softmax import (
+    TILE_COLUMNS,
+    RowSums,
+    Scoring,
+    column_tiles,
+    exchange,
+    pick_logits,
+    split_tiles,
+    sum_block,
+    sum_tiles,
+)
 from lockstep_logprobs.support import support_floor
 from lockstep_logprobs.topk import vocab_topk
 from lockstep_logprobs.vocab import vocab_logprobs
 
 _ROWS = 256
-
-_BLOCK = 1024
-"""Number of columns that are first sampled as one: only the sums of blocks, and one block, are summed in float64."""
 
 
 def token_scores(
@@ -123,32 +130,51 @@ def draw(
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
         the vocabulary, where logits are NaN or infinite.
     """
-    scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
-    weight_MV = torch.empty_like(z_MV)
-    floor_M = _floor(logits_MV, sampling)
-    row = sum_block(z_MV, weight_MV, floor_M, scoring.temperature, row_invariant=row_invariant)
-    token_M = z_MV.argmax(-1) if sampling.greedy else _invert(weight_MV, uniform_M)
-    if row_invariant and (floor_M is not None or len(list(column_tiles(z_MV.shape[1], row_invariant))) > 1):
-        scoring = _scoring(sampling, entropy=False, row_invariant=True)
-        return token_M, vocab_logprobs(logits_MV, token_M[:, None], scoring, floor_M)[0][:, 0]
-    above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
-    return token_M, above_M / scoring.temperature - row.total.log()
+    scoring, floor_M = _scoring(sampling, entropy=False, row_invariant=row_invariant), _floor(logits_MV, sampling)
+    row, tile = _sum_weights(logits_MV, floor_M, scoring)
+    if sampling.greedy:
+        tile_M = tile.maximum.argmax(-1)
+        z_Mc = _gather_tile(logits_MV, tile_M)
+        place_M = z_Mc.argmax(-1)
+    else:
+        tile_M, above_M = _pass_point(tile.total, uniform_M)
+        z_Mc = _gather_tile(logits_MV, tile_M)
+        weight_Mc = torch.empty_like(z_Mc)
+        sum_block(z_Mc, weight_Mc, floor_M, scoring.temperature, row_invariant=True)
+        below_M = 1.0 - above_M / tile.total.gather(1, tile_M[:, None])[:, 0]
+        place_M, _ = _pass_point(weight_Mc, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
+    token_M1 = (tile_M * TILE_COLUMNS + place_M).clamp_(max=logits_MV.shape[1] - 1)[:, None]
+    scores = exchange(row, pick_logits(logits_MV, token_M1, 0), token_M1, logits_MV.shape[1], scoring, floor_M)
+    return token_M1[:, 0], scores.logprob[:, 0]
 
 
-def _invert(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
-    """Inverts the running sum of a row's weights at uniform · total: first finds the block, then the column in it."""
-    columns = weight_MV.shape[1]
-    if columns <= _BLOCK:
-        return _pass_point(weight_MV, uniform_M)[0]
-    whole = columns // _BLOCK * _BLOCK
-    sum_MB = weight_MV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
-    sum_MB = torch.cat([sum_MB, weight_MV[:, whole:].sum(-1, keepdim=True)], 1)
-    block_M, above_M = _pass_point(sum_MB, uniform_M)
-    below_M = 1.0 - above_M / sum_MB.gather(1, block_M[:, None])[:, 0]
-    column_Mb = block_M[:, None] * _BLOCK + torch.arange(_BLOCK, device=block_M.device)
-    weight_Mb = weight_MV.gather(1, column_Mb.clamp(max=columns - 1)).masked_fill_(column_Mb >= columns, 0.0)
-    place_M, _ = _pass_point(weight_Mb, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
-    return (column_Mb[:, 0] + place_M).clamp_(max=columns - 1)
+def _sum_weights(logits_MV: Tensor, floor_M: Tensor | None, scoring: Scoring) -> tuple[RowSums, RowSums]:
+    """The sums of each row [M] and of each of its tiles [M, tiles], whose totals add up to the row's."""
+    sums, tiles = list[Tensor](), list[Tensor]()
+    for piece in blocks(*logits_MV.shape, logits_MV.device):
+        z_mV, own = logits_MV[piece].float(), None if floor_M is None else floor_M[piece]
+        work = torch.empty_like(z_mV)
+        if scoring.row_invariant:
+            tiles.append(sum_tiles(z_mV, work, own, scoring.temperature).rows())
+        else:
+            sums.append(sum_block(z_mV, work, own, scoring.temperature).rows())
+            maxima, totals = [x.amax(-1) for x in split_tiles(z_mV)], [x.sum(-1) for x in split_tiles(work)]
+            tiles.append(torch.stack([torch.cat(maxima, 1), torch.cat(totals, 1)]))
+    tile = RowSums.from_rows(torch.cat(tiles, 1))
+    if not scoring.row_invariant:
+        return RowSums.from_rows(torch.cat(sums, 1)), tile
+    row = tile.merge_tiles(scoring.temperature)
+    return row, RowSums(tile.maximum, tile.rebase(row.maximum[:, None], scoring.temperature).total, None)
+
+
+def _gather_tile(logits_MV: Tensor, tile_M: Tensor) -> Tensor:
+    """One tile of each row, fp32 [M, c], with −∞ in columns that it does not have."""
+    tiles = list(column_tiles(logits_MV.shape[1], row_invariant=True))
+    stop_M = torch.tensor([tile.stop for tile in tiles], device=tile_M.device)[tile_M]
+    column_c = torch.arange(max(tile.stop - tile.start for tile in tiles), device=tile_M.device)
+    column_Mc = tile_M[:, None] * TILE_COLUMNS + column_c
+    z_Mc = logits_MV.gather(1, column_Mc.clamp(max=logits_MV.shape[1] - 1)).float()
+    return z_Mc.masked_fill(column_Mc >= stop_M[:, None], -torch.inf)
 
 
 def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
