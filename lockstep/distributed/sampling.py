@@ -19,7 +19,7 @@ from lockstep_logprobs.softmax import (
     column_tiles,
     exchange,
     pick_logits,
-    split_tiles,
+    reduce_tiles,
     sum_block,
     sum_tiles,
 )
@@ -131,40 +131,38 @@ def draw(
         the vocabulary, where logits are NaN or infinite.
     """
     scoring, floor_M = _scoring(sampling, entropy=False, row_invariant=row_invariant), _floor(logits_MV, sampling)
-    row, tile = _sum_weights(logits_MV, floor_M, scoring)
+    row, key_MT = _sum_rows(logits_MV, floor_M, scoring, sampling.greedy)
     if sampling.greedy:
-        tile_M = tile.maximum.argmax(-1)
-        z_Mc = _gather_tile(logits_MV, tile_M)
-        place_M = z_Mc.argmax(-1)
+        tile_M = key_MT.argmax(-1)
+        place_M = _gather_tile(logits_MV, tile_M).argmax(-1)
     else:
-        tile_M, above_M = _pass_point(tile.total, uniform_M)
+        tile_M, above_M = _pass_point(key_MT, uniform_M)
+        below_M = 1.0 - above_M / key_MT.gather(1, tile_M[:, None])[:, 0]
         z_Mc = _gather_tile(logits_MV, tile_M)
         weight_Mc = torch.empty_like(z_Mc)
         sum_block(z_Mc, weight_Mc, floor_M, scoring.temperature, row_invariant=True)
-        below_M = 1.0 - above_M / tile.total.gather(1, tile_M[:, None])[:, 0]
         place_M, _ = _pass_point(weight_Mc, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
     token_M1 = (tile_M * TILE_COLUMNS + place_M).clamp_(max=logits_MV.shape[1] - 1)[:, None]
     scores = exchange(row, pick_logits(logits_MV, token_M1, 0), token_M1, logits_MV.shape[1], scoring, floor_M)
     return token_M1[:, 0], scores.logprob[:, 0]
 
 
-def _sum_weights(logits_MV: Tensor, floor_M: Tensor | None, scoring: Scoring) -> tuple[RowSums, RowSums]:
-    """The sums of each row [M] and of each of its tiles [M, tiles], whose totals add up to the row's."""
-    sums, tiles = list[Tensor](), list[Tensor]()
+def _sum_rows(logits_MV: Tensor, floor_M: Tensor | None, scoring: Scoring, greedy: bool) -> tuple[RowSums, Tensor]:
+    """The sums of each row, and the weight of each of its tiles [M, tiles]; where greedy, the tile's largest logit."""
+    sums, keys = list[Tensor](), list[Tensor]()
     for piece in blocks(*logits_MV.shape, logits_MV.device):
-        z_mV, own = logits_MV[piece].float(), None if floor_M is None else floor_M[piece]
-        work = torch.empty_like(z_mV)
+        z, own = logits_MV[piece], None if floor_M is None else floor_M[piece]
+        work_mV = torch.empty_like(z, dtype=torch.float32)
         if scoring.row_invariant:
-            tiles.append(sum_tiles(z_mV, work, own, scoring.temperature).rows())
-        else:
-            sums.append(sum_block(z_mV, work, own, scoring.temperature).rows())
-            maxima, totals = [x.amax(-1) for x in split_tiles(z_mV)], [x.sum(-1) for x in split_tiles(work)]
-            tiles.append(torch.stack([torch.cat(maxima, 1), torch.cat(totals, 1)]))
-    tile = RowSums.from_rows(torch.cat(tiles, 1))
+            sums.append(sum_tiles(z, work_mV, own, scoring.temperature).rows())
+            continue
+        sums.append(sum_block(z, work_mV, own, scoring.temperature).rows())
+        keys.append(reduce_tiles(z, torch.amax) if greedy else reduce_tiles(work_mV, torch.sum))
+    row = RowSums.from_rows(torch.cat(sums, 1))
     if not scoring.row_invariant:
-        return RowSums.from_rows(torch.cat(sums, 1)), tile
-    row = tile.merge_tiles(scoring.temperature)
-    return row, RowSums(tile.maximum, tile.rebase(row.maximum[:, None], scoring.temperature).total, None)
+        return row, torch.cat(keys).float()
+    tile, row = row, row.merge_tiles(scoring.temperature)
+    return row, tile.maximum if greedy else tile.rebase(row.maximum[:, None], scoring.temperature).total
 
 
 def _gather_tile(logits_MV: Tensor, tile_M: Tensor) -> Tensor:
