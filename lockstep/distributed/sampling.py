@@ -22,6 +22,7 @@ from lockstep_logprobs.softmax import (
     reduce_tiles,
     sum_block,
     sum_tiles,
+    to_fp32,
 )
 from lockstep_logprobs.support import support_floor
 from lockstep_logprobs.topk import vocab_topk
@@ -130,8 +131,8 @@ def draw(
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
         the vocabulary, where logits are NaN or infinite.
     """
-    scoring, floor_M = _scoring(sampling, entropy=False, row_invariant=row_invariant), _floor(logits_MV, sampling)
-    row, key_MT = _sum_rows(logits_MV, floor_M, scoring, sampling.greedy)
+    scoring = _scoring(sampling, entropy=False, row_invariant=row_invariant)
+    row, key_MT, floor_M = _sum_rows(logits_MV, scoring, sampling)
     if sampling.greedy:
         tile_M = key_MT.argmax(-1)
         place_M = _gather_tile(logits_MV, tile_M).argmax(-1)
@@ -147,22 +148,35 @@ def draw(
     return token_M1[:, 0], scores.logprob[:, 0]
 
 
-def _sum_rows(logits_MV: Tensor, floor_M: Tensor | None, scoring: Scoring, greedy: bool) -> tuple[RowSums, Tensor]:
-    """The sums of each row, and the weight of each of its tiles [M, tiles]; where greedy, the tile's largest logit."""
-    sums, keys = list[Tensor](), list[Tensor]()
-    for piece in blocks(*logits_MV.shape, logits_MV.device):
-        z, own = logits_MV[piece], None if floor_M is None else floor_M[piece]
-        work_mV = torch.empty_like(z, dtype=torch.float32)
+def _sum_rows(
+    logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams
+) -> tuple[RowSums, Tensor, Tensor | None]:
+    """Sums the rows, block by block, each of which is read once.
+
+    Returns:
+        The sums of each row; the weight of each of its tiles [M, tiles], or the tile's largest logit where greedy; and
+        the threshold of the support.
+    """
+    sums, keys, floors = list[Tensor](), list[Tensor](), list[Tensor]()
+    memory: Tensor | None = None
+    for rows in blocks(*logits_MV.shape, logits_MV.device):
+        memory = logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32) if memory is None else memory
+        z_mV, work_mV = memory[:, : rows.stop - rows.start]
+        z_mV = to_fp32(logits_MV[rows], z_mV)
+        floor_m = _floor(z_mV, sampling)
+        floors += [] if floor_m is None else [floor_m]
         if scoring.row_invariant:
-            sums.append(sum_tiles(z, work_mV, own, scoring.temperature).rows())
+            sums.append(sum_tiles(z_mV, work_mV, floor_m, scoring.temperature).rows())
             continue
-        sums.append(sum_block(z, work_mV, own, scoring.temperature).rows())
-        keys.append(reduce_tiles(z, torch.amax) if greedy else reduce_tiles(work_mV, torch.sum))
-    row = RowSums.from_rows(torch.cat(sums, 1))
+        sums.append(sum_block(z_mV, work_mV, floor_m, scoring.temperature).rows())
+        keys.append(reduce_tiles(z_mV, torch.amax) if sampling.greedy else reduce_tiles(work_mV, torch.sum))
+    row, floor_M = RowSums.from_rows(torch.cat(sums, 1)), torch.cat(floors) if floors else None
     if not scoring.row_invariant:
-        return row, torch.cat(keys).float()
+        return row, torch.cat(keys), floor_M
     tile, row = row, row.merge_tiles(scoring.temperature)
-    return row, tile.maximum if greedy else tile.rebase(row.maximum[:, None], scoring.temperature).total
+    if sampling.greedy:
+        return row, tile.maximum, floor_M
+    return row, tile.rebase(row.maximum[:, None], scoring.temperature).total, floor_M
 
 
 def _gather_tile(logits_MV: Tensor, tile_M: Tensor) -> Tensor:
