@@ -82,10 +82,7 @@ def generate(logits: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """A token of each row and its log-probability, as `transformers` samples them."""
     nothing = torch.empty(len(logits), 0, dtype=torch.int64)
     scores: Tensor = warpers(sampling)(nothing, logits.float())  # pyright: ignore[reportArgumentType]
-    if sampling.greedy:
-        token = scores.argmax(-1, keepdim=True)
-    else:
-        token = torch.multinomial(scores.softmax(-1), 1)
+    token = scores.argmax(-1, keepdim=True) if sampling.greedy else torch.multinomial(scores.softmax(-1), 1)
     return token[:, 0], scores.log_softmax(-1).gather(-1, token)[:, 0]
 
 

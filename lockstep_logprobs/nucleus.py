@@ -52,7 +52,7 @@ def masses(power: Tensor) -> Tensor:
 def nucleus_floor(logits: Tensor, top_p: float, temperature: float, reach: float, max_rows: int | None) -> Tensor:
     """The smallest logit of each row with which the probability reaches p [M]; see `support`."""
     sums = RowSums.zeros(len(logits), entropy=False, device=logits.device)
-    pieces = list(blocks(*logits.shape, logits.device, max_rows))
+    pieces = list(blocks(len(logits), logits.shape[1], logits.device, max_rows))
     work = torch.empty_like(logits[pieces[0]], dtype=torch.float32) if pieces else logits
     for rows in pieces:
         sums[rows] = sum_block(logits[rows], work[: rows.stop - rows.start], None, temperature)
@@ -81,9 +81,7 @@ def _search_likeliest(
     return value_MK.gather(1, (kept_M1 - 1).clamp_(min=0))[:, 0], found_M1[:, 0]
 
 
-def _search_rows(
-    z: Sequence[Tensor], maximum_R: Tensor, top_p: float, temperature: float, reach: float
-) -> Tensor:
+def _search_rows(z: Sequence[Tensor], maximum_R: Tensor, top_p: float, temperature: float, reach: float) -> Tensor:
     """The thresholds of rows [R], by all their tokens."""
     floor_R, values, counts, places = torch.empty_like(maximum_R), list[Tensor](), list[Tensor](), list[int]()
     for place, z_V in enumerate(z):
@@ -112,7 +110,13 @@ def _count(z_V: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _search_digits(
-    z_N: Tensor, count_N: Tensor | None, row_N: Tensor, maximum_R: Tensor, top_p: float, temperature: float, reach: float
+    z_N: Tensor,
+    count_N: Tensor | None,
+    row_N: Tensor,
+    maximum_R: Tensor,
+    top_p: float,
+    temperature: float,
+    reach: float,
 ) -> Tensor:
     """The thresholds of rows [R], digit by digit, each among the tokens that have the digits before.
 

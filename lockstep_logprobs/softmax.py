@@ -130,7 +130,7 @@ class RowSums:
         return RowSums(highest_M, a.total + b.total, both)
 
     def merge_tiles(self, temperature: float) -> RowSums:
-        """The sums over the columns of all tiles: those of `merge`, tile after tile, to the bit, in fewer operations."""
+        """The sums over the columns of all tiles: `merge` tile after tile, to the bit, in fewer operations."""
         highest_TM = self.maximum.t().contiguous().cummax(0).values
         down_TM = _fall(F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature)
         scale_TM, tile = down_TM.exp(), RowSums.from_rows(self.rows().mT.contiguous()).rebase(highest_TM, temperature)
@@ -243,7 +243,10 @@ def sum_tiles(
     few = None if floor_M is None else _find_few(z, floor_M)
     if floor_M is not None and few is not None:
         return _sum_few(z, work, few, floor_M, temperature, entropy)
-    floor_M1, last = None if floor_M is None else floor_M[:, None], list(column_tiles(z.shape[1], row_invariant=True))[-1].start
+    floor_M1, last = (
+        None if floor_M is None else floor_M[:, None],
+        list(column_tiles(z.shape[1], row_invariant=True))[-1].start,
+    )
     parts = list[Tensor]()
     for columns, width in ((slice(last), TILE_COLUMNS), (slice(last, None), z.shape[1] - last)):
         tiles, own = (x[:, columns].unflatten(1, (-1, width)) for x in (z, work))

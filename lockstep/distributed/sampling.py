@@ -131,6 +131,8 @@ def draw(
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
         the vocabulary, where logits are NaN or infinite.
     """
+    if not len(logits_MV):
+        return torch.zeros_like(uniform_M, dtype=torch.int64), torch.zeros_like(uniform_M, dtype=torch.float32)
     scoring = _scoring(sampling, entropy=False, row_invariant=row_invariant)
     row, key_MT, floor_M = _sum_rows(logits_MV, scoring, sampling)
     if sampling.greedy:
@@ -148,9 +150,7 @@ def draw(
     return token_M1[:, 0], scores.logprob[:, 0]
 
 
-def _sum_rows(
-    logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams
-) -> tuple[RowSums, Tensor, Tensor | None]:
+def _sum_rows(logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams) -> tuple[RowSums, Tensor, Tensor | None]:
     """Sums the rows, block by block, each of which is read once.
 
     Returns:
@@ -159,7 +159,7 @@ def _sum_rows(
     """
     sums, keys, floors = list[Tensor](), list[Tensor](), list[Tensor]()
     memory: Tensor | None = None
-    for rows in blocks(*logits_MV.shape, logits_MV.device):
+    for rows in blocks(len(logits_MV), logits_MV.shape[1], logits_MV.device):
         memory = logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32) if memory is None else memory
         z_mV, work_mV = memory[:, : rows.stop - rows.start]
         z_mV = to_fp32(logits_MV[rows], z_mV)
