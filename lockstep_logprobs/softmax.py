@@ -238,7 +238,7 @@ def reduce_tiles(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
 def sum_tiles(
     z: Tensor, work: Tensor, floor_M: Tensor | None, temperature: float = 1.0, entropy: bool = False
 ) -> RowSums:
-    """`sum_block`, row-invariant, of each tile [M, tiles]."""
+    """Sums each tile [M, tiles] as `sum_block` does, row-invariant."""
     z = to_fp32(z, work)
     few = None if floor_M is None else _find_few(z, floor_M)
     if floor_M is not None and few is not None:
@@ -273,7 +273,7 @@ def _find_few(z_MV: Tensor, floor_M: Tensor) -> tuple[Tensor, Tensor] | None:
 def _sum_few(
     z_MV: Tensor, work: Tensor, few: tuple[Tensor, Tensor], floor_M: Tensor, temperature: float, entropy: bool
 ) -> RowSums:
-    """`sum_tiles`, to the bit, by exponentials of a few columns of each row."""
+    """Sums of tiles, those of `sum_tiles` to the bit, by exponentials of a few columns of each row."""
     row_N, column_N = few
     maximum_MT, place_N = reduce_tiles(z_MV, torch.amax), row_N * z_MV.shape[1] + column_N
     tile_N, z_N = (column_N // TILE_COLUMNS).clamp_(max=maximum_MT.shape[1] - 1), z_MV.take(place_N)
@@ -297,7 +297,7 @@ def finite_maximum(maximum_M: Tensor) -> Tensor:
 
 
 def _fall(from_M: Tensor, to_M: Tensor, temperature: float) -> Tensor:
-    """What d of a maximum is below another that is at least as large; finite, for a product with 0."""
+    """d of a maximum below another that is at least as large; finite, for a product with 0."""
     return ((from_M - finite_maximum(to_M)) / temperature).clamp_(min=NOTHING)
 
 
