@@ -14,12 +14,13 @@ has the way back. Letters: M rows, v this rank's columns, K wanted tokens in eac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from lockstep_logprobs.checks import check_on_device, check_temperature
 from lockstep_logprobs.collectives import all_reduce
@@ -32,6 +33,10 @@ LOG2_E = math.log2(math.e)
 
 TILE_COLUMNS = 2048
 """Columns of the vocabulary that are multiplied and summed at once."""
+
+_GROUP = 16
+_SPARSE = 8
+"""A support is looked for in groups of columns; one in so many groups may have a token of it, or all are computed."""
 
 _FEW_COLUMNS = 16
 """Fewer columns in a product may be summed in another order."""
@@ -74,7 +79,7 @@ PLAIN = Scoring()
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums of each row over columns, in fp32; d = (z − m)/T.
+    """Sums of each row over columns, in fp32; d = (z − m)/T. Or over the columns of each tile, [M, tiles] then.
 
     Attributes:
         maximum: m, the largest logit z [M].
@@ -112,7 +117,7 @@ class RowSums:
 
     def rebase(self, maximum_M: Tensor, temperature: float) -> RowSums:
         """The same sums with d = (z − maximum)/T, for a maximum that is at least as large."""
-        down_M = ((self.maximum - finite_maximum(maximum_M)) / temperature).clamp_(min=NOTHING)
+        down_M = _fall(self.maximum, maximum_M, temperature)
         scale_M = down_M.exp()
         weighted_M = None if self.weighted is None else scale_M * (self.weighted + down_M * self.total)
         return RowSums(maximum_M, scale_M * self.total, weighted_M)
@@ -123,6 +128,19 @@ class RowSums:
         a, b = self.rebase(highest_M, temperature), other.rebase(highest_M, temperature)
         both = None if a.weighted is None or b.weighted is None else a.weighted + b.weighted
         return RowSums(highest_M, a.total + b.total, both)
+
+    def merge_tiles(self, temperature: float) -> RowSums:
+        """The sums over the columns of all tiles: `merge` tile after tile, to the bit, in fewer operations."""
+        highest_TM = self.maximum.t().contiguous().cummax(0).values
+        down_TM = _fall(F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature)
+        scale_TM, tile = down_TM.exp(), RowSums.from_rows(self.rows().mT.contiguous()).rebase(highest_TM, temperature)
+        sums = RowSums.zeros(len(self.maximum), self.weighted is not None, self.maximum.device)
+        total_M, weighted_M = sums.total, sums.weighted
+        for t, scale_M in enumerate(scale_TM):
+            if weighted_M is not None and tile.weighted is not None:
+                weighted_M = scale_M * (weighted_M + down_TM[t] * total_M) + tile.weighted[t]
+            total_M = scale_M * total_M + tile.total[t]
+        return RowSums(highest_TM[-1], total_M, weighted_M)
 
 
 @dataclass(frozen=True)
@@ -165,7 +183,7 @@ def to_fp32(z: Tensor, work: Tensor) -> Tensor:
 
 def support_mask(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
     """Mask, 1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than a masked fill."""
-    return None if floor_M is None else torch.ge(z, floor_M[:, None], out=torch.empty_like(z))
+    return None if floor_M is None else torch.ge(z, floor_M[..., None], out=torch.empty_like(z))
 
 
 def write_log2_probability(
@@ -200,7 +218,7 @@ def sum_block(
     """
     z, base = to_fp32(z, work), 1.0 if row_invariant else LOG2_E
     maximum_M, inside = z.amax(-1), support_mask(z, floor_M)
-    torch.sub(z, finite_maximum(maximum_M)[:, None], out=work).mul_(base / temperature)
+    _write_d(z, maximum_M[..., None], base / temperature, work)
     power = torch.exp if row_invariant else torch.exp2
     exponential = power(work) if entropy else power(work, out=work)
     if inside is not None:
@@ -211,9 +229,76 @@ def sum_block(
     return RowSums(maximum_M, exponential.sum(-1), weighted_M)
 
 
+def reduce_tiles(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """Reduces the columns of each row-invariant tile. Returns [M, tiles]."""
+    last = list(column_tiles(x.shape[1], row_invariant=True))[-1].start
+    return torch.cat([reduce(x[:, :last].unflatten(1, (-1, TILE_COLUMNS)), -1), reduce(x[:, None, last:], -1)], 1)
+
+
+def sum_tiles(
+    z: Tensor, work: Tensor, floor_M: Tensor | None, temperature: float = 1.0, entropy: bool = False
+) -> RowSums:
+    """Sums each tile [M, tiles] as `sum_block` does, row-invariant."""
+    z = to_fp32(z, work)
+    few = None if floor_M is None else _find_few(z, floor_M)
+    if floor_M is not None and few is not None:
+        return _sum_few(z, work, few, floor_M, temperature, entropy)
+    floor_M1, last = (
+        None if floor_M is None else floor_M[:, None],
+        list(column_tiles(z.shape[1], row_invariant=True))[-1].start,
+    )
+    parts = list[Tensor]()
+    for columns, width in ((slice(last), TILE_COLUMNS), (slice(last, None), z.shape[1] - last)):
+        tiles, own = (x[:, columns].unflatten(1, (-1, width)) for x in (z, work))
+        parts.append(sum_block(tiles, own, floor_M1, temperature, entropy, row_invariant=True).rows())
+    return RowSums.from_rows(torch.cat(parts, -1))
+
+
+def _find_few(z_MV: Tensor, floor_M: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Rows and columns [N] that hold the support among others; None if it is not small.
+
+    A row's columns are looked at in groups, which lie far apart, so that their maxima are taken of whole vectors.
+    """
+    rows, groups, device = len(z_MV), z_MV.shape[1] // _GROUP, z_MV.device
+    best_MG = z_MV[:, : _GROUP * groups].unflatten(1, (_GROUP, -1)).amax(1)
+    row_N, group_N = (~(best_MG < floor_M[:, None])).nonzero(as_tuple=True)  # also where one is not a number
+    if _SPARSE * len(row_N) >= best_MG.numel():
+        return None
+    column = (group_N[:, None] + torch.arange(0, _GROUP * groups, groups, device=device)).flatten()
+    rest = torch.arange(_GROUP * groups, z_MV.shape[1], device=device)
+    row_of_rest = torch.arange(rows, device=device).repeat_interleave(len(rest))
+    return torch.cat([row_N.repeat_interleave(_GROUP), row_of_rest]), torch.cat([column, rest.repeat(rows)])
+
+
+def _sum_few(
+    z_MV: Tensor, work: Tensor, few: tuple[Tensor, Tensor], floor_M: Tensor, temperature: float, entropy: bool
+) -> RowSums:
+    """Sums of tiles, those of `sum_tiles` to the bit, by exponentials of a few columns of each row."""
+    row_N, column_N = few
+    maximum_MT, place_N = reduce_tiles(z_MV, torch.amax), row_N * z_MV.shape[1] + column_N
+    tile_N, z_N = (column_N // TILE_COLUMNS).clamp_(max=maximum_MT.shape[1] - 1), z_MV.take(place_N)
+    inside_N = (z_N >= floor_M[row_N]).float()
+    d_N = _write_d(z_N, maximum_MT[row_N, tile_N], 1.0 / temperature, z_N)
+    exponential_N, weighted_MT = d_N.exp().mul_(inside_N), None
+    if entropy:
+        weighted_MT = reduce_tiles(work.zero_().put_(place_N, d_N.mul_(exponential_N)), torch.nansum)
+    return RowSums(maximum_MT, reduce_tiles(work.zero_().put_(place_N, exponential_N), torch.sum), weighted_MT)
+
+
+def _write_d(z: Tensor, maximum: Tensor, factor: float, out: Tensor) -> Tensor:
+    """Writes (z − maximum) · factor."""
+    torch.sub(z, finite_maximum(maximum), out=out)
+    return out if factor == 1.0 else out.mul_(factor)
+
+
 def finite_maximum(maximum_M: Tensor) -> Tensor:
     """The maximum to subtract: 0 where a row has nothing but −∞, so that its exponentials are 0 and not NaN."""
     return maximum_M.masked_fill(maximum_M == -torch.inf, 0.0)
+
+
+def _fall(from_M: Tensor, to_M: Tensor, temperature: float) -> Tensor:
+    """d of a maximum below another that is at least as large; finite, for a product with 0."""
+    return ((from_M - finite_maximum(to_M)) / temperature).clamp_(min=NOTHING)
 
 
 def exchange(

@@ -20,19 +20,15 @@ from torch.nn import functional as F
 from lockstep_logprobs.checks import check_rows, check_temperature
 from lockstep_logprobs.collectives import all_gather, all_reduce
 from lockstep_logprobs.kernel import kernel
+from lockstep_logprobs.nucleus import BASE, DIGITS, masses, nucleus_floor, powers
 from lockstep_logprobs.shard import WHOLE, Shard, blocks
 from lockstep_logprobs.topk import local_topk
 
 _FEW = 128
 """Size up to which a vocabulary is sorted faster than searched."""
 
-_BASE = 256
-_DIGITS = 3
 _VOCABULARY_BITS = 22
 """Bits of a token id: no vocabulary has more than 2 to this power of tokens."""
-
-_ONE = 2.0**40
-"""The probability of the likeliest token, as an integer: sums of integers do not depend on their order."""
 
 _COPIES = 6
 """Memory of a search pass in fp32 copies: two fp32 and two int64 arrays."""
@@ -124,19 +120,21 @@ class _Search:
         digit is the one in which the sum from the maximum on reaches p. The last pass finds the smallest logit there.
         """
         group = self.shard.group
-        maximum_M1 = all_reduce(_row_maximum(self.logits, self.max_rows), group, dist.ReduceOp.MAX)
         # A token is kept only if its probability is at least (1 − p)/V.
         reach = _VOCABULARY_BITS - math.log2(1.0 - self.top_p)
+        if group is None and self.logits.device.type == "cpu":
+            return nucleus_floor(self.logits, self.top_p, self.temperature, reach, self.max_rows)
+        maximum_M1 = all_reduce(_row_maximum(self.logits, self.max_rows), group, dist.ReduceOp.MAX)
         prefix_M1 = torch.zeros_like(maximum_M1)
-        for digits in range(1, _DIGITS + 1):
+        for digits in range(1, DIGITS + 1):
             mass_MD = _digit_mass(
-                self.logits, maximum_M1, _BASE * prefix_M1, reach, self.temperature, digits, self.max_rows
+                self.logits, maximum_M1, BASE * prefix_M1, reach, self.temperature, digits, self.max_rows
             )
             mass_MD = all_reduce(mass_MD, group)
-            before_MD = mass_MD.cumsum(1)[:, :_BASE]
+            before_MD = mass_MD.cumsum(1)[:, :BASE]
             goal_M1 = (self.top_p * mass_MD.sum(1, keepdim=True).double()).long()
             digit_M1 = (before_MD < goal_M1).sum(1, keepdim=True).clamp(min=1) - 1
-            prefix_M1 = _BASE * prefix_M1 + digit_M1
+            prefix_M1 = BASE * prefix_M1 + digit_M1
         floor_M1 = _least_kept(self.logits, maximum_M1, prefix_M1, reach, self.temperature, self.max_rows)
         return all_reduce(floor_M1, group, dist.ReduceOp.MIN)[:, 0]
 
@@ -167,7 +165,7 @@ def _row_maximum(logits: Tensor, max_rows: int | None) -> Tensor:
 @kernel(
     "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int digits, int? max_rows)"
     " -> Tensor",
-    lambda logits, *_: logits.new_empty((logits.shape[0], _BASE + 2), dtype=torch.int64),
+    lambda logits, *_: logits.new_empty((logits.shape[0], BASE + 2), dtype=torch.int64),
 )
 def _digit_mass(
     logits: Tensor,
@@ -182,13 +180,12 @@ def _digit_mass(
 
     In the first column those of tokens with a smaller prefix, in the last those with a larger one.
     """
-    mass_MD = torch.zeros(len(logits), _BASE + 2, dtype=torch.int64, device=logits.device)
+    mass_MD = torch.zeros(len(logits), BASE + 2, dtype=torch.int64, device=logits.device)
     for rows in _blocks(logits, _COPIES, max_rows):
-        power = _powers(logits[rows], maximum[rows], temperature)
-        digit = (power * -(_BASE**digits / reach)).floor_().sub_(prefix[rows] - 1.0)
-        digit.nan_to_num_(0.0).clamp_(0.0, _BASE + 1.0)  # a NaN may spoil its row, but must not index elsewhere
-        mass = power.mul_(math.log(2.0)).exp_()  # a power of 2 rounds the last numbers of a block differently
-        mass_MD[rows].scatter_add_(1, digit.long(), mass.mul_(_ONE).long())
+        power = powers(logits[rows], maximum[rows], temperature)
+        digit = (power * -(BASE**digits / reach)).floor_().sub_(prefix[rows] - 1.0)
+        digit.nan_to_num_(0.0).clamp_(0.0, BASE + 1.0)  # a NaN may spoil its row, but must not index elsewhere
+        mass_MD[rows].scatter_add_(1, digit.long(), masses(power).long())
     return mass_MD
 
 
@@ -202,16 +199,11 @@ def _least_kept(
     """The smallest logit of each row whose number does not exceed the prefix [M, 1]."""
     floor_M1 = torch.full((len(logits), 1), math.inf, dtype=torch.float32, device=logits.device)
     for rows in _blocks(logits, 2, max_rows):
-        power = _powers(logits[rows], maximum[rows], temperature)
-        below = power.mul_(-(_BASE**_DIGITS) / reach).floor_().gt_(prefix[rows])
+        power = powers(logits[rows], maximum[rows], temperature)
+        below = power.mul_(-(BASE**DIGITS) / reach).floor_().gt_(prefix[rows])
         least = below.sub_(0.5).mul_(math.inf)  # −∞ for what is kept, ∞ for what is not
         floor_M1[rows] = torch.maximum(logits[rows], least, out=least).amin(1, keepdim=True)
     return floor_M1
-
-
-def _powers(z: Tensor, maximum_M1: Tensor, temperature: float) -> Tensor:
-    """log₂ of the probabilities over that of the likeliest token, fp32."""
-    return (z - maximum_M1).mul_(math.log2(math.e) / temperature)
 
 
 def _blocks(logits: Tensor, arrays: int, max_rows: int | None) -> Iterator[slice]:

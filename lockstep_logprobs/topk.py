@@ -67,7 +67,7 @@ def local_topk(logits: Tensor, k: int, max_rows: int | None = None) -> tuple[Ten
     value_Mk = torch.empty(rows, min(k, columns), dtype=torch.float32, device=logits.device)
     column_Mk = torch.empty(value_Mk.shape, dtype=torch.int64, device=logits.device)
     for block in blocks(rows, columns, logits.device, max_rows):
-        value_Mk[block], column_Mk[block] = _largest_of(logits[block], value_Mk.shape[1])
+        value_Mk[block], column_Mk[block] = _largest_of(logits[block].float(), value_Mk.shape[1])
     return value_Mk, column_Mk
 
 

@@ -17,7 +17,7 @@ from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
 from lockstep_logprobs.kernel import kernel
 from lockstep_logprobs.shard import Shard, blocks
-from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, column_tiles, exchange, pick_logits, sum_block
+from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, exchange, pick_logits, sum_block, sum_tiles
 
 
 def vocab_logprobs(
@@ -89,17 +89,17 @@ def _row_sums(
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
     """The sums over these columns (`RowSums.rows`), and the logits of tokens that they hold, fp32 [M, K]."""
-    sums = RowSums.zeros(len(logits), entropy, logits.device)
+    sums, tiles_RMT = RowSums.zeros(len(logits), entropy, logits.device), list[Tensor]()
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for piece, work in _work_blocks(logits, max_rows):
         z, own = logits[piece], None if floor is None else floor[piece]
         if row_invariant:
-            for columns in column_tiles(z.shape[1], row_invariant):
-                tile = sum_block(z[:, columns], work[:, columns], own, temperature, entropy, row_invariant)
-                sums[piece] = sums[piece].merge(tile, temperature)
+            tiles_RMT.append(sum_tiles(z, work, own, temperature, entropy).rows())
         else:
             sums[piece] = sum_block(z, work, own, temperature, entropy)
         picked_MK[piece] = pick_logits(logits[piece], token[piece], start)
+    if tiles_RMT:
+        sums = RowSums.from_rows(torch.cat(tiles_RMT, 1)).merge_tiles(temperature)
     return sums.rows(), picked_MK
 
 

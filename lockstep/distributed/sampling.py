@@ -11,16 +11,24 @@ from torch import Tensor
 
 from lockstep.types import SamplingParams
 from lockstep_logprobs.hidden import hidden_logprobs
-from lockstep_logprobs.shard import WHOLE, Shard
-from lockstep_logprobs.softmax import Scoring, column_tiles, sum_block
+from lockstep_logprobs.shard import WHOLE, Shard, blocks
+from lockstep_logprobs.softmax import (
+    TILE_COLUMNS,
+    RowSums,
+    Scoring,
+    column_tiles,
+    exchange,
+    pick_logits,
+    reduce_tiles,
+    sum_block,
+    sum_tiles,
+    to_fp32,
+)
 from lockstep_logprobs.support import support_floor
 from lockstep_logprobs.topk import vocab_topk
 from lockstep_logprobs.vocab import vocab_logprobs
 
 _ROWS = 256
-
-_BLOCK = 1024
-"""Number of columns that are first sampled as one: only the sums of blocks, and one block, are summed in float64."""
 
 
 def token_scores(
@@ -130,32 +138,62 @@ def draw(
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
         the vocabulary, where logits are NaN or infinite.
     """
-    scoring, z_MV = _scoring(sampling, entropy=False), logits_MV.float()
-    weight_MV = torch.empty_like(z_MV)
-    floor_M = _floor(logits_MV, sampling)
-    row = sum_block(z_MV, weight_MV, floor_M, scoring.temperature, row_invariant=row_invariant)
-    token_M = z_MV.argmax(-1) if sampling.greedy else _invert(weight_MV, uniform_M)
-    if row_invariant and (floor_M is not None or len(list(column_tiles(z_MV.shape[1], row_invariant))) > 1):
-        scoring = _scoring(sampling, entropy=False, row_invariant=True)
-        return token_M, vocab_logprobs(logits_MV, token_M[:, None], scoring, floor_M)[0][:, 0]
-    above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
-    return token_M, above_M / scoring.temperature - row.total.log()
+    if not len(logits_MV):
+        return torch.zeros_like(uniform_M, dtype=torch.int64), torch.zeros_like(uniform_M, dtype=torch.float32)
+    scoring = _scoring(sampling, entropy=False, row_invariant=row_invariant)
+    row, key_MT, floor_M = _sum_rows(logits_MV, scoring, sampling)
+    if sampling.greedy:
+        tile_M = key_MT.argmax(-1)
+        place_M = _gather_tile(logits_MV, tile_M).argmax(-1)
+    else:
+        tile_M, above_M = _pass_point(key_MT, uniform_M)
+        below_M = 1.0 - above_M / key_MT.gather(1, tile_M[:, None])[:, 0]
+        z_Mc = _gather_tile(logits_MV, tile_M)
+        weight_Mc = torch.empty_like(z_Mc)
+        sum_block(z_Mc, weight_Mc, floor_M, scoring.temperature, row_invariant=True)
+        place_M, _ = _pass_point(weight_Mc, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
+    token_M1 = (tile_M * TILE_COLUMNS + place_M).clamp_(max=logits_MV.shape[1] - 1)[:, None]
+    scores = exchange(row, pick_logits(logits_MV, token_M1, 0), token_M1, logits_MV.shape[1], scoring, floor_M)
+    return token_M1[:, 0], scores.logprob[:, 0]
 
 
-def _invert(weight_MV: Tensor, uniform_M: Tensor) -> Tensor:
-    """Inverts the running sum of a row's weights at uniform · total: first finds the block, then the column in it."""
-    columns = weight_MV.shape[1]
-    if columns <= _BLOCK:
-        return _pass_point(weight_MV, uniform_M)[0]
-    whole = columns // _BLOCK * _BLOCK
-    sum_MB = weight_MV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
-    sum_MB = torch.cat([sum_MB, weight_MV[:, whole:].sum(-1, keepdim=True)], 1)
-    block_M, above_M = _pass_point(sum_MB, uniform_M)
-    below_M = 1.0 - above_M / sum_MB.gather(1, block_M[:, None])[:, 0]
-    column_Mb = block_M[:, None] * _BLOCK + torch.arange(_BLOCK, device=block_M.device)
-    weight_Mb = weight_MV.gather(1, column_Mb.clamp(max=columns - 1)).masked_fill_(column_Mb >= columns, 0.0)
-    place_M, _ = _pass_point(weight_Mb, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
-    return (column_Mb[:, 0] + place_M).clamp_(max=columns - 1)
+def _sum_rows(logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams) -> tuple[RowSums, Tensor, Tensor | None]:
+    """Sums the rows, block by block, each of which is read once.
+
+    Returns:
+        The sums of each row; the weight of each of its tiles [M, tiles], or the tile's largest logit where greedy; and
+        the threshold of the support.
+    """
+    sums, keys, floors = list[Tensor](), list[Tensor](), list[Tensor]()
+    memory: Tensor | None = None
+    for rows in blocks(len(logits_MV), logits_MV.shape[1], logits_MV.device):
+        memory = logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32) if memory is None else memory
+        z_mV, work_mV = memory[:, : rows.stop - rows.start]
+        z_mV = to_fp32(logits_MV[rows], z_mV)
+        floor_m = _floor(z_mV, sampling)
+        floors += [] if floor_m is None else [floor_m]
+        if scoring.row_invariant:
+            sums.append(sum_tiles(z_mV, work_mV, floor_m, scoring.temperature).rows())
+            continue
+        sums.append(sum_block(z_mV, work_mV, floor_m, scoring.temperature).rows())
+        keys.append(reduce_tiles(z_mV, torch.amax) if sampling.greedy else reduce_tiles(work_mV, torch.sum))
+    row, floor_M = RowSums.from_rows(torch.cat(sums, 1)), torch.cat(floors) if floors else None
+    if not scoring.row_invariant:
+        return row, torch.cat(keys), floor_M
+    tile, row = row, row.merge_tiles(scoring.temperature)
+    if sampling.greedy:
+        return row, tile.maximum, floor_M
+    return row, tile.rebase(row.maximum[:, None], scoring.temperature).total, floor_M
+
+
+def _gather_tile(logits_MV: Tensor, tile_M: Tensor) -> Tensor:
+    """One tile of each row, fp32 [M, c], with −∞ in columns that it does not have."""
+    tiles = list(column_tiles(logits_MV.shape[1], row_invariant=True))
+    stop_M = torch.tensor([tile.stop for tile in tiles], device=tile_M.device)[tile_M]
+    column_c = torch.arange(max(tile.stop - tile.start for tile in tiles), device=tile_M.device)
+    column_Mc = tile_M[:, None] * TILE_COLUMNS + column_c
+    z_Mc = logits_MV.gather(1, column_Mc.clamp(max=logits_MV.shape[1] - 1)).float()
+    return z_Mc.masked_fill(column_Mc >= stop_M[:, None], -torch.inf)
 
 
 def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:

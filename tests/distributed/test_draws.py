@@ -1,0 +1,105 @@
+"""Draws from vocabularies of several tiles: their distribution, their bits, and rows that are broken or masked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import plain_filtered
+from torch import Tensor
+
+from lockstep.distributed.sampling import draw, token_scores
+from lockstep.types import SamplingParams
+
+SAMPLINGS = {
+    "plain": SamplingParams(1),
+    "temperature": SamplingParams(1, temperature=0.3),
+    "greedy": SamplingParams(1, temperature=0.0),
+    "top-k": SamplingParams(1, 0.8, top_k=20),
+    "top-p": SamplingParams(1, top_p=0.7),
+    "both": SamplingParams(1, 1.3, top_k=30, top_p=0.9),
+}
+ALL = pytest.mark.parametrize("name", SAMPLINGS)
+EXACT = pytest.mark.parametrize("exact", [False, True])
+
+
+def make(rows: int, columns: int, seed: int = 0) -> Tensor:
+    """Rows from a few likely tokens to many, so that supports of any size are drawn from."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.linspace(0.5, 6.0, rows)[:, None] * torch.randn(rows, columns, generator=generator)
+
+
+def even_uniforms(draws: int) -> Tensor:
+    """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within one draw."""
+    return (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+
+
+@ALL
+@pytest.mark.parametrize("columns", [2063, 2064, 9000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_exact_draw_has_the_bits_of_a_score_in_any_company(name: str, columns: int, dtype: torch.dtype) -> None:
+    logits, uniform = make(13, columns).to(dtype), even_uniforms(13)[torch.randperm(13)]
+    token, logprob = draw(logits, uniform, SAMPLINGS[name], row_invariant=True)
+    assert torch.equal(logprob, token_scores(logits, token, SAMPLINGS[name], row_invariant=True)[0])
+    for some in ([5], [12, 0, 7]):
+        alone_token, alone = draw(logits[some], uniform[some], SAMPLINGS[name], row_invariant=True)
+        assert torch.equal(alone_token, token[some])
+        assert torch.equal(alone, logprob[some])
+
+
+@ALL
+@EXACT
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+def test_draws_follow_the_distribution_over_tiles(name: str, exact: bool, spread: float) -> None:
+    draws, sampling = 1_000, SAMPLINGS[name]
+    logits = spread * make(1, 5003, seed=1) / 0.5
+    token, logprob = draw(logits.expand(draws, -1), even_uniforms(draws), sampling, exact)
+    if sampling.greedy:
+        assert (token == logits.argmax()).all()
+        probability = logits.double().softmax(-1)[0]
+    else:
+        probability = plain_filtered(logits.double(), sampling).softmax(-1)[0]
+        counted = torch.bincount(token, minlength=5003).double() / draws
+        torch.testing.assert_close(counted.cumsum(0), probability.cumsum(0), atol=1.0 / draws, rtol=0.0)
+        assert (probability[token] > 0).all()
+    torch.testing.assert_close(logprob.double(), probability[token].log(), atol=1e-5, rtol=0.0)
+
+
+@ALL
+@EXACT
+def test_masked_tokens_are_never_drawn(name: str, exact: bool) -> None:
+    """Whole tiles of them, and also between others, at the edges of all tiles and of (0, 1)."""
+    logits = make(1, 9000, seed=2)
+    logits[0, :2048] = logits[0, 4000:7000] = logits[0, 8990:] = logits[0, ::3] = -torch.inf
+    uniform = torch.cat([even_uniforms(200), torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)])
+    token, logprob = draw(logits.expand(len(uniform), -1), uniform, SAMPLINGS[name], exact)
+    assert logits[0, token].isfinite().all()
+    assert logprob.isfinite().all()
+
+
+@ALL
+@EXACT
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_broken_row_says_so_and_leaves_the_others_as_they_are(name: str, exact: bool, value: float) -> None:
+    logits, uniform = make(5, 9000), even_uniforms(5)
+    whole, kept = draw(logits, uniform, SAMPLINGS[name], exact), torch.tensor([0, 1, 3, 4])
+    logits[2, 4321] = value
+    token, logprob = draw(logits, uniform, SAMPLINGS[name], exact)
+    assert (token < 9000).all()
+    assert logprob.isfinite().tolist() == [True, True, False, True, True]
+    assert torch.equal(token[kept], whole[0][kept])
+    assert torch.equal(logprob[kept], whole[1][kept])
+
+
+@EXACT
+def test_the_first_of_equally_likely_tokens_is_the_greedy_one(exact: bool) -> None:
+    logits = make(3, 9000).bfloat16()
+    logits[0, [2047, 2048, 8999]] = logits[1, [5000, 5001]] = 50.0
+    logits[2] = 0.0
+    token, _ = draw(logits, even_uniforms(3), SAMPLINGS["greedy"], exact)
+    assert token.tolist() == [2047, 5000, 0]
+
+
+@EXACT
+def test_no_rows_draw_no_tokens(exact: bool) -> None:
+    token, logprob = draw(torch.zeros(0, 9000), torch.zeros(0, dtype=torch.float64), SAMPLINGS["both"], exact)
+    assert token.shape == logprob.shape == (0,)
