@@ -5,7 +5,11 @@ Children inherit it. Bits depend on the number of threads, so a run notes its ow
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MOST_THREADS = 8
@@ -26,6 +30,24 @@ def limit_threads() -> None:
 def stay_offline() -> None:
     """Keeps libraries from asking the Hugging Face Hub about models that are folders."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@contextmanager
+def spare_modules() -> Iterator[None]:
+    """Spares what is imported in the block from the search for garbage, there, later and at exit: modules stay.
+
+    torch and transformers make a million objects, and to search them took a third of a command's CPU time. A process
+    that has torch already is a program of the user's, or a test, whose objects may be garbage.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def usual_threads() -> int:
