@@ -2,9 +2,9 @@
 
     python -m benchmarks.startup [--repeats 3] [--save]
 
-Each command runs in a new folder, the first time with an empty cache, and again with the cache that it left. CPU seconds
-are those of the process and of all its children, the median of the repeats; commands take turns, the import too. A run
-of one step is there for what comes before that step, and has the end of a run in it: its model, its report.
+Each command runs in a new folder, the first time with an empty cache, and again with the cache that it left. CPU
+seconds are those of the process and of all its children, the median of the repeats; commands take turns, the import
+too. A run of one step is there for what comes before that step, and has the end of a run in it: its model, its report.
 """
 
 from __future__ import annotations

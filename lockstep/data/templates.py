@@ -122,10 +122,9 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _field(row: Row, name: str, where: str) -> str:
-    wrong = complaint(row, {name: "any"})
-    if wrong is not None:
-        raise DataError(f"{where}: {wrong}")
-    value = row[name]
+    value = row.get(name)
+    if type(value) not in _KINDS:
+        raise DataError(f"{where}: {complaint(row, {name: 'any'})}")
     try:
         return value if isinstance(value, str) else as_written(value)
     except TypeError as error:  # a table can hold dates and bytes inside of a list
