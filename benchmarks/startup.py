@@ -52,21 +52,27 @@ def cpu_seconds(arguments: Sequence[str], folder: Path) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
+def start_twice(arguments: Sequence[str]) -> tuple[float, float]:
+    """The CPU seconds with an empty cache, and then with what it holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        return cpu_seconds(arguments, Path(folder)), cpu_seconds(arguments, Path(folder))
+
+
 def measure_starts(commands: Sequence[str], repeats: int) -> list[Row]:
-    """Measures each command twice in every repeat, and the import once."""
-    floors: list[float] = []
-    found: dict[str, list[float]] = {}
+    """Measures each command, and the import, twice in every repeat."""
+    programs = {"": FLOOR} | {command: ("-m", "lockstep", *command.split()) for command in commands}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for _ in range(repeats):
-        with tempfile.TemporaryDirectory() as folder:
-            floors.append(cpu_seconds(FLOOR, Path(folder)))
-        for command in commands:
-            with tempfile.TemporaryDirectory() as folder:
-                for time in ("the first time", "again"):
-                    seconds = cpu_seconds(("-m", "lockstep", *command.split()), Path(folder))
-                    found.setdefault(f"`lockstep {command}`, {time}", []).append(seconds)
-    floor = statistics.median(floors)
-    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
-    return [Row(name, floor, seconds, floor / seconds) for name, seconds in medians.items()]
+        for name, arguments in programs.items():
+            found[name].append(start_twice(arguments))
+    floor = statistics.median(seconds for pair in found.pop("") for seconds in pair)
+    rows: list[Row] = []
+    for command, pairs in found.items():
+        for time, seconds in zip(
+            ("the first time", "again"), map(statistics.median, zip(*pairs, strict=True)), strict=True
+        ):
+            rows.append(Row(f"`lockstep {command}`, {time}", floor, seconds, floor / seconds))
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None, commands: Sequence[str] = COMMANDS) -> None:

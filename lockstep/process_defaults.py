@@ -39,7 +39,7 @@ def spare_modules() -> Iterator[None]:
     torch and transformers make a million objects, and to search them took a third of a command's CPU time. A process
     that has torch already is a program of the user's, or a test, whose objects may be garbage.
     """
-    if "torch" in sys.modules or not gc.isenabled():
+    if sys.modules.get("torch") is not None or not gc.isenabled():
         yield
         return
     gc.disable()
