@@ -26,7 +26,7 @@ FLOOR = ("-c", "import torch, transformers.models.llama.modeling_llama")
 COMMANDS = (
     "--help",
     "config ppo_wheel",
-    "plan ppo_wheel",
+    "plan grpo_arithmetic --gpus 8 --memory 80GB",
     "train ppo_wheel --dry-run",
     "train ppo_arithmetic --dry-run",
     "train grpo_arithmetic --dry-run",
