@@ -6,8 +6,11 @@ Children inherit it. Bits depend on the number of threads, so a run notes its ow
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MOST_THREADS = 8
@@ -45,6 +48,24 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_TRIM_THRESHOLD, int(os.environ[_MALLOC[0]]))
         libc.mallopt(_MMAP_THRESHOLD, int(os.environ[_MALLOC[1]]))
+
+
+@contextmanager
+def spare_modules() -> Iterator[None]:
+    """Spares what is imported in the block from the search for garbage, there, later and at exit: modules stay.
+
+    torch and transformers make a million objects, and to search them took a third of a command's CPU time. A process
+    that has torch already is a program of the user's, or a test, whose objects may be garbage.
+    """
+    if sys.modules.get("torch") is not None or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def usual_threads() -> int:

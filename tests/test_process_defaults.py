@@ -77,3 +77,49 @@ def test_a_machine_of_many_cores_is_shared_as_a_container_says(
     monkeypatch.setattr(process_defaults, "_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     assert process_defaults.usual_threads() == threads
+
+
+SPARED = """
+import gc
+from lockstep.process_defaults import spare_modules
+for kept in range(2):
+    try:
+        with spare_modules():
+            assert not gc.isenabled()
+            import decimal
+            raise ValueError
+    except ValueError:
+        pass
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000, gc.get_freeze_count()
+"""
+LEFT_ALONE = """
+import gc, torch
+from lockstep.process_defaults import spare_modules
+for wanted in (True, False):
+    (gc.enable if wanted else gc.disable)()
+    with spare_modules():
+        assert gc.isenabled() == wanted
+    assert gc.isenabled() == wanted
+assert not gc.get_freeze_count()
+"""
+DRY = """
+import gc, sys
+from lockstep.cli import main
+assert main(["train", "ppo_wheel", "--dry-run"]) == 0
+assert gc.isenabled()
+assert gc.get_freeze_count() > 300_000, gc.get_freeze_count()
+print("unused:", *sorted({"plotext", "pandas", "sklearn", "datasets", "matplotlib", "peft"} & sys.modules.keys()))
+"""
+
+
+def test_modules_are_no_garbage_and_what_comes_after_them_may_be() -> None:
+    heard(SPARED)
+
+
+def test_a_process_that_has_torch_or_collects_nothing_keeps_its_own_way() -> None:
+    heard(LEFT_ALONE)
+
+
+def test_a_dry_run_imports_nothing_that_it_does_not_use(in_tmp: Path) -> None:
+    assert heard(DRY).splitlines()[-1] == "unused:"

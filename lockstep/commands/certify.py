@@ -7,6 +7,7 @@ import argparse
 from lockstep.commands.arguments import Parsers
 from lockstep.errors import InputError
 from lockstep.paths import path_argument
+from lockstep.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:
@@ -43,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     out = None if options.out is None else Path(options.out)
     if out is not None and out.is_dir():
         raise InputError(f"--out {out} is a folder; name the file")
-    from lockstep.inference.certify import Asked, certify
+    with spare_modules():
+        from lockstep.inference.certify import Asked, certify
 
     return certify(options.model, Asked(options.count, options.max_tokens, prompts, options.seed), out)

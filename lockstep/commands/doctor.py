@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers
 from lockstep.paths import path_argument
+from lockstep.process_defaults import spare_modules
 
 if TYPE_CHECKING:
     from lockstep.config.loading import Loaded
@@ -111,7 +112,8 @@ def _load(options: argparse.Namespace) -> Loaded:
 
 def _measure(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    from lockstep.doctor.table import table
+    with spare_modules():
+        from lockstep.doctor.table import table
 
     return table(loaded)
 
@@ -132,14 +134,16 @@ def _quick(options: argparse.Namespace) -> int:
 
 def _diagnose(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    from lockstep.doctor.diagnose import diagnose
+    with spare_modules():
+        from lockstep.doctor.diagnose import diagnose
 
     return diagnose(loaded)
 
 
 def _refit(options: argparse.Namespace) -> int:
     loaded = _load(options)
-    from lockstep.doctor.refit_check import refit_check
+    with spare_modules():
+        from lockstep.doctor.refit_check import refit_check
 
     return refit_check(loaded)
 
@@ -158,7 +162,8 @@ def _analyze(options: argparse.Namespace) -> int:
 def _selftest(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from lockstep.doctor.selftest.run import selftest
+    with spare_modules():
+        from lockstep.doctor.selftest.run import selftest
 
     out = None if options.out is None else Path(options.out)
     return selftest(options.model, out, options.sweep, options.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_asking
+from lockstep.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:
@@ -19,7 +20,8 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.inference.eval_recipe import eval_recipe
 
     loaded = eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
-    from lockstep.inference.evaluate import evaluate
+    with spare_modules():
+        from lockstep.inference.evaluate import evaluate
 
     evaluate(loaded)
     return 0

@@ -6,6 +6,7 @@ import argparse
 
 from lockstep.commands.arguments import Parsers
 from lockstep.paths import path_argument
+from lockstep.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:
@@ -23,7 +24,8 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from pathlib import Path
 
-    from lockstep.run.export import export
+    with spare_modules():
+        from lockstep.run.export import export
 
     step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter)
     what, opener = ("adapters of the policy", "peft") if options.adapter else ("the policy", "transformers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_asking
+from lockstep.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:
@@ -19,7 +20,8 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.inference.generate_recipe import generate_recipe
 
     loaded = generate_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
-    from lockstep.inference.generate import generate
+    with spare_modules():
+        from lockstep.inference.generate import generate
 
     generate(loaded)
     return 0

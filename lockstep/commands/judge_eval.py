@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_asking
+from lockstep.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:
@@ -19,7 +20,8 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.inference.judge_eval_recipe import judge_eval_recipe
 
     loaded = judge_eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
-    from lockstep.inference.judge_eval import judge_eval
+    with spare_modules():
+        from lockstep.inference.judge_eval import judge_eval
 
     judge_eval(loaded)
     return 0

@@ -7,6 +7,7 @@ import argparse
 from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_recipe
 from lockstep.paths import path_argument
+from lockstep.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:
@@ -26,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.config.loading import load
 
     loaded = load(options.recipe, options.overrides)
-    from lockstep.plan.command import plan
+    with spare_modules():
+        from lockstep.plan.command import plan
 
     found = plan(loaded, options.gpus, options.memory, options.config)
     print(found.text)

@@ -7,6 +7,7 @@ import sys
 
 from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.process_defaults import spare_modules
 from lockstep.unread import outlive_reader
 
 
@@ -26,14 +27,14 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.config.loading import load
 
     if options.dry_run:
-        from lockstep.run.dry_run import dry_run
-
+        with spare_modules():
+            from lockstep.run.dry_run import dry_run
         print(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
     sys.stdout = outlive_reader(sys.stdout)  # a run is worth more than what it prints
-    from lockstep.report.agreement import read_agreement
-    from lockstep.run.train import require_trained, train
-
+    with spare_modules():
+        from lockstep.report.agreement import read_agreement
+        from lockstep.run.train import require_trained, train
     folder = train(load(options.recipe, options.overrides), options.allow_changes)
     compared = read_agreement(folder)
     if compared is not None and compared.exit_code:

@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,7 +108,7 @@ class Loaded:
         found = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
         return next((origin for origin in found if origin), "default")
 
-    @property
+    @cached_property
     def warm_start(self) -> Loaded | None:
         """The recipe that is trained first, which follows this one where it should; None where none is."""
         name = self.recipe.trained_first
@@ -136,7 +137,7 @@ class Loaded:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"
         return tree
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Ten hexadecimal digits of the SHA-256 of the identity: another option is another run."""
         canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class Layer:
     in_yaml: bool = True
 
 
+@cache
 def find_shipped() -> dict[str, Path]:
     """The recipes that come with the package, by name; each lies in the folder of what it runs."""
     paths = Path(str(files("lockstep"))).rglob("recipes/*.yaml")

@@ -209,8 +209,8 @@ def texts(
             if is_error(data.bad_rows):
                 raise _refusal(rows, _BAD, i, why)
         for i, row in contents.items():
-            others = [template for template in (optional or {}).values() if fills(row, template)]
-            yield from (render(template, row, rows.where(i)) for template in (*templates.values(), *others))
+            where, others = rows.where(i), [template for template in (optional or {}).values() if fills(row, template)]
+            yield from (render(template, row, where) for template in (*templates.values(), *others))
 
 
 @dataclass

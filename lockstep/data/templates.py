@@ -14,12 +14,14 @@ from lockstep.data.jsonl import AsWritten
 from lockstep.data.rows import DataError, Row
 from lockstep.errors import InputError
 
-_TYPES: Mapping[FieldType, type | tuple[type, ...]] = {
-    "text": str,
-    "number": (int, float),
-    "boolean": bool,
-    "list": list,
-    "object": dict,
+_KINDS: Mapping[type, FieldType] = {
+    str: "text",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    AsWritten: "number",
+    list: "list",
+    dict: "object",
 }
 
 
@@ -89,7 +91,7 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
 def _is_a(kind: FieldType, value: object) -> bool:
     match kind:
         case "any":
-            return _kind(value) in _TYPES
+            return type(value) in _KINDS
         case "text" | "number" | "boolean" | "list" | "object":
             return _kind(value) == kind
         case _:
@@ -98,9 +100,7 @@ def _is_a(kind: FieldType, value: object) -> bool:
 
 def _kind(value: object) -> str:
     """The type of a JSON value; of anything else, Python's name for it."""
-    if isinstance(value, bool):
-        return "boolean"
-    return next((kind for kind, types in _TYPES.items() if isinstance(value, types)), type(value).__name__)
+    return _KINDS.get(type(value)) or type(value).__name__
 
 
 @functools.lru_cache(maxsize=64)
@@ -122,10 +122,9 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _field(row: Row, name: str, where: str) -> str:
-    wrong = complaint(row, {name: "any"})
-    if wrong is not None:
-        raise DataError(f"{where}: {wrong}")
-    value = row[name]
+    value = row.get(name)
+    if type(value) not in _KINDS:
+        raise DataError(f"{where}: {complaint(row, {name: 'any'})}")
     try:
         return value if isinstance(value, str) else as_written(value)
     except TypeError as error:  # a table can hold dates and bytes inside of a list

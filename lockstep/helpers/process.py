@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lockstep.background import SIGNAL_CHECK_S
+from lockstep.process_defaults import spare_modules
 
 _START_S = 600.0  # importing what a user's module imports may take long on a busy disk
 _GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
@@ -248,7 +249,8 @@ def _serve(descriptor: str, module: str, *arguments: str) -> None:
 
     sys.stdout = sys.stderr = _Printed(say)
     try:
-        answers: Answers = importlib.import_module(module).answers(*arguments)
+        with spare_modules():
+            answers: Answers = importlib.import_module(module).answers(*arguments)
     except Exception as error:
         say("failed", str(error))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -22,6 +23,9 @@ _PIECES = r" ?\p{L}+(?: (?=[0-9]))?|[0-9]+|([^\s\p{L}0-9])\1*(?: (?=[0-9]))?|\s"
 # A model should be able to emit every number in the range of its data, not only those that happened to be seen. Where
 # numbers are large the whole range would be nearly all of the vocabulary, and only the seen ones are taken.
 _LARGEST_FILLED_RANGE = 1000
+
+# Made data repeats itself, and splitting is slow. Not every text is remembered: data may be larger than memory.
+_REMEMBERED = 1 << 14
 
 # These classes say that tokenizer.json is the whole tokenizer. AutoTokenizer does not believe them where config.json
 # names certain architectures (qwen2 among them, transformers 5.19): it then puts that architecture's splitting around
@@ -42,7 +46,14 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         A tokenizer for which `decode(encode(x)) == x` for every text it was made from.
     """
     splitter = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
-    pieces = {piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}
+    pieces: set[str] = set()
+
+    @lru_cache(_REMEMBERED)
+    def split(text: str) -> None:
+        pieces.update(piece for piece, _ in splitter.pre_tokenize_str(text))
+
+    for text in texts:
+        split(text)
     numbers = {piece for piece in pieces if piece.isascii() and piece.isdigit()}
     largest = max((int(number) for number in numbers), default=-1)
     filled = {str(n) for n in range(largest + 1)} if largest <= _LARGEST_FILLED_RANGE else set()

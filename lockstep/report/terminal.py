@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from itertools import groupby
 
-import plotext
 from rich.console import Console
 
 
@@ -27,6 +26,8 @@ def curve(
         Lines of text; with colors where standard output is a terminal that shows them and NO_COLOR does not forbid
         it, without escape codes elsewhere.
     """
+    import plotext
+
     console = Console(file=sys.stdout)
     colors = console.is_terminal and not console.is_dumb_terminal and not console.no_color
     figure = plotext.figure

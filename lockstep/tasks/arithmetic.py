@@ -120,8 +120,9 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
     num_passes = -(-spec.demonstrations // len(train))
     orders = (permute(len(train), spec.seed, "demonstrations", i) for i in range(num_passes))
     questions = itertools.islice(itertools.chain.from_iterable(orders), spec.demonstrations)
+    reasoned, direct = [problem.row() for problem in train], [problem.row(direct=True) for problem in train]
     for position, question in enumerate(questions):
-        yield train[question].row(direct=position >= first_direct and question < num_direct)
+        yield (direct if position >= first_direct and question < num_direct else reasoned)[question]
 
 
 def _problems(block: int, seed: int) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,11 @@ class Draws:
         return next(self._numbers)
 
 
-def list_syllables() -> list[str]:
+@cache
+def list_syllables() -> tuple[str, ...]:
     """1,040 words of one syllable, always in the same order: names of places, of questions and the like."""
     first, second, last = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
-    return [a + b + c for c in ("", *last) for a in first for b in second]
+    return tuple(a + b + c for c in ("", *last) for a in first for b in second)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
