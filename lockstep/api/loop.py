@@ -23,6 +23,7 @@ from lockstep.config import Cluster, Computation, LearnerSection, Optimizer, Sam
 from lockstep.config.loading import load_section
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
+from lockstep.models.heads import scores_tokens
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.progress import show_notes
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
@@ -74,7 +75,7 @@ def open_learner(
     spec = spec if chosen is not None else spec.frozen
     progress = show_notes()
     with speak_python("learner"):
-        if exact and head == "logits":
+        if exact and scores_tokens(head):
             spec = replace(spec, section=choose_learner_kernels(spec.model, spec.section, progress.note))
         return open_models.open_learner(spec, None, Cluster().timeout_s, progress, _WORKERS)
 
