@@ -24,7 +24,7 @@ from lockstep.config import (
     SamplerSection,
     Sampling,
 )
-from lockstep.config.backends import INFERENCE, TRAINING
+from lockstep.config.backends import INFERENCE
 from lockstep.types import Head
 
 if TYPE_CHECKING:
@@ -80,14 +80,11 @@ class Inference:
         """Says which option keeps learner and sampler from agreeing to the bit; None: none does."""
         if self.sampling is None:
             return "it trains on no samples"
-        if not TRAINING.find(learner.backend).is_exact:
-            return f"learner.backend={learner.backend} has kernels of its own"
+        reason = learner.explain_inexact()
+        if reason is not None:
+            return reason
         if not INFERENCE.find(self.sampler.backend).is_exact:
             return f"sampler.backend={self.sampler.backend} has kernels of its own"
-        if learner.parallel.ranks > 1:
-            return "learner.parallel cuts sums over ranks"
-        if learner.compile:
-            return "learner.compile writes kernels of its own"
         if self.one_step_ahead:
             return "one_step_ahead samples with older weights than those that are trained"
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.config import Computation, LoRA, SamplerSection
+from lockstep.config import Computation, LearnerSection, LoRA, SamplerSection
 from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
@@ -63,12 +63,35 @@ def choose_kernels(
     return usual
 
 
+def choose_learner_kernels(folder: str, learner: LearnerSection, note: Callable[[str], None]) -> LearnerSection:
+    """Chooses exact kernels for a learner beside samplers that are not known yet, where it can have them.
+
+    Args:
+        folder: Of its model.
+        learner: Its options.
+        note: Shows the user why it cannot.
+    """
+    reason = learner.explain_inexact()
+    if reason is None and learner.lora is not None:
+        reason = "learner.lora has adapters, which are merged for samplers that have a place for none"
+    reason = reason or _explain_inexact_model(folder, learner)
+    if reason is None:
+        return learner.compute_exactly()
+    note(f"not exact: {reason}, so samplers agree with this learner to rounding (E1), not to the bit (E2)")
+    return learner
+
+
 def explain_inexact_sampler(
     folder: str, sampler: SamplerSection, computation: Computation, adapters: LoRA | None = None
 ) -> str | None:
     """Says why a token's log-probability depends on what is sampled beside it; None: it does not."""
     if not INFERENCE.find(sampler.backend).is_exact:
         return f"sampler.backend={sampler.backend} has kernels of its own"
+    return _explain_inexact_model(folder, computation, adapters)
+
+
+def _explain_inexact_model(folder: str, computation: Computation, adapters: LoRA | None = None) -> str | None:
+    """Says why a model is not computed exactly on this machine; None: it is."""
     if resolve_device(computation.device).type != "cpu":
         return "learner.device is a GPU, whose kernels are not exact yet"
     config = read_config(folder)

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from lockstep.algorithms.exactness import choose_kernels, choose_learner_kernels
 from lockstep.api.values import read_arguments
 from lockstep.api.words import speak_python
 from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
 from lockstep.cluster.workers import Workers
-from lockstep.config import Cluster, LearnerSection, Optimizer, SamplerSection, user_code
+from lockstep.config import Cluster, Computation, LearnerSection, Optimizer, SamplerSection, user_code
 from lockstep.config.loading import load_section
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
+from lockstep.models.heads import scores_tokens
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.progress import show_notes
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
@@ -47,6 +49,7 @@ def open_learner(
     head: Head = "logits",
     optimizer: OptimizerKeys | None = None,
     seed: int = 0,
+    exact: bool = True,
     **options: Unpack[LearnerSectionKeys],
 ) -> Learner:
     """Opens a learner: a model with a head, and an optimizer if it is to learn.
@@ -56,6 +59,8 @@ def open_learner(
         head: `logits` for a policy, `value` for a critic, `reward` for a reward model.
         optimizer: Options of AdamW, such as `{"lr": 1e-5}`; None: the model is frozen.
         seed: Seed of a new head and of new adapters.
+        exact: Score tokens by kernels that give each the same bits as while it was sampled; where that cannot be, a
+            line says why.
         options: Options of the section `learner`, such as `dtype="bf16"` or `parallel={"dp": 2}`.
 
     Raises:
@@ -68,8 +73,11 @@ def open_learner(
     chosen = None if optimizer is None else load_section(Optimizer, read_arguments("optimizer", optimizer))
     spec = LearnerSpec(str(model), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
+    progress = show_notes()
     with speak_python("learner"):
-        return open_models.open_learner(spec, None, Cluster().timeout_s, show_notes(), _WORKERS)
+        if exact and scores_tokens(head):
+            spec = replace(spec, section=choose_learner_kernels(spec.model, spec.section, progress.note))
+        return open_models.open_learner(spec, None, Cluster().timeout_s, progress, _WORKERS)
 
 
 def save(learner: Learner, folder: str | Path) -> None:
@@ -106,23 +114,25 @@ class TextSampler:
     Attributes:
         sampler: The inference engine.
         source: Its model's folder and tokenizer.
+        computation: Its device, type and kernels.
         version: Version of its weights: how often they were synced.
     """
 
     sampler: Sampler
     source: ModelSource
+    computation: Computation
     version: int = 0
 
 
 def open_sampler(
     model: str | Path, learner: Learner | None = None, **options: Unpack[SamplerSectionKeys]
 ) -> TextSampler:
-    """Opens an inference engine.
+    """Opens an inference engine; where it can, it gives responses that no batch changes, to the bit.
 
     Args:
         model: A Hugging Face folder.
         learner: A learner of that model whose weights are shared where both can be in this process; elsewhere `sync`
-            sends them.
+            sends them. The sampler computes in its type and by its kernels.
         options: Options of the section `sampler`, such as `backend="vllm"` or `replicas=2`.
 
     Raises:
@@ -130,12 +140,16 @@ def open_sampler(
         ModelError: The model is not computed right here.
     """
     section = load_section(SamplerSection, read_arguments("lockstep.open_sampler", options))
-    computation = LearnerSection() if learner is None else open_models.section_of(learner)
+    own, progress = None if learner is None else open_models.section_of(learner), show_notes()
+    computation: Computation = own or LearnerSection()
     with speak_python("sampler"):
         require_sampler(section, computation)
-        spec = SamplerSpec(str(model), section, computation)
-        shared = None if learner is None else open_models.share_weights(learner, computation, spec, _WORKERS)
-        return TextSampler(shared or nearest(spec, show_notes(), _WORKERS), open_source(model))
+        if own is None or own.exact:
+            computation = choose_kernels(str(model), section, computation, progress.note)
+        spec, shared = SamplerSpec(str(model), section, computation), None
+        if learner is not None and own is not None:
+            shared = open_models.share_weights(learner, own, spec, _WORKERS)
+        return TextSampler(shared or nearest(spec, progress, _WORKERS), open_source(model), computation)
 
 
 @dataclass(frozen=True)
@@ -146,11 +160,13 @@ class SyncProof:
         version: Version of the weights that the engine now holds.
         tensors: Number of tensors that were compared.
         probe_gap: Mean |Δ log π| of a probe that both scored, nats; None where all tensors could be read back.
+        exact: True if learner and sampler then give each token the same log-probability to the bit.
     """
 
     version: int
     tensors: int
     probe_gap: float | None
+    exact: bool
 
 
 def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
@@ -163,7 +179,8 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
     sampler.sampler.wake()
     found = sync_weights(learner, sampler.sampler, sampler.version + 1, probe).floats()
     sampler.version += 1
-    return SyncProof(sampler.version, int(found["refit/attested"]), found.get("refit/probe_gap"))
+    exact = open_models.computes_exactly(learner, sampler.computation)
+    return SyncProof(sampler.version, int(found["refit/attested"]), found.get("refit/probe_gap"), exact)
 
 
 def rollout(

@@ -6,7 +6,7 @@ from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import Workers
-from lockstep.config import LearnerSection
+from lockstep.config import Computation, LearnerSection
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
 from lockstep.learners.rank import RankLearner
@@ -51,6 +51,13 @@ def section_of(learner: Learner) -> LearnerSection:
     if isinstance(learner, RankLearner | MeshLearner):
         return learner.section
     raise InputError("the learner is not one that open_learner opened; leave it out, and sync its weights")
+
+
+def computes_exactly(learner: Learner, sampler: Computation) -> bool:
+    """True if a learner and a sampler beside it give each token the same log-probability to the bit."""
+    if not isinstance(learner, RankLearner | MeshLearner):
+        return False
+    return learner.section.exact and sampler.exact and learner.section.is_bf16 == sampler.is_bf16
 
 
 def share_weights(learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers) -> Sampler | None:

@@ -182,6 +182,16 @@ class LearnerSection(Computation):
     def adapters_apart(self) -> LoRA | None:
         return self.lora if self.exact else None
 
+    def explain_inexact(self) -> str | None:
+        """Says which option keeps a learner from computing by the kernels of `models.exact`; None: none does."""
+        if not TRAINING.find(self.backend).is_exact:
+            return f"learner.backend={self.backend} has kernels of its own"
+        if self.parallel.ranks > 1:
+            return "learner.parallel cuts sums over ranks"
+        if self.compile:
+            return "learner.compile writes kernels of its own"
+        return None
+
     @model_validator(mode="after")
     def _backend_supports_options(self) -> LearnerSection:
         TRAINING.find(self.backend).refuse_options(self)

@@ -121,7 +121,10 @@ def _check_inference(recipe: Algorithm, found: Findings) -> None:
 
 def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> str | None:
     with found.problem():
-        return decide_exact(recipe, source.folder, found.notes.append)
+        reason = decide_exact(recipe, source.folder, found.notes.append)
+        if reason is None:
+            found.say("agreement", "exact (E2): a token's log-probability is the same sampled and trained, to the bit")
+        return reason
     return "it is refused"
 
 

@@ -1,4 +1,4 @@
-"""The decision whether a model that only samples computes exactly."""
+"""The decision whether a model that only samples, or a learner in a loop of one's own, computes exactly."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from lockstep.algorithms.exactness import choose_kernels
-from lockstep.config import Computation, SamplerSection
+from lockstep.algorithms.exactness import choose_kernels, choose_learner_kernels
+from lockstep.config import Computation, LearnerSection, LoRA, Parallel, SamplerSection
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -32,3 +32,24 @@ def test_a_sampler_is_exact_or_a_line_says_why_not(tmp_path: Path, kind: str, ba
         (note,) = notes
         assert note.startswith(f"not exact: {reason}")
         assert note.endswith("so responses may depend on sampler.max_batch_size in their last bits")
+
+
+@pytest.mark.parametrize(
+    ("kind", "learner", "reason"),
+    [
+        ("llama", LearnerSection(device="cpu", dtype="bf16"), None),
+        ("gpt_neox", LearnerSection(device="cpu"), "a gpt_neox has not been shown to be exact"),
+        ("llama", LearnerSection(device="cpu", compile=True), "learner.compile writes kernels of its own"),
+        ("llama", LearnerSection(device="cpu", parallel=Parallel(dp=2)), "learner.parallel cuts sums over ranks"),
+        ("llama", LearnerSection(device="cpu", backend="megatron"), "learner.backend=megatron has kernels of its own"),
+        ("llama", LearnerSection(device="cpu", lora=LoRA()), "learner.lora has adapters"),
+    ],
+)
+def test_a_learner_is_exact_or_a_line_says_why_not(
+    tmp_path: Path, kind: str, learner: LearnerSection, reason: str | None
+) -> None:
+    AutoConfig.for_model(kind, **SHAPE).save_pretrained(tmp_path)
+    notes: list[str] = []
+    assert choose_learner_kernels(str(tmp_path), learner, notes.append).exact is (reason is None)
+    assert not learner.exact
+    assert [note.startswith(f"not exact: {reason}") for note in notes] == ([] if reason is None else [True])

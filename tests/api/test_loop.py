@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import pytest
 import torch
+from tiers import full
 from torch import Tensor
 
 import lockstep
@@ -56,7 +57,7 @@ def test_the_example_learns(model: str, in_tmp: Path) -> None:
     rewards = [float(re.findall(r"reward ([\d.]+)", line)[0]) for line in lines]
     assert len(rewards) == 10
     assert rewards[-1] > 2 * rewards[0]
-    assert all("49 tensors proven" in line for line in lines)
+    assert all("49 tensors proven, largest gap 0.0e+00" in line for line in lines)
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,44 @@ def test_other_weights_are_seen(model: str) -> None:
     fresh = lockstep.rollout(sampler, ["Once"], score, max_tokens=8, num_generations=4, seed=1).batch
     assert (learner.logprobs(fresh) - fresh["sampler_logprob"]).abs().max() < 1e-4
     assert fresh["version"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(("dtype", "shared"), [("fp32", True), ("bf16", True), full("fp32", False)])
+def test_what_is_sampled_has_the_learner_s_log_probability_to_the_bit(
+    model: str, dtype: Literal["fp32", "bf16"], shared: bool
+) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-2}, dtype=dtype, micro_batch_tokens=100)
+    sampler = lockstep.open_sampler(model, learner, max_batch_size=3, replicas=1 if shared else 2)
+    compared = 0
+    for step in range(4):
+        assert lockstep.sync(learner, sampler).exact
+        rollouts = lockstep.rollout(
+            sampler, ["Once upon a time", "A dog"], score, max_tokens=12, num_generations=4, temperature=0.9,
+            top_p=0.95, seed=step,
+        )  # fmt: skip
+        batch = rollouts.batch.with_columns({"advantage": rollouts.batch.mask.float()})
+        assert torch.equal(learner.logprobs(batch)[batch.mask], batch["sampler_logprob"][batch.mask])
+        compared += int(batch.mask.sum())
+        learner.forward_backward(batch, Reinforce())
+        learner.optim_step()
+    assert compared > 200
+
+
+def test_a_loop_that_is_not_exact_says_why(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = lockstep.open_learner(model, exact=False)
+    assert not lockstep.sync(chosen, lockstep.open_sampler(model, chosen)).exact
+    assert "exact" not in capsys.readouterr().err
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-2}, lora={"rank": 2})
+    told = capsys.readouterr().err
+    assert "not exact: learner.lora has adapters" in told
+    assert "so samplers agree with this learner to rounding (E1), not to the bit (E2)" in told
+    sampler = lockstep.open_sampler(model)  # has no place for adapters, and gets them merged
+    assert not lockstep.sync(learner, sampler).exact
+    assert not lockstep.sync(lockstep.open_learner(model, dtype="bf16"), sampler).exact
+    assert lockstep.sync(lockstep.open_learner(model), sampler).exact
+    assert "exact" not in capsys.readouterr().err
+    lockstep.open_learner(model, head="value", optimizer={"lr": 1e-2}, lora={"rank": 2})
+    assert "exact" not in capsys.readouterr().err
 
 
 def test_seeds_and_rows(model: str) -> None:

@@ -199,11 +199,16 @@ def test_what_cannot_be_exact_is_refused_when_the_recipe_is_read(options: tuple[
 
 
 @pytest.mark.usefixtures("recipes")
-def test_a_dry_run_says_what_keeps_a_run_from_being_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    will = " exact (E2): "
     reason = "note: agreement.exact: learner.compile writes kernels of its own, so sampler and learner agree within"
-    assert reason in dry_run(load("ppo.yaml", ["learner.compile=true"]))
-    quiet = (["agreement.exact=false"], ["learner.lora={}"])
-    assert not any("agreement.exact" in dry_run(load("ppo.yaml", options)) for options in quiet)
+    compiled = dry_run(load("ppo.yaml", ["learner.compile=true"]))
+    assert reason in compiled
+    assert will not in compiled
+    for options, exact in (["agreement.exact=false"], False), (["learner.lora={}"], True):
+        told = dry_run(load("ppo.yaml", options))
+        assert "agreement.exact" not in told
+        assert (will in told) is exact
     monkeypatch.setattr(exactness, "resolve_device", lambda device: torch.device("cuda"))
     assert "note: agreement.exact: learner.device is a GPU, whose kernels are not exact yet" in dry_run(
         load("grpo.yaml", [])

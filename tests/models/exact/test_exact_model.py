@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,9 +144,12 @@ def test_what_is_not_written_exactly_is_named() -> None:
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_a_probe_finds_this_machine_exact_and_another_not(monkeypatch: pytest.MonkeyPatch, bf16: bool) -> None:
+def test_a_probe_finds_this_machine_exact_and_another_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bf16: bool
+) -> None:
     configs = [build(kind).config for kind in ("llama large", "qwen3", "gemma2", "gpt-oss", "mixtral")]
     assert [probe.probe(config, bf16) for config in configs] == [None] * 5
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))  # where no verdict is known
     monkeypatch.setattr(probe, "linear", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
     found = probe.probe(configs[0], bf16)
     assert found is not None

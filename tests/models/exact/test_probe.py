@@ -1,0 +1,162 @@
+"""Verdicts on products: each is found once, for all that decides it, and trusted only where it is whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+
+from lockstep.config import LoRA
+from lockstep.models.exact import probe
+from lockstep.models.exact.linear import linear
+
+SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+PRODUCTS = 3 + 1 + 1
+"""Linear maps of `SHAPE`, each once, the head, and attention."""
+
+
+@pytest.fixture
+def config() -> PreTrainedConfig:
+    return AutoConfig.for_model("llama", **SHAPE)
+
+
+@pytest.fixture
+def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of verdicts; there are none yet."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    return tmp_path / "exact"
+
+
+def differing(x: Tensor, weight: Tensor) -> Tensor:
+    """A product whose rows depend on their number, of 48 numbers."""
+    return linear(x, weight) + (len(x) == 5 and x.shape[1] == 48) * 1e-2
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The number of linear maps that were computed since it was asked last."""
+    computed: list[None] = []
+
+    def counted(x: Tensor, weight: Tensor) -> Tensor:
+        computed.append(None)
+        return linear(x, weight)
+
+    def since() -> int:
+        number = len(computed)
+        computed.clear()
+        return number
+
+    monkeypatch.setattr(probe, "linear", counted)
+    return since
+
+
+def test_a_second_probe_computes_no_product(
+    config: PreTrainedConfig, verdicts: Path, count: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert probe.probe(config, bf16=False) is None
+    assert count()
+    assert len(list(verdicts.iterdir())) == PRODUCTS
+    monkeypatch.setattr(probe, "Blockwise", None)  # attention's products are not those of `count`
+    assert probe.probe(config, bf16=False) is None
+    assert not count()
+    deeper = AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 3})  # of the same products
+    assert probe.probe(deeper, bf16=False) is None
+    assert not count()
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_only_what_is_new_is_tried(config: PreTrainedConfig, count: Callable[[], int]) -> None:
+    assert probe.probe(config, bf16=False) is None
+    whole = count()
+    assert probe.probe(config, bf16=True) is None
+    assert count() == whole
+    assert probe.probe(config, bf16=False, adapters=LoRA(rank=4)) is None
+    assert count() > 0
+
+
+@pytest.mark.usefixtures("verdicts")
+@pytest.mark.parametrize("cause", ["torch", "threads", "environment", "precision"])
+def test_what_decides_a_verdict_makes_it_another(
+    config: PreTrainedConfig, count: Callable[[], int], monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    assert probe.probe(config, bf16=False) is None
+    first = count()
+    match cause:
+        case "torch":
+            monkeypatch.setattr(torch, "__version__", "2.99.0")
+        case "environment":
+            monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "AVX2")
+        case _:
+            pass
+    precision = torch.get_float32_matmul_precision()
+    if cause == "precision":
+        torch.set_float32_matmul_precision("high")
+    try:
+        with probe.use_threads(2 if cause == "threads" else 1):
+            assert probe.probe(config, bf16=False) is None
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert count() >= first
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[:-9],
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: '{"exact": false}',
+        lambda text: text.replace("false", "0"),
+        lambda text: text.replace(torch.__version__, "2.0.0"),
+        lambda text: text.replace("_Map", "\xff"),
+    ],
+)
+def test_a_damaged_verdict_counts_for_nothing(
+    config: PreTrainedConfig, verdicts: Path, damage: Callable[[str], str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "linear", differing)
+        assert probe.probe(config, bf16=False) is not None
+    for file in verdicts.iterdir():
+        file.write_text(damage(file.read_text()), encoding="latin-1")
+    assert probe.probe(config, bf16=False) is None
+    assert [json.loads(file.read_text())["exact"] for file in verdicts.iterdir()] == [True] * PRODUCTS
+
+
+def test_where_nothing_can_be_kept_each_probe_tries_again(
+    config: PreTrainedConfig, verdicts: Path, count: Callable[[], int]
+) -> None:
+    verdicts.touch()  # an entry can be written here as little as on a full disk
+    assert probe.probe(config, bf16=False) is None
+    first = count()
+    assert first
+    assert probe.probe(config, bf16=False) is None
+    assert count() == first
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_a_product_that_differs_is_named_again(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "linear", differing)
+    found = probe.probe(config, bf16=False)
+    assert found == "a product of 48 by 32 in torch.float32 is not the same in any batch on this machine"
+    monkeypatch.setattr(probe, "linear", linear)
+    assert probe.probe(config, bf16=False) == found
+
+
+@pytest.mark.usefixtures("verdicts")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
+    config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    def on_threads(x: Tensor, weight: Tensor) -> Tensor:
+        return linear(x, weight) + (len(x) == 65 and torch.get_num_threads() == threads) * 1e-2
+
+    monkeypatch.setattr(probe, "linear", on_threads)
+    with probe.use_threads(2):
+        assert probe.probe(config, bf16=False) is not None
