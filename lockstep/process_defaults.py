@@ -16,6 +16,9 @@ from pathlib import Path
 MOST_THREADS = 8
 """Limit on threads: more only wait for each other in models trained on a CPU; `OMP_NUM_THREADS` overrides it."""
 
+_HEAVY = ("torch._C",)
+"""Modules that bring a million objects."""
+
 _KEPT_BYTES = 1 << 28
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _MALLOC = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
@@ -57,7 +60,7 @@ def spare_modules() -> Iterator[None]:
     torch and transformers make a million objects, and to search them took a third of a command's CPU time. A process
     that has torch already is a program of the user's, or a test, whose objects may be garbage.
     """
-    if sys.modules.get("torch") is not None or not gc.isenabled():
+    if not sys.modules.keys().isdisjoint(_HEAVY) or not gc.isenabled():
         yield
         return
     gc.disable()

@@ -52,7 +52,7 @@ def can_step(lm: PreTrainedModel) -> bool:
 
 
 @dataclass(frozen=True)
-class _Map:
+class _Linears:
     """A linear map; or several of the same input, where their product as one would round in another way."""
 
     weights: tuple[Tensor, ...]
@@ -82,13 +82,13 @@ class _Layer:
     """One layer: what is computed before attention, and behind it."""
 
     before: _Norm
-    qkv: _Map
+    qkv: _Linears
     q_norm: _Norm | None
     k_norm: _Norm | None
-    out: _Map
+    out: _Linears
     between: _Norm
-    gate_up: _Map
-    down: _Map
+    gate_up: _Linears
+    down: _Linears
     window: int | None
 
 
@@ -167,7 +167,7 @@ class TokenStep:
             window=attention.sliding_window if plain.has_windows else None,
         )
 
-    def _map(self, *modules: Any) -> _Map:
+    def _map(self, *modules: Any) -> _Linears:
         """Maps of the same input as one product, where they lie together and it is the same; in bf16, of copies."""
         weights = [module.weight.detach() for module in modules]
         biases = [module.bias.detach() for module in modules if module.bias is not None]
@@ -177,7 +177,7 @@ class TokenStep:
         if len(rows) == 1 or not is_exact(self._lm) or _is_one_product(rows, size, dtype, threads):
             weights, biases = _find_joined(weights), _find_joined(biases)
         known = [None] * len(weights) if not biases else [bias.to(dtype) for bias in biases]
-        return _Map(tuple(weight.to(dtype) for weight in weights), tuple(known))
+        return _Linears(tuple(weight.to(dtype) for weight in weights), tuple(known))
 
 
 @lru_cache

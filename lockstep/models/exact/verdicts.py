@@ -32,7 +32,7 @@ _ENVIRONMENT = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "OMP_",
 
 def recall(product: str, find: Callable[[], bool]) -> bool:
     """The verdict on a product; found now where it is not known yet."""
-    about = {"product": product, "torch": torch.__version__, "code": _hash_code(), **_describe_machine()}
+    about = {"product": product, "torch_version": torch.__version__, "code": _hash_code(), **_describe_machine()}
     path = folder() / entry("exact", json.dumps(about))
     known = _read(path)
     verdict = known.pop("exact", None)
