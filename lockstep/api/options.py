@@ -263,7 +263,6 @@ class RepeatedSamplingKeys(TypedDict, total=False):
 class VLLMKeys(TypedDict, total=False):
     """Options of the section `VLLM`."""
 
-    kv_cache_gib: float | None
     sleep: bool
 
 
@@ -282,6 +281,7 @@ class SamplerSectionKeys(TypedDict, total=False):
 
     backend: str
     max_batch_size: int
+    kv_cache_gib: float | None
     replicas: int
     max_restarts: int
     timeout_s: float

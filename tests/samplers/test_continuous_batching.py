@@ -154,6 +154,8 @@ def test_a_response_is_streamed_while_others_run(lm: PreTrainedModel) -> None:
     while scheduler.busy:
         scheduler.step()
     assert set(scheduler.finished) == set(numbers) - {numbers[2]}
+    ended = scheduler.finished[numbers[0]]
+    assert list(scheduler.stream(numbers[0])) == list(zip(ended.tokens, ended.logprobs, strict=True))
 
 
 def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedModel) -> None:

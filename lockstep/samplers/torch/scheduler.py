@@ -112,13 +112,14 @@ class Scheduler:
 
     def stream(self, number: int) -> Iterator[tuple[int, float]]:
         """Makes steps until a request has ended. Yields its tokens and their log-probabilities as they come."""
-        given = 0
-        while number not in self.finished:
-            self.step()
-            response = self.finished.get(number) or self._so_far(number)
+        given, ended = 0, None
+        while ended is None:
+            if number not in self.finished:
+                self.step()
+            ended = self.finished.pop(number, None)
+            response = ended or self._so_far(number)
             yield from zip(response.tokens[given:], response.logprobs[given:], strict=True)
             given = len(response.tokens)
-        del self.finished[number]
 
     @torch.no_grad()
     def step(self) -> None:
