@@ -319,8 +319,8 @@ class SamplerSection(Section):
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
     kv_cache_gib: PositiveFloat | None = Field(
         default=None,
-        description="memory for keys and values of an engine's running sequences, beyond which others wait; null: torch "
-        "takes what they need, vLLM 1 on a CPU and its usual share of a GPU",
+        description="memory for keys and values of an engine's running sequences, beyond which others wait; null: "
+        "torch takes what they need, vLLM 1 on a CPU and its usual share of a GPU",
     )
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
     max_restarts: NonNegativeInt = Field(
