@@ -140,6 +140,8 @@ def draw(
     """
     if not len(logits_MV):
         return torch.zeros_like(uniform_M, dtype=torch.int64), torch.zeros_like(uniform_M, dtype=torch.float32)
+    if sampling.full_support and logits_MV.shape[1] <= TILE_COLUMNS:
+        return _draw_from_one_tile(logits_MV.float(), uniform_M, sampling, row_invariant)
     scoring = _scoring(sampling, entropy=False, row_invariant=row_invariant)
     row, key_MT, floor_M = _sum_rows(logits_MV, scoring, sampling)
     if sampling.greedy:
@@ -155,6 +157,17 @@ def draw(
     token_M1 = (tile_M * TILE_COLUMNS + place_M).clamp_(max=logits_MV.shape[1] - 1)[:, None]
     scores = exchange(row, pick_logits(logits_MV, token_M1, 0), token_M1, logits_MV.shape[1], scoring, floor_M)
     return token_M1[:, 0], scores.logprob[:, 0]
+
+
+def _draw_from_one_tile(
+    z_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool
+) -> tuple[Tensor, Tensor]:
+    """`draw` from a whole vocabulary that is one tile, to the bit, in the few operations that it takes then."""
+    weight_MV = torch.empty_like(z_MV)
+    row = sum_block(z_MV, weight_MV, None, sampling.divisor, row_invariant=row_invariant)
+    token_M = z_MV.argmax(-1) if sampling.greedy else _pass_point(weight_MV, uniform_M)[0]
+    above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
+    return token_M, above_M / sampling.divisor - row.total.log()
 
 
 def _sum_rows(logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams) -> tuple[RowSums, Tensor, Tensor | None]:

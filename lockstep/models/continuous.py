@@ -36,8 +36,7 @@ class Growing:
             (arena, torch.arange(len(position), device=position.device), position)
             for arena, position in zip(arenas, parts, strict=True)
         ]
-        most = [int(position.max()) + 1 for position in parts]
-        self._widths = [width + -width % KEYS for width in most]
+        self._widths = [arena.filled + 1 + -(arena.filled + 1) % KEYS for arena in arenas]
         self._masks: dict[tuple[object, ...], list[Tensor]] = {}
 
     def attend(

@@ -37,12 +37,14 @@ class Arena:
         room: Tokens of each row.
         rows: Numbers of the rows in it.
         size: Number of rows that it has memory for.
+        filled: Tokens of its longest row; its owner says so.
         layers: Keys and values of each layer, two of [size, H, room, D].
     """
 
     room: int
     rows: list[int] = field(default_factory=list)
     size: int = 0
+    filled: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def append(self, rows: Sequence[int]) -> Tensor:

@@ -134,8 +134,8 @@ class Scheduler:
         running = len(self._rows)
         if new:
             self._begin(new)
-        self._append(_of_rows(logits_MV, running, [row.prompt for row in new]))
-        self._arrange()
+        if self._append(_of_rows(logits_MV, running, [row.prompt for row in new])) or new:
+            self._arrange()
 
     def _so_far(self, number: int) -> Response:
         rows = [row for row in self._rows if row.number == number]
@@ -158,7 +158,7 @@ class Scheduler:
 
     def _move_outgrown(self) -> None:
         """Gives twice the room to rows that have filled theirs; the newest row gives way where there is too little."""
-        for arena in self._extents.arenas:
+        for arena in [arena for arena in self._extents.arenas if arena.filled >= arena.room]:
             filled = self._places.filled_S[self._ints(arena.rows)]
             outgrown = [arena.rows[index] for index in (filled >= arena.room).nonzero().squeeze(-1).tolist()]
             while outgrown and len(self._rows) > 1 and not self._has_room(arena.room * len(outgrown)):
@@ -167,7 +167,7 @@ class Scheduler:
                 self._preempt(newest)
             if outgrown:
                 self._extents.move(arena, [arena.rows.index(place) for place in outgrown])
-        self._arrange()
+            self._arrange()
 
     def _has_room(self, tokens: int) -> bool:
         """True if running rows may have room for so many tokens more."""
@@ -191,10 +191,13 @@ class Scheduler:
 
     def _arrange(self) -> None:
         """Brings rows into the order in which their keys and values lie, after any of them began, moved or ended."""
-        order = [place for arena in self._extents.arenas for place in arena.rows]
-        if order != [row.place for row in self._rows] or len(order) != len(self._place_R):
-            of = {row.place: row for row in self._rows}
-            self._rows, self._place_R = [of[place] for place in order], self._ints(order)
+        arenas = self._extents.arenas
+        order = [place for arena in arenas for place in arena.rows]
+        of = {row.place: row for row in self._rows}
+        self._rows, self._place_R = [of[place] for place in order], self._ints(order)
+        filled = self._places.filled_S[self._place_R].split([len(arena.rows) for arena in arenas])
+        for arena, filled_R in zip(arenas, filled, strict=True):
+            arena.filled = int(filled_R.max())
 
     def _admit(self) -> tuple[list[Row], list[SharedPrompt]]:
         """Gives places to waiting rows. Returns them, and the prompts that are to be computed."""
@@ -238,6 +241,8 @@ class Scheduler:
         layout = Continuous(self._pool, running + filling, growing, beginning)
         logits_MV = self._forward(tokens.token, tokens.position, layout, tokens.keep)
         self._places.filled_S[self._place_R] += 1
+        for arena in self._extents.arenas:
+            arena.filled += 1
         for prompt, logits_V in zip(prompts, logits_MV[running:], strict=True):
             prompt.logits = logits_V.clone()
         self.passes, self.computed = self.passes + 1, self.computed + running + new
@@ -247,7 +252,9 @@ class Scheduler:
         """The newest token of each running row, and so many of no row."""
         token, position = self._places.token_S[self._place_R], self._places.filled_S[self._place_R]
         keep = torch.arange(len(self._rows), device=self._device)
-        return Tokens(F.pad(token, (0, filling)), F.pad(position, (0, filling)), keep)
+        if filling:
+            token, position = F.pad(token, (0, filling)), F.pad(position, (0, filling))
+        return Tokens(token, position, keep)
 
     def _begin(self, rows: Sequence[Row]) -> None:
         """Lets rows run behind their prompts, which are computed."""
@@ -260,8 +267,8 @@ class Scheduler:
             row.began = next(self._began)
             self._leave(row.prompt)
 
-    def _append(self, logits_RV: Tensor) -> None:
-        """Samples a token for each running row, and ends those that are whole."""
+    def _append(self, logits_RV: Tensor) -> bool:
+        """Samples a token for each running row, and ends those that are whole. Returns whether there were any."""
         places, place_R = self._places, self._place_R
         token_R, logprob_R, stopped_R = self._draw(logits_RV, places.uniforms(place_R))
         places.append(place_R, token_R, logprob_R)
@@ -273,6 +280,7 @@ class Scheduler:
         ended = [(row, stop) for row, stop, end in zip(self._rows, stopped, whole, strict=True) if end]
         if ended:
             self._finish(*zip(*ended, strict=True))
+        return bool(ended)
 
     def _draw(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Samples tokens. Returns them, their log-probabilities, and which of them stop a response [R]."""
