@@ -133,8 +133,7 @@ class TokenStep:
         q_k = all_NHD[:, :keys]
         if layer.q_norm is not None and layer.k_norm is not None:
             q_k = torch.cat([layer.q_norm(q_k[:, : self._heads]), layer.k_norm(q_k[:, self._heads :])], 1)
-        first, second = q_k.chunk(2, -1)
-        turned = q_k * cos + torch.cat([-second, first], -1) * sin
+        turned = q_k * cos + q_k.roll(self._size // 2, -1) * sin
         q, k, v = (
             x.transpose(0, 1)[None]
             for x in (*turned.split_with_sizes([self._heads, keys - self._heads], 1), all_NHD[:, keys:])
@@ -142,12 +141,13 @@ class TokenStep:
         return q, k, v
 
     def _angles(self, position_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions, each [N, 1, D]."""
+        """Cosines and sines of positions, each [N, 1, D]; the first half of the sines has the other sign."""
         most = int(position_N.max()) + 1
         if most > self._cos_sin.shape[1]:
             most = max(most, 2 * self._cos_sin.shape[1])
             positions = torch.arange(most + -most % _POSITIONS, device=position_N.device)
             self._cos_sin = torch.cat(self._rotary(self._cos_sin, positions[None]))
+            self._cos_sin[1, :, : self._size // 2].neg_()
         cos, sin = self._cos_sin[:, position_N, None].unbind()
         return cos, sin
 
