@@ -47,9 +47,9 @@ class Arena:
     filled: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def append(self, rows: Sequence[int]) -> Tensor:
+    def append(self, rows: Sequence[int]) -> slice:
         """Takes more rows. Returns their places."""
-        places = torch.arange(len(self.rows), len(self.rows) + len(rows))
+        places = slice(len(self.rows), len(self.rows) + len(rows))
         self.rows += rows
         if len(self.rows) > self.size:
             self.size = max(len(self.rows) + -len(self.rows) % _ROWS, self.size * 5 // 4)
@@ -57,7 +57,7 @@ class Arena:
                 self.layers[layer] = self._enlarge(keys), self._enlarge(values)
         return places
 
-    def write(self, layer: int, places: Tensor, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
+    def write(self, layer: int, places: slice, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
         """Writes the first tokens of rows."""
         if layer not in self.layers:
             self.layers[layer] = self._make(key_RHTD), self._make(value_RHTD)

@@ -130,11 +130,12 @@ class Scheduler:
         """
         self._move_outgrown()
         new, prompts = self._admit()
-        logits_MV = self._compute(prompts)
-        running = len(self._rows)
+        logits_MV, running = self._compute(prompts), len(self._rows)
+        begun = [row.prompt for row in new]
+        logits_MV = self._find_logits(logits_MV, running, prompts, begun)
         if new:
             self._begin(new)
-        if self._append(_of_rows(logits_MV, running, [row.prompt for row in new])) or new:
+        if self._append(logits_MV) or new:
             self._arrange()
 
     def _so_far(self, number: int) -> Response:
@@ -155,6 +156,7 @@ class Scheduler:
         if prompt.waiting == 0:
             del self._prompts[prompt.tokens]
             self._blocks.release(prompt.blocks)
+            prompt.logits = None
 
     def _move_outgrown(self) -> None:
         """Gives twice the room to rows that have filled theirs; the newest row gives way where there is too little."""
@@ -223,7 +225,7 @@ class Scheduler:
         return new, prompts
 
     def _compute(self, prompts: list[SharedPrompt]) -> Tensor | None:
-        """Makes a pass. Returns logits of running rows, then of prompts, which keep theirs; None: there are neither."""
+        """Makes a pass. Returns logits of running rows, then of prompts; None: there are neither."""
         running, multiple = len(self._rows), BLOCK if self._exact else 1
         if not running and not prompts:
             return None
@@ -243,10 +245,28 @@ class Scheduler:
         self._places.filled_S[self._place_R] += 1
         for arena in self._extents.arenas:
             arena.filled += 1
-        for prompt, logits_V in zip(prompts, logits_MV[running:], strict=True):
-            prompt.logits = logits_V.clone()
         self.passes, self.computed = self.passes + 1, self.computed + running + new
         return logits_MV
+
+    def _find_logits(
+        self, logits_MV: Tensor | None, running: int, prompts: list[SharedPrompt], begun: list[SharedPrompt]
+    ) -> Tensor:
+        """The logits of each row, those of running rows first, then those of the prompt with which each begins.
+
+        Args:
+            logits_MV: Those of the pass, of running rows and of prompts.
+            running: Number of running rows.
+            prompts: Prompts that the pass computed; they keep their logits as long as rows wait for them.
+            begun: The prompt of each row that begins.
+        """
+        alone = prompts == begun and all(prompt.waiting == 1 for prompt in prompts)
+        if logits_MV is not None and alone:
+            return logits_MV
+        for prompt, logits_V in zip(prompts, () if logits_MV is None else logits_MV[running:], strict=True):
+            prompt.logits = logits_V.clone()
+        first = [prompt.logits[None] for prompt in begun if prompt.logits is not None]
+        assert len(first) == len(begun), "a prompt was not computed"
+        return torch.cat(first if logits_MV is None else [logits_MV[:running], *first])
 
     def _take_newest(self, filling: int) -> Tokens:
         """The newest token of each running row, and so many of no row."""
@@ -324,14 +344,3 @@ class Scheduler:
 
     def _ints(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
-
-
-def _of_rows(logits_MV: Tensor | None, running: int, prompts: Sequence[SharedPrompt]) -> Tensor:
-    """The logits of each row, those of running rows first, then those of the prompt of each that begins."""
-    kept = [] if logits_MV is None else [logits_MV[:running]]
-    begun = [prompt.logits[None] for prompt in prompts if prompt.logits is not None]
-    assert len(begun) == len(prompts), "a prompt was not computed"
-    for prompt in prompts:
-        if prompt.waiting == 0:
-            prompt.logits = None
-    return torch.cat([*kept, *begun]) if begun else kept[0]
