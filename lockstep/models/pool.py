@@ -22,11 +22,6 @@ class Pool:
         self._count = 0
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @property
-    def bytes(self) -> int:
-        """Memory of all blocks."""
-        return sum(held.nbytes for layer in self.layers.values() for held in layer)
-
     def resize(self, count: int) -> None:
         """Makes room for so many blocks, and keeps what is there."""
         if count > self._count:

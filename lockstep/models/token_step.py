@@ -66,7 +66,7 @@ class _Linears:
 
 @dataclass(frozen=True)
 class _Norm:
-    """An RMS norm, in fp32 whatever it is given, as `transformers` has it."""
+    """An RMS norm that computes in fp32, as in `transformers`."""
 
     weight: Tensor
     eps: float

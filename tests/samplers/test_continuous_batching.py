@@ -1,4 +1,4 @@
-"""Continuous batching changes no bit: whatever shares a pass, waits, is shared, remembered, preempted or aborted."""
+"""Continuous batching changes no bit, also where rows wait, share prompts, continue others, give way or are aborted."""
 
 from __future__ import annotations
 

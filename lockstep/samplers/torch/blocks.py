@@ -37,11 +37,6 @@ class Blocks:
         self._known: dict[int, _Known] = {}
         self._newest = _ROOT
 
-    @property
-    def in_use(self) -> int:
-        """Number of blocks that have users."""
-        return self.count - len(self._free) - len(self._kept)
-
     def take(self, number: int) -> list[int]:
         """Takes free blocks, or those that are known for longest, or new ones."""
         while len(self._free) < number and len(self._kept) > self.keep:

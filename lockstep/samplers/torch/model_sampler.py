@@ -18,6 +18,7 @@ from lockstep.errors import RunError
 from lockstep.models.folder import context_of
 from lockstep.models.heads import LogitsHead, canonical
 from lockstep.samplers.base import Piece, gather_pieces
+from lockstep.samplers.torch.rows import Response
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.fingerprints import fingerprint
@@ -101,6 +102,23 @@ class ModelSampler(ABC):
     def _autocast(self) -> torch.autocast:
         """Computes in the sampler's type inside; it keeps bf16 copies of weights until it is left."""
         return torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16)
+
+    def _assemble(self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams) -> Batch:
+        """Lays each response behind its prompt."""
+        both = list(zip(requests, responses, strict=True))
+        tokens = [token for request, response in both for token in (*request.tokens, *response.tokens)]
+        lengths = [len(request.tokens) + len(response.tokens) for request, response in both]
+        batch = Batch(torch.tensor(tokens), torch.tensor(lengths), sampling=sampling)
+        mask = batch.position >= torch.tensor([len(request.tokens) for request in requests])[batch.row]
+        logprob = torch.zeros(len(tokens))
+        logprob[mask] = torch.tensor([one for response in responses for one in response.logprobs])
+        return batch.with_columns(
+            {"mask": mask, "sampler_logprob": logprob},
+            {
+                "truncated": torch.tensor([not response.stopped for response in responses]),
+                "version": torch.full((len(requests),), self.version or 0),
+            },
+        )
 
     def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> RunError:
         weights = "as it was opened" if self.version is None else f"with the weights of step {self.version}"

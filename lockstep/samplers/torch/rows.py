@@ -18,6 +18,14 @@ _FIRST = 64
 """Tokens of a response that there is first room for."""
 
 
+class NotFinite(Exception):
+    """Logits of a token of a request's response are NaN or infinite."""
+
+    def __init__(self, number: int, token: int) -> None:
+        super().__init__(number, token)
+        self.number, self.token = number, token
+
+
 @dataclass(frozen=True)
 class Response:
     """A whole response.

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep.batch import Batch
 from lockstep.models.continuous import Continuous
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import count_cache_numbers
 from lockstep.models.token_step import TokenStep, can_step
 from lockstep.samplers.base import Piece, require_room
 from lockstep.samplers.torch.model_sampler import ModelSampler
-from lockstep.samplers.torch.rows import Response
-from lockstep.samplers.torch.scheduler import NotFinite, Scheduler
+from lockstep.samplers.torch.rows import NotFinite, Response
+from lockstep.samplers.torch.scheduler import Scheduler
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 
@@ -123,23 +121,6 @@ class TorchSampler(ModelSampler):
             layout=layout,
             logits_to_keep=keep_M,
         ).logits[0]
-
-    def _assemble(self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams) -> Batch:
-        """Lays each response behind its prompt."""
-        both = list(zip(requests, responses, strict=True))
-        tokens = [token for request, response in both for token in (*request.tokens, *response.tokens)]
-        lengths = [len(request.tokens) + len(response.tokens) for request, response in both]
-        batch = Batch(torch.tensor(tokens), torch.tensor(lengths), sampling=sampling)
-        mask = batch.position >= torch.tensor([len(request.tokens) for request in requests])[batch.row]
-        logprob = torch.zeros(len(tokens))
-        logprob[mask] = torch.tensor([one for response in responses for one in response.logprobs])
-        return batch.with_columns(
-            {"mask": mask, "sampler_logprob": logprob},
-            {
-                "truncated": torch.tensor([not response.stopped for response in responses]),
-                "version": torch.full((len(requests),), self.version or 0),
-            },
-        )
 
 
 def _run(scheduler: Scheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:

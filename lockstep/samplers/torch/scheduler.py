@@ -25,7 +25,7 @@ from lockstep.models.heads import PLAIN
 from lockstep.models.pool import BLOCK, Pool
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
 from lockstep.samplers.torch.passes import Tokens, take_prompts
-from lockstep.samplers.torch.rows import Places, Response, Row, SharedPrompt
+from lockstep.samplers.torch.rows import NotFinite, Places, Response, Row, SharedPrompt
 from lockstep.types import Request, SamplingParams
 
 PASS_TOKENS = 16_384
@@ -33,14 +33,6 @@ PASS_TOKENS = 16_384
 
 Forward = Callable[[Tensor, Tensor, Continuous, Tensor], Tensor]
 """Computes logits [M, V] from tokens and positions [N], their layout, and which M of them have logits."""
-
-
-class NotFinite(Exception):
-    """Logits of a token of a request's response are NaN or infinite."""
-
-    def __init__(self, number: int, token: int) -> None:
-        super().__init__(number, token)
-        self.number, self.token = number, token
 
 
 class Scheduler:
@@ -88,11 +80,6 @@ class Scheduler:
     def busy(self) -> bool:
         """True while requests wait or run."""
         return bool(self._waiting or self._rows)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Memory of keys and values now."""
-        return self._extents.bytes + self._pool.bytes
 
     def submit(self, request: Request, sampling: SamplingParams) -> int:
         """Queues a request. Returns its number."""

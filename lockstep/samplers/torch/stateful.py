@@ -16,11 +16,10 @@ from lockstep.batch import Batch
 from lockstep.errors import InputError
 from lockstep.models.attention import Cached, SideBySide
 from lockstep.models.folder import carries_state
-from lockstep.samplers.base import Piece, require_room
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.static import StaticSampler
-from lockstep.types import Request, SamplingParams
+from lockstep.types import Request
 
 _KEYWORDS = ("past_key_values", "cache_params")
 """Names of the cache in the signatures of `transformers` models."""
@@ -55,16 +54,15 @@ class OwnCache(SideBySide, Cached):
 class StatefulTorchSampler(StaticSampler):
     """A `StaticSampler` for models whose layers carry a state."""
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        require_room(requests, self._context)
+    def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
+        """Prompts of one length together."""
         alike = defaultdict[int, list[int]](list)
         for place, request in enumerate(requests):
             alike[len(request.tokens)].append(place)
         size = self._max_batch_size
         for _, places in sorted(alike.items()):
             for start in range(0, len(places), size):
-                some = places[start : start + size]
-                yield some, self._generate([requests[i] for i in some], sampling)
+                yield places[start : start + size]
 
     def _cache(self, prompts: Batch, capacity: int) -> Cached:
         return OwnCache(self._lm, prompts)

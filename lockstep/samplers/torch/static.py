@@ -15,34 +15,29 @@ from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.heads import PLAIN
 from lockstep.samplers.base import Piece, require_room
 from lockstep.samplers.torch.model_sampler import ModelSampler
+from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.types import Request, SamplingParams
 
 _COMPACT_BELOW = 0.8
 """Finished rows are dropped once fewer than this share still runs: a copy of the cache costs about a step."""
 
 
-class _NotFinite(Exception):
-    """Logits of a token of a row's response are NaN or infinite."""
-
-    def __init__(self, row: int, token: int) -> None:
-        super().__init__(row, token)
-        self.row, self.token = row, token
-
-
 class StaticSampler(ModelSampler):
     """A `ModelSampler` that decodes a batch to its end before it begins the next."""
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Samples prompts of like length together, short ones first, so that a repeated rest is batched as before."""
         require_room(requests, self._context)
-        order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
-        size = self._max_batch_size
-        for start in range(0, len(order), size):
-            places = order[start : start + size]
+        for places in self._batches(requests):
             try:
                 yield places, self._generate([requests[i] for i in places], sampling)
-            except _NotFinite as broken:
-                raise self._not_finite(requests, places[broken.row], broken.token) from None
+            except NotFinite as broken:
+                raise self._not_finite(requests, places[broken.number], broken.token) from None
+
+    def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
+        """Prompts of like length together, short ones first, so that a repeated rest is batched as before."""
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
+        for start in range(0, len(order), self._max_batch_size):
+            yield order[start : start + self._max_batch_size]
 
     def wake(self) -> None:
         """Does nothing: nothing is known from one batch to the next."""
@@ -56,8 +51,10 @@ class StaticSampler(ModelSampler):
         room_B = (self._context - prompts.lengths).clamp(max=sampling.max_tokens).to(self._lm.device)
         # Autocast keeps its bf16 copies of the weights until it is left; in `inference_mode` it would keep none.
         with self._autocast():
-            tokens_BK, logprob_BK, length_B, stopped_B = self._decode(prompts, requests, sampling, room_B)
-        return self._assemble(prompts.to("cpu"), tokens_BK, logprob_BK, length_B, stopped_B, sampling)
+            columns = self._decode(prompts, requests, sampling, room_B)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        responses = [Response(tokens[:length], own[:length], stopped) for tokens, own, length, stopped in rows]
+        return self._assemble(requests, responses, sampling)
 
     def _decode(
         self, prompts: Batch, requests: Sequence[Request], sampling: SamplingParams, room_B: Tensor
@@ -86,7 +83,7 @@ class StaticSampler(ModelSampler):
             running = running & ~stopped_B[alive] & (room_B[alive] > k + 1)
             left, num_broken = torch.stack([running.sum(), broken.sum()]).tolist()  # one wait for the device
             if num_broken:
-                raise _NotFinite(int(alive[broken][0]), k)
+                raise NotFinite(int(alive[broken][0]), k)
             if left == 0:
                 break
             if left < _COMPACT_BELOW * alive.numel():
@@ -105,38 +102,6 @@ class StaticSampler(ModelSampler):
         return self._lm(
             input_ids=tokens, position_ids=position, use_cache=False, layout=cache, logits_to_keep=keep
         ).logits
-
-    def _assemble(
-        self,
-        prompts: Batch,
-        tokens_BK: Tensor,
-        logprob_BK: Tensor,
-        length_B: Tensor,
-        stopped_B: Tensor,
-        sampling: SamplingParams,
-    ) -> Batch:
-        """Lays each response behind its prompt."""
-        length_B = length_B.cpu()
-        written = torch.arange(tokens_BK.shape[1])[None, :] < length_B[:, None]
-        responses = Batch(tokens_BK.cpu()[written], length_B, {"sampler_logprob": logprob_BK.cpu()[written]})
-        both = Batch(
-            torch.cat([prompts.tokens, responses.tokens]),
-            torch.stack([prompts.lengths, length_B]).reshape(-1),
-            {
-                "mask": torch.arange(prompts.tokens.numel() + responses.tokens.numel()) >= prompts.tokens.numel(),
-                "sampler_logprob": torch.cat([torch.zeros(prompts.tokens.numel()), responses["sampler_logprob"]]),
-            },
-        ).select(torch.arange(2 * len(prompts)).view(2, -1).T.reshape(-1))
-        return Batch(
-            both.tokens,
-            prompts.lengths + length_B,
-            both.token,
-            {
-                "truncated": ~stopped_B.cpu(),
-                "version": torch.full((len(prompts),), self.version or 0),
-            },
-            sampling,
-        )
 
 
 def _prompts(requests: Sequence[Request]) -> Batch:
