@@ -11,7 +11,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -19,7 +19,6 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 
 from lockstep.distributed.meeting import Meeting
 
@@ -82,20 +81,20 @@ class Bucket:
         return cls(**fields, slots=tuple(slots))
 
 
-def join_group(store: Store, own: Meeting) -> dist.ProcessGroup:
+def join_group(own: Meeting) -> dist.ProcessGroup:
     """Joins a process group for weights alone, apart from torch's default one, which an engine may use itself.
 
     Returns when all are there. The sender has rank 0.
     """
-    group = dist.ProcessGroupGloo(store, own.rank, own.size, own.timeout)
+    group = dist.ProcessGroupGloo(own.store(), own.rank, own.size, own.timeout)
     return cast("dist.ProcessGroup", group)  # it has the same methods
 
 
 class Carrier(Protocol):
-    """The sender's side of a transfer."""
+    """Moves the bytes of buckets from the process that has the weights."""
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        """Fills buckets. A bucket's bytes stay until the one after the next is requested."""
+    def fill(self, number: int, slots: tuple[Slot, ...], tensors: Sequence[Tensor]) -> Bucket:
+        """Fills the next bucket. Its bytes stay until the one after the next is filled."""
         ...
 
     def ship(self, bucket: Bucket) -> None:
@@ -109,13 +108,10 @@ class SharedMemory:
     def __init__(self) -> None:
         self._files = (_SharedFile(), _SharedFile())
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        for number, (slots, tensors) in enumerate(pack(stream)):
-            file = self._files[number % 2]
-            flat = file.bytes(_end(slots))
-            for slot, tensor in zip(slots, tensors, strict=True):
-                slot.of(flat).copy_(tensor)
-            yield Bucket(number, file.path, _end(slots), slots)
+    def fill(self, number: int, slots: tuple[Slot, ...], tensors: Sequence[Tensor]) -> Bucket:
+        file = self._files[number % 2]
+        _fill(file.bytes(_end(slots)), slots, tensors)
+        return Bucket(number, file.path, _end(slots), slots)
 
     def ship(self, bucket: Bucket) -> None:
         """Does nothing: receivers see the written memory."""
@@ -148,13 +144,10 @@ class GroupBroadcast:
         self._group = group
         self._flat = torch.empty(0)
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        for number, (slots, tensors) in enumerate(pack(stream)):
-            flat = torch.empty(_end(slots), dtype=torch.uint8)
-            for slot, tensor in zip(slots, tensors, strict=True):
-                slot.of(flat).copy_(tensor)
-            self._flat = flat
-            yield Bucket(number, "", flat.numel(), slots)
+    def fill(self, number: int, slots: tuple[Slot, ...], tensors: Sequence[Tensor]) -> Bucket:
+        self._flat = torch.empty(_end(slots), dtype=torch.uint8)
+        _fill(self._flat, slots, tensors)
+        return Bucket(number, "", self._flat.numel(), slots)
 
     def ship(self, bucket: Bucket) -> None:
         self._group.broadcast([self._flat], _FROM_SENDER).wait()
@@ -196,6 +189,11 @@ def unpack(bucket: Bucket, group: dist.ProcessGroup | None) -> Iterator[tuple[st
         group.broadcast([flat], _FROM_SENDER).wait()
     for slot in bucket.slots:
         yield slot.name, slot.of(flat)
+
+
+def _fill(flat: Tensor, slots: Iterable[Slot], tensors: Iterable[Tensor]) -> None:
+    for slot, tensor in zip(slots, tensors, strict=True):
+        slot.of(flat).copy_(tensor)
 
 
 def _end(slots: Iterable[Slot]) -> int:

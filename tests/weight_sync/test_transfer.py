@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lockstep.distributed.meeting import Host
 from lockstep.weight_sync import transfer
-from lockstep.weight_sync.transfer import Bucket, GroupBroadcast, SharedMemory, join_group, unpack
+from lockstep.weight_sync.sender import LocalSender
+from lockstep.weight_sync.transfer import Bucket, join_group, unpack
 
 SHAPES = {
     "odd": (5,), "scalar": (), "bf16": (7, 3), "flags": (9,), "large": (40, 40), "after": (6, 6), "larger": (60, 40),
@@ -40,7 +41,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 def test_buckets_are_numbered_bounded_and_whole() -> None:
     taken: dict[str, Tensor] = {}
     numbers = []
-    for bucket in SharedMemory().buckets(weights().items()):
+    for bucket in LocalSender().buckets(weights().items()):
         numbers.append(bucket.number)
         assert bucket.size <= 512 or len(bucket.slots) == 1
         assert all(slot.start % 64 == 0 for slot in bucket.slots)
@@ -53,8 +54,8 @@ def test_buckets_are_numbered_bounded_and_whole() -> None:
 def test_a_bucket_stays_while_the_next_is_filled() -> None:
     taken: dict[str, Tensor] = {}
     before: Bucket | None = None
-    carrier = SharedMemory()
-    for bucket in carrier.buckets(weights().items()):
+    sender = LocalSender()
+    for bucket in sender.buckets(weights().items()):
         if before is not None:
             taken |= {name: tensor.clone() for name, tensor in unpack(before, None)}
         before = bucket
@@ -69,17 +70,18 @@ def test_a_group_carries_the_same() -> None:
 
     def receive() -> None:
         own = host.meeting.of(1)
-        group = join_group(own.store(), own)
+        group = join_group(own)
         while ready.acquire() and sent:
             taken.update(unpack(sent.pop(0), group))
 
     receiver = threading.Thread(target=receive, daemon=True)
     receiver.start()
-    carrier = GroupBroadcast(join_group(host.store, host.meeting))
-    for bucket in carrier.buckets(weights().items()):
+    sender = LocalSender()
+    sender.join(host.meeting)
+    for bucket in sender.buckets(weights().items()):
         sent.append(bucket)
         ready.release()
-        carrier.ship(bucket)
+        sender.ship(bucket)
     ready.release()
     receiver.join(30.0)
     assert_same(taken, weights())
@@ -93,5 +95,5 @@ def test_a_stream_is_gone_through_as_it_is_sent() -> None:
             asked.append(name)
             yield name, tensor
 
-    next(SharedMemory().buckets(stream()))
+    next(LocalSender().buckets(stream()))
     assert len(asked) < len(SHAPES)

@@ -73,7 +73,7 @@ class ModelSampler(ABC):
         return [self.attest(version)]
 
     def join(self, meeting: Meeting) -> None:
-        self._group = join_group(meeting.store(), meeting)
+        self._group = join_group(meeting)
 
     def receive(self, bucket: Bucket) -> None:
         self._take(unpack(bucket, self._group))

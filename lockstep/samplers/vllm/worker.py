@@ -43,7 +43,7 @@ class WeightReceiver:
     def join_carrier(self, meeting: str) -> None:
         """Joins the process group by which buckets come."""
         own = Meeting(**json.loads(meeting))
-        self._group = join_group(own.store(), own)
+        self._group = join_group(own)
 
     def receive_weights(self, announced: str) -> None:
         """Takes a bucket."""
