@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.distributed.meeting import Meeting
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
-from lockstep.weight_sync.transfer import Bucket
+from lockstep.weight_sync.transfer import Bucket, Inbox
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,16 @@ class Outgoing:
         self._learner = learner
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields names and tensors. Where another process sends them, a tensor may change once the next is taken."""
+        if self.sender is None:
+            yield from self._send()
+            return
+        self.sender.join(None)
+        inbox = Inbox()
+        for bucket in self.sender.buckets(self):
+            yield from inbox.unpack(bucket)
+
+    def _send(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._learner.weights():
             cast = tensor.to(type_for(tensor, self.dtype))
             self.sent[name] = Sent.of(cast)

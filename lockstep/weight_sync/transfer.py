@@ -24,6 +24,8 @@ from lockstep.distributed.meeting import Meeting
 
 _CAPACITY = 1 << 26
 _ALIGNMENT = 64
+_TURNS = 2
+"""Stretches of shared memory that are filled in turn."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,13 @@ class Carrier(Protocol):
 
 
 class SharedMemory:
-    """Carries buckets by shared memory, two in turn: one is filled while the other is read. Nothing outlives it."""
+    """Carries buckets by shared memory, in turn: one is filled while the other is read. Nothing outlives it."""
 
     def __init__(self) -> None:
-        self._files = (_SharedFile(), _SharedFile())
+        self._files = [_SharedFile() for _ in range(_TURNS)]
 
     def fill(self, number: int, slots: tuple[Slot, ...], tensors: Sequence[Tensor]) -> Bucket:
-        file = self._files[number % 2]
+        file = self._files[number % _TURNS]
         _fill(file.bytes(_end(slots)), slots, tensors)
         return Bucket(number, file.path, _end(slots), slots)
 
@@ -172,23 +174,39 @@ def pack(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Slot, ...
         yield tuple(slots), tensors
 
 
-def unpack(bucket: Bucket, group: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
-    """The receiver's side: names and tensors of a bucket. The tensors may change once all have been taken.
+class Inbox:
+    """The receiver's side: takes tensors out of buckets. It keeps the sender's memory mapped from one to the next."""
 
-    Args:
-        bucket: The bucket that the sender announced.
-        group: The process group, where bytes come by it.
-    """
-    if bucket.place:
-        with Path(bucket.place).open("r+b") as file:
-            mapped = mmap.mmap(file.fileno(), bucket.size)
-            flat = torch.frombuffer(mapped, dtype=torch.uint8)
-    else:
-        assert group is not None, "a bucket without a place comes by the group that was joined before"
-        flat = torch.empty(bucket.size, dtype=torch.uint8)
-        group.broadcast([flat], _FROM_SENDER).wait()
-    for slot in bucket.slots:
-        yield slot.name, slot.of(flat)
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = None
+        self._mapped: dict[tuple[int, int], Tensor] = {}
+
+    def join(self, meeting: Meeting) -> None:
+        """Joins the process group by which bytes come where a bucket has no place."""
+        self._group = join_group(meeting)
+
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of a bucket that was announced. The tensors may change once all have been taken."""
+        flat = self._map(bucket.place) if bucket.place else self._receive(bucket.size)
+        for slot in bucket.slots:
+            yield slot.name, slot.of(flat)
+
+    def _map(self, place: str) -> Tensor:
+        """The bytes of a file, which is the same as before only if its number is: paths are used again."""
+        with Path(place).open("r+b") as file:
+            found = os.fstat(file.fileno())
+            key = found.st_dev, found.st_ino
+            if key not in self._mapped or self._mapped[key].numel() < found.st_size:
+                if len(self._mapped) == _TURNS:
+                    self._mapped.clear()
+                self._mapped[key] = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+            return self._mapped[key]
+
+    def _receive(self, size: int) -> Tensor:
+        assert self._group is not None, "a bucket without a place comes by the group that was joined before"
+        flat = torch.empty(size, dtype=torch.uint8)
+        self._group.broadcast([flat], _FROM_SENDER).wait()
+        return flat
 
 
 def _fill(flat: Tensor, slots: Iterable[Slot], tensors: Iterable[Tensor]) -> None:

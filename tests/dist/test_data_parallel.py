@@ -21,8 +21,11 @@ from lockstep.cluster.worker_proxy import RemoteError, WorkerDied
 from lockstep.config import SamplerSection
 from lockstep.learners.base import train
 from lockstep.losses.preference import Preference
+from lockstep.models.load import load_causal_lm
+from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync.fingerprints import fingerprint
 from lockstep.weight_sync.outgoing import Outgoing, Sent, type_for
+from lockstep.weight_sync.sync import sync_weights
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
@@ -117,6 +120,13 @@ def test_ranks_send_their_weights_as_one_process_would(
     assert outgoing.sent == {name: Sent.of(tensor) for name, tensor in whole.items()}
     expected = {name: fingerprint(tensor.float()) for name, tensor in whole.items()}
     assert [dict(one.fingerprints) for one in held] == [expected, expected]
+
+
+def test_a_sampler_in_the_driver_takes_what_ranks_send(two: MeshLearner, models: Callable[..., Path]) -> None:
+    sampler = TorchSampler(load_causal_lm(models("qwen3", seed=1)), 2)
+    sync_weights(two, sampler, 1)
+    for name, tensor in two.weights():
+        assert torch.equal(sampler.show(name), tensor)
 
 
 def test_a_weight_sync_that_breaks_off_leaves_ranks_usable(two: MeshLearner) -> None:
