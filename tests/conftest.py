@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it"
     )
-    config.addinivalue_line("markers", "vllm: needs vLLM, as `needs` says; for `-m \"gpu and not vllm\"`")
+    config.addinivalue_line("markers", 'vllm: needs vLLM, as `needs` says; for `-m "gpu and not vllm"`')
     config.addinivalue_line("markers", "gpu: needs a GPU; run by `pytest -m gpu`, and by nothing else")
     if "gpu" not in (config.getoption("markexpr") or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all other tests stay on the CPU, what they start too

@@ -1,4 +1,4 @@
-"""What is checked of a machine: each check measures, or says why it cannot, or finds that a promise is broken."""
+"""The checks of a machine: each measures, or says why it cannot, or finds that a promise is broken."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REPEATS = 5
 _UPDATES = 8
 
 Measured = Mapping[str, float | str]
-"""What a check measured, by name with its unit."""
+"""Figures of a check, by name with their unit."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep import keyed
 from lockstep.batch import Batch
@@ -45,7 +45,7 @@ class Scale:
 
     @classmethod
     def for_memory(cls, memory: int | None) -> Scale:
-        """What a GPU with so many bytes has room for, several times over; None: a CPU."""
+        """The work that a GPU with so many bytes has room for, several times over; None: a CPU."""
         if memory is None:
             return cls(64, 2, 512, 8, 16, 16, 512, 1 << 24)
         if memory < 30e9:
@@ -72,7 +72,8 @@ class Trial:
     @classmethod
     def make(cls, folder: Path, device: torch.device, gpus: int, scale: Scale) -> Trial:
         """Writes the model."""
-        config = LlamaConfig(
+        config = AutoConfig.for_model(
+            "llama",
             vocab_size=scale.vocabulary,
             hidden_size=scale.hidden,
             intermediate_size=scale.hidden * 11 // 4,
@@ -83,7 +84,7 @@ class Trial:
             tie_word_embeddings=False,
         )
         torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         return cls(folder, device, gpus, scale)
 
     def computation(self, dtype: DType) -> Computation:
@@ -108,7 +109,7 @@ class Trial:
 
     @property
     def sampling(self) -> SamplingParams:
-        """How responses are sampled: all to their full length."""
+        """The sampling of responses: all to their full length."""
         return SamplingParams(self.scale.response)
 
     @cached_property
