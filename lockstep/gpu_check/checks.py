@@ -154,7 +154,7 @@ def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> di
     batch = sampler.generate(trial.requests, trial.sampling)
     seconds = time.perf_counter() - begun
     tally = Tally.of(learner.logprobs(batch), batch["sampler_logprob"], batch.mask, batch.lengths)
-    bound = AgreementSection().bound(dtype == "bf16")
+    bound = AgreementSection().bound(trial.computation(dtype).is_bf16)
     if tally.breaks(bound):
         raise BrokenPromiseError(
             f"sampler and learner disagree on {tally.mismatches:,} of {tally.tokens:,.0f} tokens, by up to "

@@ -1,4 +1,4 @@
-"""`lockstep gpu-check` on a CPU: each check measures, what is wrong is told, and no check keeps another from running."""
+"""`lockstep gpu-check` on a CPU: each check measures, tells what is wrong, and keeps no other from running."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
     def failed() -> checks.Measured:
         raise IndexError("no such stream")
 
-    listed: list[Check] = []
+    listed: Sequence[Check] = []
+    told: list[dict[str, str]] = []
     monkeypatch.setattr(command, "list_checks", lambda _: listed)
     states: list[tuple[Sequence[Check], int]] = [
         ([Check("good", lambda: {"GB/s": 3.25}), Check("absent", broken, "it takes two GPUs")], exit_codes.OK),
