@@ -11,13 +11,12 @@ from typing import TypeVar, assert_never
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.cluster.specs import FAR_GPUS, SamplerSpec, require_sampler
+from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import Item
 from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.distributed.meeting import Host
 from lockstep.errors import InputError, RunError
-from lockstep.models.device import resolve_device
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
@@ -114,14 +113,13 @@ class SamplerPool:
         self.remotes = [
             workers.start(
                 spec,
-                f"sampler {number + 1}",
+                f"sampler {number}",
                 spec.section.timeout_s,
-                role="sampler",
-                number=number,
+                place,
                 of=spec.section.replicas,
                 threads=spec.threads,
             )
-            for number in range(spec.section.replicas)
+            for number, place in enumerate(workers.place_engines(spec.section, spec.learner), start=1)
         ]
 
     def ready(self) -> None:
@@ -316,10 +314,9 @@ def _require_way(spec: SamplerSpec, workers: Workers) -> None:
     match spec.section.transfer:
         case "shared_memory":
             if not workers.one_machine:
-                beside_gpus = resolve_device(spec.learner.device).type == "cuda"
                 raise InputError(
-                    "sampler.transfer=shared_memory is within one machine, and workers are on others; "
-                    + (FAR_GPUS if beside_gpus else "use sampler.transfer=process_group")
+                    "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
+                    "sampler.transfer=process_group"
                 )
         case "process_group":
             pass
@@ -338,7 +335,7 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
 
 def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
     """A sampler in this process where that is possible, else in processes of its own."""
-    if workers.here and spec.section.in_process:
+    if workers.here and spec.section.in_process and not workers.engines_apart:
         spec.require_proof()
         return spec.open_here()
     return processes(spec, progress, workers)

@@ -80,6 +80,13 @@ class InferenceOptions(ABC):
     def refuse_options(self, section: SamplerSection) -> None:
         """Raises ValueError for an option that the backend does not have, or lacks."""
 
+    def refuse_learner(self, section: SamplerSection) -> None:
+        """Raises ValueError for an option with which weights of a learner cannot be taken."""
+
+    def context_limit(self, section: SamplerSection) -> int | None:
+        """Longest sequence that the section allows; None: the model's context."""
+        return None
+
     @property
     @abstractmethod
     def doctor_backends(self) -> tuple[str, ...]:

@@ -19,9 +19,10 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.rows import DataFiles, data_files
-from lockstep.cluster.learner_group import require_computable, require_gpus
+from lockstep.cluster.learner_group import require_computable
+from lockstep.cluster.placement import placement_of
 from lockstep.cluster.self_check import require_proof
-from lockstep.cluster.specs import require_near, require_sampler
+from lockstep.cluster.specs import require_sampler
 from lockstep.config import Common
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
@@ -79,6 +80,8 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
     recipe = loaded.expect(Algorithm)
     with found.problem():
         _device(recipe, found)
+    with found.problem():
+        found.say("placement", placement_of(recipe).describe())
     _check_inference(recipe, found)
     with found.problem():
         _run_folder(loaded, allow_changes, found)
@@ -111,8 +114,6 @@ def _check_inference(recipe: Algorithm, found: Findings) -> None:
         return
     with found.problem():
         require_sampler(recipe.inference.sampler, recipe.learner)
-    with found.problem():
-        require_near(recipe.cluster, recipe.learner, recipe.inference.sampler)
     with found.problem():  # `run.require_doctor` makes a problem of what is missing
         known = examination(recipe)
         if known is not None:
@@ -169,8 +170,6 @@ def _prove(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
 def _device(recipe: Common, found: Findings) -> None:
     learner, here = recipe.learner, recipe.cluster.on_this_machine
     device, ranks, cores = resolve_device(learner.device), learner.parallel.ranks, len(os.sched_getaffinity(0))
-    if here:
-        require_gpus(learner)
     if here and device.type == "cpu" and ranks > cores:
         found.notes.append(
             f"learner.parallel asks for {ranks} ranks, but this process may use {cores} cores; they wait"

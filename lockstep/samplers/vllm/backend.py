@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 from lockstep.config.backends import OwnSection
 from lockstep.errors import InputError
 from lockstep.samplers.backend import InferenceBackend
+from lockstep.samplers.vllm.arguments import refuse_repeated
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,17 @@ class VLLMInference(InferenceBackend):
         return False
 
     def refuse_options(self, section: SamplerSection) -> None:
-        """It has all options that belong to no other."""
+        refuse_repeated(section.vllm.engine_args)
+
+    def refuse_learner(self, section: SamplerSection) -> None:
+        if section.vllm.quantization is not None:
+            raise ValueError(
+                "sampler.vllm.quantization changes weights that a learner sends, so that they could not be proven to "
+                "have arrived; leave it out in training"
+            )
+
+    def context_limit(self, section: SamplerSection) -> int | None:
+        return section.vllm.max_model_len
 
     def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
         gib = section.kv_cache_gib
