@@ -151,12 +151,13 @@ class Algorithm(Common, ABC):
         if self.inference is None:
             return self
         sampler = self.inference.sampler
-        INFERENCE.find(sampler.backend).refuse_learner(sampler)
+        reason = INFERENCE.find(sampler.backend).explain_fixed_weights(sampler)
+        if reason is not None:
+            raise ValueError(f"{reason}; leave it out in training")
         for option, tokens in self.lengths.items():
             if sampler.context_limit is not None and tokens > sampler.context_limit:
                 raise ValueError(
-                    f"{option} is {tokens}, but the sampler takes sequences of {sampler.context_limit} tokens at the "
-                    "most (sampler.vllm.max_model_len)"
+                    f"{option} is {tokens}, but the sampler's longest sequence is set to {sampler.context_limit} tokens"
                 )
         return self
 

@@ -43,12 +43,10 @@ class VLLMInference(InferenceBackend):
     def refuse_options(self, section: SamplerSection) -> None:
         refuse_repeated(section.vllm.engine_args)
 
-    def refuse_learner(self, section: SamplerSection) -> None:
-        if section.vllm.quantization is not None:
-            raise ValueError(
-                "sampler.vllm.quantization changes weights that a learner sends, so that they could not be proven to "
-                "have arrived; leave it out in training"
-            )
+    def explain_fixed_weights(self, section: SamplerSection) -> str | None:
+        if section.vllm.quantization is None:
+            return None
+        return "sampler.vllm.quantization changes weights, so that those of a learner could not be proven to arrive"
 
     def context_limit(self, section: SamplerSection) -> int | None:
         return section.vllm.max_model_len
