@@ -19,6 +19,7 @@ from lockstep.models.heads import PLAIN
 from lockstep.samplers import backend as samplers
 from lockstep.samplers.backend import InferenceBackend
 from lockstep.samplers.base import Sampler, Served
+from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.types import Head
 
 
@@ -56,12 +57,17 @@ class LearnerSpec:
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """A sampler with weights of its own, on the learner's device, in its type and by its kernels."""
+    """A sampler with weights of its own, on the learner's device, in its type and by its kernels.
+
+    Attributes:
+        budget: What the plan leaves it of a GPU; None: nothing else is there, or its section says how much.
+    """
 
     model: str
     section: SamplerSection
     learner: Computation
     raw_logprobs: bool = False
+    budget: CacheBudget | None = None
 
     def build(self) -> Served:
         """Builds it with the inference backend that the section names.
@@ -69,7 +75,10 @@ class SamplerSpec:
         Raises:
             InputError: There is none that can be sent weights by that name.
         """
-        return self._backend.build(self.model, self.section, self.learner, self.raw_logprobs)
+        section = self.section
+        if self.budget is not None and resolve_device(self.learner.device).type == "cuda":
+            section = self.budget.apply(section, torch.cuda.get_device_properties(0).total_memory)
+        return self._backend.build(self.model, section, self.learner, self.raw_logprobs)
 
     def open_here(self) -> Sampler:
         """Builds it in this process, where `section.in_process` says that it can be."""

@@ -46,6 +46,7 @@ from lockstep.run.live_setup import require_lengths, self_checked_sampling
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts
+from lockstep.samplers.cache_budget import USABLE
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,10 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     if not trains.is_planned:
         found.notes.append(f"what {trains.title}'s ranks hold is not planned yet; try a short run")
         return
-    estimate = MemoryEstimate.of(recipe, sizes)
+    on_gpu = resolve_device(learner.device).type == "cuda"
+    room = int(torch.cuda.get_device_properties(0).total_memory) if on_gpu else None
+    usable = None if room is None else int(USABLE * room)
+    estimate = MemoryEstimate.of(recipe, sizes, placement_of(recipe), memory=usable)
     ranks = learner.parallel.ranks
     times = f" in each of {ranks} processes" if ranks > 1 else ""
     if learner.lora is not None:
@@ -279,8 +283,8 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         found.say("memory", f"sampler: {weights} of weights besides the learner's, {cache} of keys and values")
     if estimate.copies:
         found.say("memory", f"one step ahead: {readable(estimate.copies)} of copies of the weights")
-    if resolve_device(learner.device).type == "cuda":
-        _fits(estimate, estimate.device, torch.cuda.get_device_properties(0).total_memory, "a GPU here", found)
+    if room is not None:
+        _fits(estimate, estimate.device, room, "a GPU here", found)
     else:
         _fits(estimate, estimate.machine, machine_bytes(), "this machine", found)
 

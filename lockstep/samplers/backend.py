@@ -47,6 +47,11 @@ class InferenceBackend(InferenceOptions):
     def cache_bytes(self, section: SamplerSection) -> int | None:
         """Bytes of keys and values, where the section sets them; None: as many as sequences need."""
 
+    @property
+    def reserves_cache(self) -> bool:
+        """True if it takes the memory of its cache when it starts, so that it has to be told how much there is."""
+        return False
+
     @abstractmethod
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""

@@ -64,6 +64,10 @@ class VLLMInference(InferenceBackend):
         gib = section.kv_cache_gib
         return None if gib is None else int(gib * 2**30)
 
+    @property
+    def reserves_cache(self) -> bool:
+        return True
+
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         import torch
 
