@@ -75,13 +75,13 @@ class Devices:
 
     @classmethod
     def of_machines_like(cls, gpus: int, processes: Processes) -> Self:
-        """As many machines with so many GPUs each as are asked for."""
+        """Machines with so many GPUs each, as many as are asked for."""
         return cls(max(-(-processes.devices // gpus), 1), gpus, on_gpu=True)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one process lives.
+    """The place of one process.
 
     Attributes:
         machine: Number of the machine.
@@ -114,7 +114,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where every process of a run lives.
+    """The places of all processes of a run.
 
     Attributes:
         devices: The devices.

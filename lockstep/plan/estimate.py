@@ -94,7 +94,7 @@ class MemoryEstimate:
 
     @property
     def budget(self) -> CacheBudget | None:
-        """What an engine is told of its device when it starts; None: it need not be told."""
+        """The room of an engine's cache on its device; None: its size is set, or it grows as it is needed."""
         if self.sampler is None or not self.sampler.least:
             return None
         return CacheBudget(self.sampler.cache, self.sampler.least, self.beside_engine + self.sampler.weights)

@@ -126,7 +126,7 @@ class LiveSetup:
 
     @property
     def _budget(self) -> CacheBudget | None:
-        """What the plan leaves an engine of its GPU; None on a CPU, and where the learner is not planned."""
+        """The room of an engine's cache by plan; None on a CPU, and where the learner is not planned."""
         own = self.algorithm.learner
         if not (own.may_use_gpu and find_training_backend(own).is_planned):
             return None

@@ -49,7 +49,7 @@ class InferenceBackend(InferenceOptions):
 
     @property
     def reserves_cache(self) -> bool:
-        """True if it takes the memory of its cache when it starts, so that it has to be told how much there is."""
+        """True if it takes the memory of its cache when it starts, so that it needs a size."""
         return False
 
     @abstractmethod

@@ -13,7 +13,7 @@ USABLE = 0.92
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """What the plan knows of the cache of an engine that takes its memory when it starts, in bytes of each device.
+    """The room of an engine's cache, which it takes when it starts, by plan; in bytes of each device.
 
     Attributes:
         wanted: Keys and values of the longest sequences that are generated side by side.
