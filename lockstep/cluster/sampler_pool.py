@@ -240,8 +240,9 @@ class SamplerPool:
         """A process group with some workers; the one with all of them is reused."""
         if self._group is not None and len(remotes) == len(self.remotes):
             return self._group
-        host = Host(self._address, len(remotes) + 1, self._section.timeout_s)
-        calls = [remote.submit("join", host.meeting.of(rank)) for rank, remote in enumerate(remotes, start=1)]
+        width = self._section.tensor_parallel
+        host = Host(self._address, 1 + len(remotes) * width, self._section.timeout_s)
+        calls = [remote.submit("join", host.meeting.of(1 + n * width)) for n, remote in enumerate(remotes)]
         carrier = GroupBroadcast(_blaming(calls, lambda: join_group(host.store, host.meeting)))
         outcomes(calls)
         if len(remotes) == len(self.remotes):

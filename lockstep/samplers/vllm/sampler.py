@@ -105,7 +105,7 @@ class VLLMSampler:
         return _flat(columns) * batch.mask
 
     def join(self, meeting: Meeting) -> None:
-        """Joins the process group that weights come by; `meeting` is that of vLLM's worker."""
+        """Joins the process group that weights come by; `meeting` is that of vLLM's first worker."""
         self._on_worker("join_carrier", json.dumps(asdict(meeting)))
 
     def receive(self, bucket: Bucket) -> None:
