@@ -104,7 +104,7 @@ class SamplerPool:
         _require_way(spec, workers)
         self._address = workers.address
         self.dtype, self._section, self._note = spec.dtype, spec.section, note
-        self._context = spec.context
+        self._context, self._forgets = spec.context, spec.forgets_weights
         self.restarts = 0
         self._loaded: _Loaded | None = None
         self._abandoned = False
@@ -194,6 +194,8 @@ class SamplerPool:
 
     def sleep(self) -> None:
         self._on_all("sleep")
+        if self._forgets:
+            self._loaded = None
 
     def close(self) -> None:
         """Ends all workers, the idle ones in good order."""

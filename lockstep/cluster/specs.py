@@ -102,6 +102,11 @@ class SamplerSpec:
         return self._backend.dtype(self.learner)
 
     @property
+    def forgets_weights(self) -> bool:
+        """True if it drops the weights of a learner while it sleeps."""
+        return self._backend.forgets_weights(self.section)
+
+    @property
     def threads(self) -> int | None:
         """Torch threads of a worker on a CPU; None: its share of the run's."""
         return self._backend.threads

@@ -52,6 +52,10 @@ class InferenceBackend(InferenceOptions):
         """True if it takes the memory of its cache when it starts, so that it needs a size."""
         return False
 
+    def forgets_weights(self, section: SamplerSection) -> bool:
+        """True if it drops the weights of a learner while it sleeps, so that it needs them anew."""
+        return False
+
     @abstractmethod
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""

@@ -68,6 +68,9 @@ class VLLMInference(InferenceBackend):
     def reserves_cache(self) -> bool:
         return True
 
+    def forgets_weights(self, section: SamplerSection) -> bool:
+        return section.vllm.sleep
+
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         import torch
 

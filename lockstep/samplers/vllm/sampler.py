@@ -69,7 +69,7 @@ class VLLMSampler:
                 "packages stand in its way"
             ) from error
 
-        self._sleeps = section.vllm.sleep
+        self._sleeps, self._is_synced, self._without_cache = section.vllm.sleep, False, False
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
         self._version = 0
@@ -110,13 +110,17 @@ class VLLMSampler:
 
     def receive(self, bucket: Bucket) -> None:
         """Takes a part of new weights."""
-        if bucket.number == 0:
+        if bucket.number == 0 and not self._without_cache:
             self._probe()  # so that there is something in the prefix cache, which has to be gone afterwards
         self._on_worker("receive_weights", bucket.json())
 
     def attest(self, version: int) -> Attestation:
-        """Ends a weight sync: drops caches, and says what is held."""
+        """Ends a weight sync: drops caches, and says what is held. Memory of the cache is taken behind that."""
         found = json.loads(self._on_worker("attest_weights"))
+        if self._without_cache:
+            self._engine.wake_up(["kv_cache"])
+            self._without_cache = False
+        self._is_synced = True
         self.forget_old_weights()
         self._version = version
         found["received"] = frozenset(found["received"])
@@ -173,13 +177,15 @@ class VLLMSampler:
         } | json.loads(self._on_worker("attention_of_layers"))
 
     def wake(self) -> None:
+        """Takes the GPU's memory again; that of the cache behind the weight sync, where the weights are a learner's."""
         if self._sleeps:
-            self._engine.wake_up()
+            self._engine.wake_up(["weights"] if self._without_cache else None)
 
     def sleep(self) -> None:
-        """Moves the weights to the host's memory and drops the cache; only on a GPU."""
+        """Frees the GPU's memory: weights of a learner come anew, its own go to the host's memory. Only on a GPU."""
         if self._sleeps:
-            self._engine.sleep(level=1)
+            self._without_cache = self._is_synced
+            self._engine.sleep(level=2 if self._is_synced else 1)
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
