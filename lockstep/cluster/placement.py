@@ -172,10 +172,20 @@ class Placement:
 
 
 def placement_of(recipe: Algorithm) -> Placement:
-    """The placement of a run that trains; errors as of `choose_placement`."""
+    """The placement of a run that trains.
+
+    Raises:
+        InputError: As of `choose_placement`, or weights would not reach an engine.
+    """
     sampler = None if recipe.inference is None else recipe.inference.sampler
     processes = Processes.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
-    return choose_placement(recipe.cluster, recipe.learner, processes)
+    found = choose_placement(recipe.cluster, recipe.learner, processes)
+    if sampler is not None and sampler.is_within_machine and any(place.machine for place in found.engines):
+        raise InputError(
+            "sampler.transfer=shared_memory is within one machine, and engines are to be on several; use "
+            "sampler.transfer=process_group"
+        )
+    return found
 
 
 def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:

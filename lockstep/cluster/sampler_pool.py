@@ -314,17 +314,11 @@ class SamplerPool:
 
 def _require_way(spec: SamplerSpec, workers: Workers) -> None:
     """Raises InputError where weights cannot reach workers by `sampler.transfer`."""
-    match spec.section.transfer:
-        case "shared_memory":
-            if not workers.one_machine:
-                raise InputError(
-                    "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
-                    "sampler.transfer=process_group"
-                )
-        case "process_group":
-            pass
-        case _:
-            assert_never(spec.section.transfer)
+    if spec.section.is_within_machine and not workers.one_machine:
+        raise InputError(
+            "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
+            "sampler.transfer=process_group"
+        )
 
 
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:

@@ -17,6 +17,7 @@ from lockstep.errors import InputError
 from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
+from lockstep.samplers.backend import find_backend
 
 _WITHIN_A_MACHINE = 8
 """GPUs of a machine, and greatest tp that is proposed: tensor-parallel ranks wait for each other four times a layer."""
@@ -145,11 +146,13 @@ class Search:
             tokens //= 2
 
     def _batches(self) -> list[int | None]:
-        """Numbers of sequences generated side by side: the recipe's, then halves of it."""
+        """Numbers of sequences generated side by side: the recipe's, then halves where these take less memory."""
         inference = self.recipe.inference
         if inference is None:
             return [None]
-        own = inference.sampler.max_batch_size
+        own, backend = inference.sampler.max_batch_size, find_backend(inference.sampler)
+        if backend is None or backend.reserves_cache or backend.cache_bytes(inference.sampler) is not None:
+            return [own]
         return [own >> halved for halved in range(own.bit_length()) if own >> halved >= min(own, _FEWEST_SEQUENCES)]
 
     def _divides(self, tp: int) -> bool:
@@ -168,11 +171,15 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     ]
     names = ("activation_checkpointing", "cpu_offload", "micro_batch_tokens")
     changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]
+    if estimate.placement.devices.machines > 1 and recipe.cluster.on_this_machine:
+        changed += ["cluster=ray", "cluster.ray.address=auto"]
     if recipe.inference is None or estimate.sampler is None:
         return parallel + changed
     sampler, engines = recipe.inference.sampler, estimate.placement.processes.engines
     if engines != sampler.engines:
         changed.append(f"sampler.replicas={engines}")
+    if estimate.placement.devices.machines > 1 and sampler.is_within_machine:
+        changed.append("sampler.transfer=process_group")
     if estimate.sequences != sampler.max_batch_size:
         changed.append(f"sampler.max_batch_size={estimate.sequences}")
     return parallel + changed + cache_override(estimate)

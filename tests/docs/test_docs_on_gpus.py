@@ -184,6 +184,7 @@ def test_a_run_that_has_too_few_gpus_is_refused_by_name(
     ]
     for options, sentence in {
         ("learner.parallel.dp=16",): "learner.parallel asks for 16 ranks, but there are 8 GPUs",
+        ("sampler.replicas=9", "cluster=ray"): "engines are to be on several; use sampler.transfer=process_group",
         ("sampler.replicas=9",): "asks for 9 × 1 GPUs, but there are 8 GPUs",
         ("learner.parallel.dp=8", "sampler.replicas=2", "cluster.placement=separate"): "let both take turns",
     }.items():
