@@ -147,6 +147,21 @@ class Algorithm(Common, ABC):
         return self
 
     @model_validator(mode="after")
+    def _the_engine_takes_weights_and_lengths(self) -> Self:
+        if self.inference is None:
+            return self
+        sampler = self.inference.sampler
+        reason = INFERENCE.find(sampler.backend).explain_fixed_weights(sampler)
+        if reason is not None:
+            raise ValueError(f"{reason}; leave it out in training")
+        for option, tokens in self.lengths.items():
+            if sampler.context_limit is not None and tokens > sampler.context_limit:
+                raise ValueError(
+                    f"{option} is {tokens}, but the sampler's longest sequence is set to {sampler.context_limit} tokens"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _a_pass_has_room_for_its_rows(self) -> Self:
         rows, room, longest = self.learner.rows_per_pass, self.learner.micro_batch_tokens, self.largest_step.shortest
         if rows is not None and rows > 1 and rows * longest > room:

@@ -84,7 +84,6 @@ class RaySectionKeys(TypedDict, total=False):
     """Options of the section `RaySection`."""
 
     address: str | None
-    placement: Literal["colocated", "separate"]
     cpus_per_worker: float
     timeout_s: float
 
@@ -93,6 +92,7 @@ class ClusterKeys(TypedDict, total=False):
     """Options of the section `Cluster`."""
 
     backend: Literal["local", "ray"]
+    placement: Literal["colocated", "separate"]
     ray: RaySectionKeys
     timeout_s: float
     max_restarts: int
@@ -264,6 +264,11 @@ class VLLMKeys(TypedDict, total=False):
     """Options of the section `VLLM`."""
 
     sleep: bool
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    enforce_eager: bool
+    quantization: str | None
+    engine_args: Mapping[str, Any]
 
 
 class OpenAIKeys(TypedDict, total=False):
@@ -283,6 +288,7 @@ class SamplerSectionKeys(TypedDict, total=False):
     max_batch_size: int
     kv_cache_gib: float | None
     replicas: int
+    tensor_parallel: int
     max_restarts: int
     timeout_s: float
     transfer: Literal["shared_memory", "process_group"]

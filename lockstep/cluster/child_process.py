@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from multiprocessing import connection
 from multiprocessing.context import ForkServerContext
 
@@ -31,11 +32,12 @@ class ChildProcess:
         factory: Builds the object that answers calls; the first message from the child says how that went.
         name: Name of the process, for people.
         threads: Torch threads of the child.
+        environment: Environment variables of the child, besides those of this process.
     """
 
-    def __init__(self, factory: Factory, name: str, threads: int) -> None:
+    def __init__(self, factory: Factory, name: str, threads: int, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
-        args = theirs, threads, dict(os.environ)
+        args = theirs, threads, os.environ | dict(environment)
         self._process = forking().Process(target=_main, args=args, name=name, daemon=True)
         self._process.start()
         theirs.close()

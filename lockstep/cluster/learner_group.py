@@ -83,13 +83,6 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
         targets(skeleton(config, "learner.lora"), section.lora)
 
 
-def require_gpus(section: LearnerSection) -> None:
-    """Raises ValueError if this machine has fewer GPUs than the learner has ranks that want one."""
-    ranks, there = section.parallel.ranks, torch.cuda.device_count()
-    if ranks > there and resolve_device(section.device).type == "cuda":
-        raise InputError(f"learner.parallel asks for {ranks} ranks, but there are {there} GPUs")
-
-
 def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> MeshLearner:
     """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
 
@@ -103,19 +96,17 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> Mesh
     """
     parallel = spec.section.parallel
     require_computable(read_config(spec.model), spec.section)
-    if workers.here:
-        require_gpus(spec.section)
+    places = workers.place_ranks(parallel.ranks, spec.section)
     host = Host(workers.address, parallel.ranks, timeout_s + _RANKS_WAIT_LONGER_S)
     ranks = [
         workers.start(
             RankSpec(spec, host.meeting.of(rank)),
             f"{spec.head} learner rank {rank}",
             timeout_s,
-            role="learner",
-            number=rank,
+            place,
             of=parallel.ranks,
         )
-        for rank in range(parallel.ranks)
+        for rank, place in enumerate(places)
     ]
     learner = MeshLearner(ranks, spec.section, host)
     learner.ready()

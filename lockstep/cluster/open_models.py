@@ -61,9 +61,9 @@ def computes_exactly(learner: Learner, sampler: Computation) -> bool:
 
 
 def share_weights(learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers) -> Sampler | None:
-    """A sampler on the weights of a learner that merges no adapters; None unless both can be in this process."""
+    """A sampler on the weights of a learner that merges no adapters; None unless both can be here, on one device."""
     backend, merges = find_backend(spec.section), section.lora is not None and spec.learner.adapters_apart is None
-    if not (workers.here and spec.section.in_process) or merges or backend is None:
+    if not (workers.here and spec.section.in_process) or workers.engines_apart or merges or backend is None:
         return None
     if not isinstance(learner, RankLearner) or not isinstance(learner.model, LogitsHead):
         return None

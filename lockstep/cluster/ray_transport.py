@@ -10,8 +10,8 @@ import contextlib
 import os
 import queue
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, assert_never
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +25,13 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from lockstep.cluster.placement import Devices, Place, Placement, Processes
 from lockstep.cluster.transport import (
     CLOSED,
     GRACE_S,
     Build,
     Factory,
     Message,
-    Role,
     decode,
     encode,
     serve,
@@ -53,23 +53,33 @@ _SHARE = 1 / 16
 class RayCluster:
     """A Ray placement group for the workers of a run; the cluster is joined, or started on this machine.
 
+    A bundle has the devices of one engine, so that these are on one machine; ranks take them one by one.
+
     Args:
-        section: Which cluster, and which workers share a placement.
-        learners: Number of ranks of a learner.
-        samplers: Number of samplers.
+        section: Which cluster.
+        processes: The processes that need room.
         gpus: True if workers compute on GPUs where the cluster has some.
 
     Raises:
         ValueError: If there is no such cluster, or no room in it.
+
+    Attributes:
+        placement: Where each process lives.
+        address: Address of this process in the cluster.
     """
 
-    def __init__(self, section: RaySection, learners: int, samplers: int, gpus: bool) -> None:
-        count, self._first_sampler = section.places(learners, samplers)
+    def __init__(self, section: RaySection, processes: Processes, gpus: bool) -> None:
         self._end = contextlib.ExitStack()
-        self._end.enter_context(join_cluster(section.address, round(count * section.cpus_per_worker)))
-        self._gpu = float(gpus and ray.cluster_resources().get("GPU", 0) > 0)
-        self._cpus = section.cpus_per_worker
-        self._places = self._reserve(count, section.timeout_s)
+        self._end.enter_context(join_cluster(section.address, round(processes.devices * section.cpus_per_worker)))
+        per_machine = max(int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"])
+        self._on_gpu = gpus and per_machine > 0
+        self._cpus, self._width = section.cpus_per_worker, processes.width
+        self.placement = Placement.of(
+            Devices.of_machines_like(per_machine, processes) if self._on_gpu else Devices.of_cores(processes), processes
+        )
+        self._places = self._reserve(-(-processes.devices // self._width), section.timeout_s)
+        self._bundles = self._sort_bundles()
+        self._names = self._ask_names() if self._on_gpu and self._width > 1 else None
         self.address = str(get_node_ip_address())
 
     @property
@@ -83,27 +93,50 @@ class RayCluster:
         nodes = set(placement_group_table(self._places)["bundles_to_node_id"].values())
         return nodes == {ray.get_runtime_context().get_node_id()}
 
-    def actor(self, factory: Factory, role: Role, number: int, threads: int) -> RayWorker:
-        """Starts a worker in the placement of the n-th learner rank, or of the n-th sampler."""
-        match role:
-            case "learner":
-                first = 0
-            case "sampler":
-                first = self._first_sampler
-            case _:
-                assert_never(role)
-        place = (first + number) % self._places.bundle_count
-        strategy = PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=place)
-        options = {"num_cpus": self._cpus * _SHARE, "num_gpus": self._gpu * _SHARE, "scheduling_strategy": strategy}
-        return RayWorker(factory, threads, options)
+    def actor(self, factory: Factory, place: Place, threads: int) -> RayWorker:
+        """Starts a worker in its place.
+
+        Raises:
+            InputError: It is a judge's, and needs GPUs that the run has not reserved.
+        """
+        number, within = divmod(place.first, self._width)
+        if self._on_gpu and (number >= len(self._bundles) or within + len(place.devices) > self._width):
+            raise InputError(
+                "a judge's sampler.replicas × sampler.tensor_parallel takes more GPUs of the Ray cluster than those of "
+                "the run; lower them"
+            )
+        bundle = self._bundles[number % len(self._bundles)]
+        options: dict[str, Any] = {"num_cpus": self._cpus * _SHARE, "num_gpus": float(self._on_gpu) * _SHARE}
+        environment = {}
+        if self._names is not None:  # Ray shows an actor one GPU of its bundle, and any of them
+            options["runtime_env"] = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+            own = self._names[number][within : within + len(place.devices)]
+            environment = {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        return RayWorker(factory, threads, options | {"scheduling_strategy": self._in(bundle)}, environment)
 
     def close(self) -> None:
         """Releases the placement group, and stops a Ray that was started here."""
         with self._end, contextlib.suppress(RayError):
             remove_placement_group(self._places)
 
+    def _in(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+        return PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=bundle)
+
+    def _sort_bundles(self) -> list[int]:
+        """Bundles in the order of their machines, so that neighbors in the placement are on one machine."""
+        nodes = placement_group_table(self._places)["bundles_to_node_id"]
+        order = list(dict.fromkeys(nodes[bundle] for bundle in sorted(nodes)))
+        return sorted(nodes, key=lambda bundle: (order.index(nodes[bundle]), bundle))
+
+    def _ask_names(self) -> list[list[str]]:
+        """Names of the GPUs of each bundle, as its machine knows them."""
+        ask: Any = ray.remote(ray.get_gpu_ids)
+        options = {"num_cpus": 0, "num_gpus": self._width}
+        asked = [ask.options(**options, scheduling_strategy=self._in(bundle)).remote() for bundle in self._bundles]
+        return [sorted(map(str, names)) for names in ray.get(asked)]
+
     def _reserve(self, count: int, timeout_s: float) -> Any:
-        bundle = {"CPU": self._cpus} | ({"GPU": self._gpu} if self._gpu else {})
+        bundle = {"CPU": self._cpus * self._width} | ({"GPU": float(self._width)} if self._on_gpu else {})
         places = placement_group([bundle] * count, strategy="PACK")
         if places.wait(timeout_s):
             return places
@@ -111,18 +144,20 @@ class RayCluster:
         resources = ray.cluster_resources()
         has = ", ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in bundle)
         raise InputError(
-            f"the Ray cluster has no room for {count} workers with {self._cpus:g} CPUs each (it has {has}) and none "
+            f"the Ray cluster has no room for {count} workers with {bundle['CPU']:g} CPUs each (it has {has}) and none "
             f"came free in cluster.ray.timeout_s={timeout_s:g}; lower sampler.replicas or learner.parallel, set "
-            "cluster.ray.placement=colocated, or add nodes"
+            "cluster.placement=colocated, or add nodes"
         )
 
 
 class RayWorker:
     """A worker as a Ray actor; implements `transport.Transport`. It ends with the process that started it."""
 
-    def __init__(self, factory: Factory, threads: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self, factory: Factory, threads: int, options: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
         self._actor = _ACTOR.options(**options).remote()
-        self._life = self._actor.live.remote(threads, os.getcwd(), sys.path)
+        self._life = self._actor.live.remote(threads, os.getcwd(), sys.path, dict(environment))
         self._next = self._actor.give.remote()
         self._closed = False
         self.send(Build(factory), 0.0)
@@ -181,8 +216,9 @@ class _Worker:
         self._taken: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._given: queue.Queue[Frame | None] = queue.Queue(maxsize=2)
 
-    def live(self, threads: int, folder: str, paths: list[str]) -> None:
+    def live(self, threads: int, folder: str, paths: list[str], environment: dict[str, str]) -> None:
         """Serves until it is told to end, in the driver's folder and with its module paths, where they exist here."""
+        os.environ.update(environment)
         sys.path += [path for path in paths if path not in sys.path]
         with contextlib.suppress(FileNotFoundError):
             os.chdir(folder)

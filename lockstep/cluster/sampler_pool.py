@@ -11,13 +11,12 @@ from typing import TypeVar, assert_never
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.cluster.specs import FAR_GPUS, SamplerSpec, require_sampler
+from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import Item
 from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.distributed.meeting import Host
 from lockstep.errors import InputError, RunError
-from lockstep.models.device import resolve_device
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
@@ -107,7 +106,7 @@ class SamplerPool:
         _require_way(spec, workers)
         self._address = workers.address
         self.dtype, self._section, self._note = spec.dtype, spec.section, note
-        self._context = spec.context
+        self._context, self._forgets = spec.context, spec.forgets_weights
         self.restarts = 0
         self._loaded: _Loaded | None = None
         self._abandoned = False
@@ -116,14 +115,13 @@ class SamplerPool:
         self.remotes = [
             workers.start(
                 spec,
-                f"sampler {number + 1}",
+                f"sampler {number}",
                 spec.section.timeout_s,
-                role="sampler",
-                number=number,
+                place,
                 of=spec.section.replicas,
                 threads=spec.threads,
             )
-            for number in range(spec.section.replicas)
+            for number, place in enumerate(workers.place_engines(spec.section, spec.learner), start=1)
         ]
 
     def ready(self) -> None:
@@ -198,6 +196,8 @@ class SamplerPool:
 
     def sleep(self) -> None:
         self._on_all("sleep")
+        if self._forgets:
+            self._loaded = None
 
     def close(self) -> None:
         """Ends all workers, the idle ones in good order."""
@@ -249,9 +249,10 @@ class SamplerPool:
             case "process_group":
                 everyone = len(remotes) == len(self.remotes)
                 if not (everyone and self._joined is sender):
-                    self._host = Host(self._address, len(remotes) + 1, self._section.timeout_s)
+                    width = self._section.tensor_parallel
+                    self._host = Host(self._address, 1 + len(remotes) * width, self._section.timeout_s)
                     meeting = self._host.meeting
-                    calls = [remote.submit("join", meeting.of(rank)) for rank, remote in enumerate(remotes, start=1)]
+                    calls = [remote.submit("join", meeting.of(1 + n * width)) for n, remote in enumerate(remotes)]
                     _blaming(calls, partial(sender.join, meeting))
                     outcomes(calls)
                     self._joined = sender if everyone else None
@@ -321,18 +322,11 @@ class SamplerPool:
 
 def _require_way(spec: SamplerSpec, workers: Workers) -> None:
     """Raises InputError where weights cannot reach workers by `sampler.transfer`."""
-    match spec.section.transfer:
-        case "shared_memory":
-            if not workers.one_machine:
-                beside_gpus = resolve_device(spec.learner.device).type == "cuda"
-                raise InputError(
-                    "sampler.transfer=shared_memory is within one machine, and workers are on others; "
-                    + (FAR_GPUS if beside_gpus else "use sampler.transfer=process_group")
-                )
-        case "process_group":
-            pass
-        case _:
-            assert_never(spec.section.transfer)
+    if spec.section.is_within_machine and not workers.one_machine:
+        raise InputError(
+            "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
+            "sampler.transfer=process_group"
+        )
 
 
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
@@ -346,7 +340,7 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
 
 def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
     """A sampler in this process where that is possible, else in processes of its own."""
-    if workers.here and spec.section.in_process:
+    if workers.here and spec.section.in_process and not workers.engines_apart:
         spec.require_proof()
         return spec.open_here()
     return processes(spec, progress, workers)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import assert_never
 
 import torch
 
 from lockstep.cluster.self_check import require_proof
-from lockstep.config import ClusterSection, Computation, LearnerSection, Optimizer, SamplerSection, user_code
+from lockstep.config import Computation, LearnerSection, Optimizer, SamplerSection, user_code
 from lockstep.config.backends import INFERENCE, list_engines
 from lockstep.distributed.ranks import ALONE, Ranks
-from lockstep.errors import InputError
 from lockstep.learners import backend as learners
 from lockstep.learners.rank import RankLearner
 from lockstep.models.device import load_on_device, resolve_device
@@ -21,6 +19,7 @@ from lockstep.models.heads import PLAIN
 from lockstep.samplers import backend as samplers
 from lockstep.samplers.backend import InferenceBackend
 from lockstep.samplers.base import Sampler, Served
+from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.types import Head
 
 
@@ -58,12 +57,17 @@ class LearnerSpec:
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """A sampler with weights of its own, on the learner's device, in its type and by its kernels."""
+    """A sampler with weights of its own, on the learner's device, in its type and by its kernels.
+
+    Attributes:
+        budget: What the plan leaves it of a GPU; None: nothing else is there, or its section says how much.
+    """
 
     model: str
     section: SamplerSection
     learner: Computation
     raw_logprobs: bool = False
+    budget: CacheBudget | None = None
 
     def build(self) -> Served:
         """Builds it with the inference backend that the section names.
@@ -71,7 +75,10 @@ class SamplerSpec:
         Raises:
             InputError: There is none that can be sent weights by that name.
         """
-        return self._backend.build(self.model, self.section, self.learner, self.raw_logprobs)
+        section = self.section
+        if self.budget is not None and resolve_device(self.learner.device).type == "cuda":
+            section = self.budget.apply(section, torch.cuda.get_device_properties(0).total_memory)
+        return self._backend.build(self.model, section, self.learner, self.raw_logprobs)
 
     def open_here(self) -> Sampler:
         """Builds it in this process, where `section.in_process` says that it can be."""
@@ -85,13 +92,19 @@ class SamplerSpec:
 
     @property
     def context(self) -> int:
-        """The longest sequence that the model reads."""
-        return context_of(read_config(self.model))
+        """The longest sequence that the sampler reads."""
+        context = context_of(read_config(self.model))
+        return min(context, self.section.context_limit or context)
 
     @property
     def dtype(self) -> torch.dtype:
         """The type in which the sampler holds weights."""
         return self._backend.dtype(self.learner)
+
+    @property
+    def forgets_weights(self) -> bool:
+        """True if it drops the weights of a learner while it sleeps."""
+        return self._backend.forgets_weights(self.section)
 
     @property
     def threads(self) -> int | None:
@@ -106,42 +119,8 @@ class SamplerSpec:
         return backend
 
 
-FAR_GPUS = (
-    "weights cannot be sent from or to GPUs of other machines yet (docs/guides/cluster.md), so use no more of "
-    "learner.parallel than this machine has GPUs, or an algorithm that samples nothing, such as sft or dpo"
-)
-"""The reason that a run with samplers stays on one machine with GPUs, and what to do."""
-
-
 def require_sampler(section: SamplerSection, computation: Computation) -> None:
     """Raises InputError if the section asks for what this machine does not have."""
-    cuda = resolve_device(computation.device).type == "cuda"
     backend = samplers.find_backend(section)
     if backend is not None:
-        backend.require_installed(section, cuda)
-    if cuda and section.replicas > 1:
-        raise InputError(
-            f"sampler.replicas is {section.replicas}, but samplers cannot be spread over GPUs yet; use "
-            "sampler.replicas=1, or learner.device=cpu"
-        )
-    match section.transfer:
-        case "shared_memory":
-            pass
-        case "process_group":
-            if cuda:
-                raise InputError(
-                    "sampler.transfer=process_group is by gloo, for CPUs; leave it at shared_memory, which is within "
-                    "one machine"
-                )
-        case _:
-            assert_never(section.transfer)
-
-
-def require_near(cluster: ClusterSection, learner: LearnerSection, section: SamplerSection) -> None:
-    """Raises InputError if a run with samplers takes more GPUs of a Ray cluster than this machine has."""
-    samplers = section.engines
-    if cluster.on_this_machine or not samplers or resolve_device(learner.device).type != "cuda":
-        return
-    (places, _), there = cluster.ray.places(learner.parallel.ranks, samplers), torch.cuda.device_count()
-    if places > there:
-        raise InputError(f"the run takes {places} places with a GPU each, and this machine has {there}; {FAR_GPUS}")
+        backend.require_installed(section, resolve_device(computation.device).type == "cuda")

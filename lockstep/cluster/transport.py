@@ -23,9 +23,6 @@ from torch import Tensor
 
 from lockstep.errors import BrokenPromiseError, InputError, LockstepError
 
-Role = Literal["learner", "sampler"]
-"""The kind of a worker."""
-
 
 class Factory(Protocol):
     """A small picklable value that knows how to build a worker's object."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, assert_never
 
 import torch
@@ -204,7 +205,14 @@ class Remote:
         self.pending = Pending(self._transport, self.name, BUILD, self.timeout_s)
 
 
-def spawn_worker(factory: Factory, name: str, timeout_s: float, threads: int | None = None, workers: int = 1) -> Remote:
+def spawn_worker(
+    factory: Factory,
+    name: str,
+    timeout_s: float,
+    threads: int | None = None,
+    workers: int = 1,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Remote:
     """A worker in a child process.
 
     Args:
@@ -213,9 +221,10 @@ def spawn_worker(factory: Factory, name: str, timeout_s: float, threads: int | N
         timeout_s: The longest that one call may take.
         threads: Torch threads of the worker; None: this process's share among `workers`.
         workers: Number of workers that run side by side.
+        environment: Environment variables of the worker, besides those of this process.
     """
     share = max(1, torch.get_num_threads() // workers)
-    return Remote(partial(ChildProcess, factory, name, threads or share), name, timeout_s)
+    return Remote(partial(ChildProcess, factory, name, threads or share, environment), name, timeout_s)
 
 
 def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstep.cluster.transport import Factory, Role
+from lockstep.cluster.placement import Place, Placement, Processes, choose_placement
+from lockstep.cluster.transport import Factory
 from lockstep.cluster.worker_proxy import Remote, spawn_worker
-from lockstep.config import ClusterSection, Computation
+from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.errors import InputError
 from lockstep.report.progress import Progress
 
@@ -23,12 +25,14 @@ class Workers(ExitStack):
     """The processes that a run starts; all end when the context is left.
 
     Args:
-        cluster: Where workers start; None: as child processes.
+        placement: Where each of them lives; None: learners and engines that are opened one by one share the devices of
+            this machine.
+        cluster: The cluster of which they are actors; None: they are child processes.
     """
 
-    def __init__(self, cluster: RayCluster | None = None) -> None:
+    def __init__(self, placement: Placement | None = None, cluster: RayCluster | None = None) -> None:
         super().__init__()
-        self._cluster = cluster
+        self._placement, self._cluster = placement, cluster
         if cluster is not None:
             self.callback(cluster.close)
 
@@ -43,18 +47,42 @@ class Workers(ExitStack):
         return self._cluster is None or self._cluster.one_machine
 
     @property
+    def engines_apart(self) -> bool:
+        """True if engines have devices of their own, so that none can be on a learner's, or in this process."""
+        return self._placement is not None and self._placement.processes.apart and bool(self._placement.ranks)
+
+    @property
     def address(self) -> str:
         """Address of this process, as workers reach it."""
         return LOOPBACK if self._cluster is None else self._cluster.address
+
+    def place_ranks(self, ranks: int, computation: Computation) -> Sequence[Place]:
+        """The places of a learner's ranks.
+
+        Raises:
+            InputError: There are too few devices.
+        """
+        if self._placement is None:
+            return choose_placement(ClusterSection(), computation, Processes(ranks)).ranks
+        return self._placement.ranks
+
+    def place_engines(self, section: SamplerSection, computation: Computation) -> Sequence[Place]:
+        """The places of the engines of a section: those of the run, or a judge's, which take turns with them.
+
+        Raises:
+            InputError: There are too few devices.
+        """
+        if self._placement is None:
+            return choose_placement(ClusterSection(), computation, Processes.of(ClusterSection(), 0, section)).engines
+        return self._placement.with_engines(section).engines
 
     def start(
         self,
         factory: Factory,
         name: str,
         timeout_s: float,
-        role: Role,
-        number: int,
-        of: int,
+        place: Place,
+        of: int = 1,
         threads: int | None = None,
     ) -> Remote:
         """Starts a worker.
@@ -63,14 +91,13 @@ class Workers(ExitStack):
             factory: Builds the worker's object.
             name: Of the worker.
             timeout_s: The longest that one call may take.
-            role: Learner rank or sampler.
-            number: Its number in that role, from 0.
+            place: Where it lives.
             of: Number of workers that run side by side.
             threads: Torch threads of the worker; None: its share of the machine.
         """
         if self._cluster is None:
-            return spawn_worker(factory, name, timeout_s, threads, of)
-        connect = partial(self._cluster.actor, factory, role, number, threads or self._cluster.threads)
+            return spawn_worker(factory, name, timeout_s, threads, of, place.environment())
+        connect = partial(self._cluster.actor, factory, place, threads or self._cluster.threads)
         return Remote(connect, name, timeout_s)
 
 
@@ -79,7 +106,11 @@ HERE = Workers()
 
 
 def workers_of(
-    section: ClusterSection, computation: Computation, progress: Progress, learners: int = 0, samplers: int = 0
+    section: ClusterSection,
+    computation: Computation,
+    progress: Progress,
+    ranks: int = 0,
+    sampler: SamplerSection | None = None,
 ) -> Workers:
     """Opens the workers of a run as `cluster` says.
 
@@ -87,17 +118,19 @@ def workers_of(
         section: The section `cluster`.
         computation: Device and type of the workers.
         progress: Reports to the user.
-        learners: Number of learner ranks.
-        samplers: Number of samplers.
+        ranks: Number of learner ranks.
+        sampler: The inference engines; None: there are none.
 
     Raises:
         ValueError: If there is no such cluster, or no room in it.
     """
-    if section.on_this_machine or not learners + samplers:
-        return Workers()
+    processes = Processes.of(section, ranks, sampler)
+    if section.on_this_machine or not processes.devices:
+        return Workers(choose_placement(section, computation, processes))
     if importlib.util.find_spec("ray") is None:
         raise InputError('cluster.backend is ray, which is not installed; pip install "lockstep-rl[ray]"')
     from lockstep.cluster.ray_transport import RayCluster
 
     with progress.phase("join the Ray cluster"):
-        return Workers(RayCluster(section.ray, learners, samplers, computation.may_use_gpu))
+        cluster = RayCluster(section.ray, processes, computation.may_use_gpu)
+    return Workers(cluster.placement, cluster)

@@ -80,6 +80,14 @@ class InferenceOptions(ABC):
     def refuse_options(self, section: SamplerSection) -> None:
         """Raises ValueError for an option that the backend does not have, or lacks."""
 
+    def explain_fixed_weights(self, section: SamplerSection) -> str | None:
+        """Says which option keeps it from taking the weights of a learner; None: none does."""
+        return None
+
+    def context_limit(self, section: SamplerSection) -> int | None:
+        """Longest sequence that the section allows; None: the model's context."""
+        return None
+
     @property
     @abstractmethod
     def doctor_backends(self) -> tuple[str, ...]:

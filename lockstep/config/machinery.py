@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal, Self, assert_never
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, assert_never
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -286,6 +287,22 @@ class VLLM(Section):
     sleep: bool = Field(
         default=False, description="free the GPU's memory while nothing is generated, for a learner on the same GPU"
     )
+    max_model_len: PositiveInt | None = Field(
+        default=None, description="longest sequence, prompt and response; null: the model's context"
+    )
+    max_num_batched_tokens: PositiveInt | None = Field(
+        default=None, description="most tokens of one pass, those of prompts among them; null: vLLM's own choice"
+    )
+    enforce_eager: bool = Field(
+        default=False, description="record no CUDA graphs: less memory and a quicker start, slower passes"
+    )
+    quantization: str | None = Field(
+        default=None,
+        description="vLLM's method for weights, such as fp8, where no learner sends any; null: that of the model",
+    )
+    engine_args: Mapping[str, Any] = Field(
+        default_factory=dict, description="other arguments of vLLM's EngineArgs, by its names, as they are"
+    )
 
 
 class OpenAI(Section):
@@ -319,10 +336,11 @@ class SamplerSection(Section):
     max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
     kv_cache_gib: PositiveFloat | None = Field(
         default=None,
-        description="memory for keys and values of an engine's running sequences, beyond which others wait; null: "
-        "torch takes what they need, vLLM 1 on a CPU and its usual share of a GPU",
+        description="memory for keys and values of an engine's running sequences on each of its devices, beyond which "
+        "others wait; null: torch takes what they need, vLLM 1 on a CPU and what the plan leaves it on a GPU",
     )
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
+    tensor_parallel: PositiveInt = Field(default=1, description="devices of one machine that share an engine")
     max_restarts: NonNegativeInt = Field(
         default=3, description="how often, in one session, an engine that died or hangs is started again"
     )
@@ -344,6 +362,22 @@ class SamplerSection(Section):
     def is_server(self) -> bool:
         """True if it is a server, which is running already and takes no weights."""
         return INFERENCE.find(self.backend).is_server
+
+    @property
+    def is_within_machine(self) -> bool:
+        """True if weights reach engines of the learner's machine alone."""
+        match self.transfer:
+            case "shared_memory":
+                return True
+            case "process_group":
+                return False
+            case _:
+                assert_never(self.transfer)
+
+    @property
+    def context_limit(self) -> int | None:
+        """Longest sequence that the engine takes; None: the model's context."""
+        return INFERENCE.find(self.backend).context_limit(self)
 
     @property
     def in_process(self) -> bool:
@@ -377,28 +411,14 @@ EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
 
 
 class RaySection(Section):
-    """A Ray cluster, and how workers are placed in it."""
+    """A Ray cluster, and the places in it."""
 
     address: str | None = Field(
         default=None,
         description="of a cluster to join; auto: this machine's; null: start one here, on loopback",
     )
-    placement: Literal["colocated", "separate"] = Field(
-        default="colocated",
-        description="whether learners and samplers take turns in the same places",
-    )
     cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs of a place; where there are GPUs, it has one")
     timeout_s: PositiveFloat = Field(default=300.0, description="how long to wait until the cluster has room")
-
-    def places(self, learners: int, samplers: int) -> tuple[int, int]:
-        """Returns how many places so many ranks of a learner and samplers take, and the first with a sampler."""
-        match self.placement:
-            case "separate":
-                return learners + samplers, learners
-            case "colocated":
-                return max(learners, samplers), 0
-            case _:
-                assert_never(self.placement)
 
 
 class ClusterSection(Section):
@@ -407,7 +427,22 @@ class ClusterSection(Section):
     backend: Literal["local", "ray"] = Field(
         default="local", description="local: child processes of this machine, none where every size is 1; ray: actors"
     )
+    placement: Literal["colocated", "separate"] = Field(
+        default="colocated",
+        description="colocated: engines take turns with the learner on its devices; separate: they have their own",
+    )
     ray: RaySection = RaySection()
+
+    @property
+    def is_apart(self) -> bool:
+        """True if engines have devices of their own."""
+        match self.placement:
+            case "separate":
+                return True
+            case "colocated":
+                return False
+            case _:
+                assert_never(self.placement)
 
     @property
     def on_this_machine(self) -> bool:

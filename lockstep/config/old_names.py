@@ -34,6 +34,7 @@ class NewName:
 
 
 RENAMED = {
+    "cluster.ray.placement": NewName("cluster.placement"),
     "data.arithmetic": NewName("data.task", {"data.task.name": "arithmetic"}),
     "data.letters": NewName("data.task", {"data.task.name": "letters"}),
     "self_rewarding.first_iteration_sft": NewName(

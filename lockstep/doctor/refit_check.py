@@ -99,7 +99,7 @@ def refit_check(loaded: Loaded) -> int:
         spec = _spec(recipe, backend)
         with (
             show_progress(f"refit: {recipe.model.path} → {backend}") as shown,
-            workers_of(recipe.cluster, recipe.learner, shown, samplers=recipe.sampler.engines) as workers,
+            workers_of(recipe.cluster, recipe.learner, shown, sampler=recipe.sampler) as workers,
         ):
             learner = learner_of(recipe)
             engine = processes(spec, shown, workers)

@@ -82,7 +82,7 @@ def _examine(
     """Answers the rest of the questions, and writes the results."""
     with (
         show_progress(f"{recipe.model.path} → {folder}") as progress,
-        workers_of(recipe.cluster, recipe.learner, progress, samplers=recipe.sampler.engines) as workers,
+        workers_of(recipe.cluster, recipe.learner, progress, sampler=recipe.sampler) as workers,
     ):
         files = files_of(recipe.data.validation)
         rows = open_prompts(files, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))

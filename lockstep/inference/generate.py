@@ -93,7 +93,7 @@ def _make(recipe: GenerateRecipe, source: ModelSource, whole: Path, started: Cal
         blocks = _Blocks(prompts, len(range(len(prompts))[: recipe.data.max_prompts]), recipe.run.save_every)
         parts = Parts(whole, len(blocks))
         if parts.missing():
-            with workers_of(recipe.cluster, recipe.learner, progress, samplers=recipe.sampler.engines) as workers:
+            with workers_of(recipe.cluster, recipe.learner, progress, sampler=recipe.sampler) as workers:
                 answers = answering(recipe, source, progress, workers)
                 started()
                 progress.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")

@@ -19,6 +19,7 @@ from typing import Any
 from lockstep.algorithms.rows import files_of
 from lockstep.cluster.judges import judge_answers
 from lockstep.cluster.workers import workers_of
+from lockstep.config import SamplerSection
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, describe, read_ranked
@@ -78,7 +79,8 @@ def _judge(
     parts = Parts(folder / JUDGEMENTS, -(-len(ranked) // size))
     with show_progress(f"{_who(recipe)} → {folder}") as progress:
         if not parts.whole.exists() and parts.missing():
-            with workers_of(recipe.cluster, recipe.learner, progress, samplers=_samplers(recipe)) as workers:
+            sampler = recipe.judge.sampler or SamplerSection()
+            with workers_of(recipe.cluster, recipe.learner, progress, sampler=sampler) as workers:
                 answering = judge_answers(recipe.judge, recipe.learner, progress, workers)
                 scorer = score_judge(recipe.judge, answering, recipe.seed)
                 comparer = (
@@ -93,10 +95,6 @@ def _judge(
             found = [assessment_of(json.loads(line)) for line in parts.whole.read_bytes().split(b"\n") if line]
     results = _results(recipe, found) | {"skipped_rows": skipped.count}
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
-
-
-def _samplers(recipe: JudgeEvalRecipe) -> int:
-    return 1 if recipe.judge.sampler is None else recipe.judge.sampler.engines
 
 
 def _write(

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from lockstep.algorithms.base import Algorithm, Load, ModelRole
+from lockstep.cluster.placement import Placement
 from lockstep.config import LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import FP32, Generation, Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.plan.traffic import Flow, flows, sync_flows
+from lockstep.samplers.cache_budget import CacheBudget
 
 _SAVED = 3 * FP32  # weights and moments
 
@@ -26,7 +28,8 @@ class MemoryEstimate:
         load: Its largest step.
         ranks: One rank of each learner, by name, the policy first.
         sampler: The inference engine, if the run samples.
-        sequences: Sequences that it generates side by side.
+        placement: Where ranks and engines live.
+        sequences: Sequences that an engine generates side by side.
         copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
     """
 
@@ -34,43 +37,94 @@ class MemoryEstimate:
     load: Load
     ranks: Mapping[str, Rank]
     sampler: Generation | None
+    placement: Placement
     sequences: int = 0
     copies: int = 0
 
     @classmethod
     def of(
-        cls, recipe: Algorithm, sizes: Sizes, learner: LearnerSection | None = None, sequences: int | None = None
+        cls,
+        recipe: Algorithm,
+        sizes: Sizes,
+        placement: Placement,
+        learner: LearnerSection | None = None,
+        sequences: int | None = None,
+        memory: int | None = None,
     ) -> MemoryEstimate:
-        """Estimates a recipe as it is, or with another learner, or with `sequences` generated side by side."""
+        """Estimates a recipe.
+
+        Args:
+            recipe: The recipe.
+            sizes: Sizes of its model.
+            placement: Where its processes live.
+            learner: Its learner, where that is another than the recipe's.
+            sequences: Sequences that an engine generates side by side, where these are others than the recipe's.
+            memory: Bytes of a device, which bound a cache whose size is not set; None: it has no bound.
+        """
         learner, load, inference = learner or recipe.learner, recipe.largest_step, recipe.inference
         ranks = {role.name: _rank(role, sizes, learner, load) for role in recipe.models}
+        alone = cls(learner, load, ranks, None, placement)
         if inference is None:
-            return cls(learner, load, ranks, None)
+            return alone
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
         sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, shares=not ahead)
-        return cls(learner, load, ranks, sampler, sequences, 2 * FP32 * sizes.policy if ahead else 0)
+        if memory is not None:
+            sampler = sampler.limit(memory, alone.beside_engine)
+        copies = 2 * FP32 * sizes.policy if ahead else 0
+        return replace(alone, sampler=sampler, sequences=sequences, copies=copies)
 
     @property
     def device(self) -> int:
-        """Bytes on the fullest GPU: one rank of each learner, and the sampler, which is on the first.
+        """Bytes on the fullest GPU: one rank of each learner, and an engine's part, where they share it.
 
         One process reuses memory for the next model; processes of their own each keep what they had at their peak.
         """
-        sampler = (0, 0) if self.sampler is None else (self.sampler.weights, self.sampler.cache)
-        peaks = [rank.peak.size for rank in self.ranks.values()]
-        if self.learner.parallel.ranks > 1:
-            return sum(peaks) + sum(sampler)
-        resident = [rank.resident for rank in self.ranks.values()]
-        passing = max(peak - stays for peak, stays in zip(peaks, resident, strict=True))
-        return sum(resident) + sampler[0] + max(passing, sampler[1])
+        if self.sampler is None:
+            return self._learners
+        if self.placement.processes.apart:
+            return max(self._learners, self.sampler.size)
+        if self.learner.parallel.ranks > 1 or self.sampler.stays:
+            return self._learners + self.sampler.size
+        return self._resident + self.sampler.weights + max(self._passing, self.sampler.cache)
+
+    @property
+    def beside_engine(self) -> int:
+        """Bytes of learners on the device of an engine."""
+        return 0 if self.placement.processes.apart else self._learners
+
+    @property
+    def budget(self) -> CacheBudget | None:
+        """The room of an engine's cache on its device; None: its size is set, or it grows as it is needed."""
+        if self.sampler is None or not self.sampler.least:
+            return None
+        return CacheBudget(self.sampler.cache, self.sampler.least, self.beside_engine + self.sampler.weights)
 
     @property
     def machine(self) -> int:
         """Bytes of all processes, if they share one memory."""
-        ranks, sampler = self.learner.parallel.ranks, 0 if self.sampler is None else self.sampler.size
-        if ranks == 1:
+        ranks, width = self.learner.parallel.ranks, self.placement.processes.width
+        engines = max(self.placement.processes.engines, 1) * width
+        sampler = 0 if self.sampler is None else engines * self.sampler.size
+        if ranks > 1:
+            return ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values()) + sampler + self.copies
+        if self.sampler is not None and engines == 1 and not self.sampler.stays:
             return self.device + self.copies
-        return ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values()) + sampler + self.copies
+        return self._learners + sampler + self.copies
+
+    @property
+    def _learners(self) -> int:
+        """Bytes of all learners on a device."""
+        if self.learner.parallel.ranks > 1:
+            return sum(rank.peak.size for rank in self.ranks.values())
+        return self._resident + self._passing
+
+    @property
+    def _resident(self) -> int:
+        return sum(rank.resident for rank in self.ranks.values())
+
+    @property
+    def _passing(self) -> int:
+        return max(rank.peak.size - rank.resident for rank in self.ranks.values())
 
     @property
     def flows(self) -> list[tuple[str, Flow]]:

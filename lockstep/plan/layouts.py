@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
 from transformers import PreTrainedConfig
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.cluster.placement import Devices, Placement, Processes
 from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
 from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
+from lockstep.samplers.backend import find_backend
 
 _WITHIN_A_MACHINE = 8
-"""Greatest tp that is proposed: tensor-parallel ranks wait for each other four times a layer."""
+"""GPUs of a machine, and greatest tp that is proposed: tensor-parallel ranks wait for each other four times a layer."""
 
 _FEWEST_TOKENS = 256
 """Fewest tokens of a sequence on a context-parallel rank: with fewer, it waits more than it computes."""
@@ -60,18 +63,45 @@ class Search:
     config: PreTrainedConfig
     memory: int
 
+    @property
+    def own(self) -> Processes:
+        """The processes that the recipe asks for, as it is."""
+        sampler = None if self.recipe.inference is None else self.recipe.inference.sampler
+        return Processes.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
+
     def estimate(self, parallel: Parallel, changes: Changes = _NONE) -> MemoryEstimate | None:
-        """The estimate of one layout; None if the learner section does not allow it."""
+        """The estimate of one layout; None if the recipe does not allow it.
+
+        Where the recipe says nothing of several engines, there is one on all devices of the learner.
+        """
         fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
+        own = self.own
+        spread = own.engines == 1 and not own.apart
+        processes = replace(
+            own, ranks=parallel.ranks, engines=max(parallel.ranks // own.width, 1) if spread else own.engines
+        )
         try:
-            learner = LearnerSection.model_validate(fields)
-        except ValidationError:
+            return self._estimate(LearnerSection.model_validate(fields), processes, changes)
+        except (ValidationError, InputError):
             return None
-        return MemoryEstimate.of(self.recipe, self.sizes, learner, changes.max_batch_size)
+
+    def standing(self) -> MemoryEstimate:
+        """The estimate of the recipe as it is.
+
+        Raises:
+            InputError: An engine would be on two machines.
+        """
+        return self._estimate(self.recipe.learner, self.own, _NONE)
+
+    def _estimate(self, learner: LearnerSection, processes: Processes, changes: Changes) -> MemoryEstimate:
+        devices = Devices.of_machines_like(min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes)
+        placement = Placement.of(devices, processes)
+        return MemoryEstimate.of(self.recipe, self.sizes, placement, learner, changes.max_batch_size, self.memory)
 
     def layouts(self, gpus: int) -> list[Parallel]:
         """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel ranks first."""
-        load = self.recipe.largest_step
+        load, own = self.recipe.largest_step, self.own
+        gpus -= own.engines * own.width if own.apart else 0
         return [
             Parallel(dp=gpus // tp // cp, tp=tp, cp=cp)
             for tp in _divisors(gpus)
@@ -116,11 +146,13 @@ class Search:
             tokens //= 2
 
     def _batches(self) -> list[int | None]:
-        """Numbers of sequences generated side by side: the recipe's, then halves of it."""
+        """Numbers of sequences generated side by side: the recipe's, then halves where these take less memory."""
         inference = self.recipe.inference
         if inference is None:
             return [None]
-        own = inference.sampler.max_batch_size
+        own, backend = inference.sampler.max_batch_size, find_backend(inference.sampler)
+        if backend is None or backend.reserves_cache or backend.cache_bytes(inference.sampler) is not None:
+            return [own]
         return [own >> halved for halved in range(own.bit_length()) if own >> halved >= min(own, _FEWEST_SEQUENCES)]
 
     def _divides(self, tp: int) -> bool:
@@ -139,10 +171,27 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     ]
     names = ("activation_checkpointing", "cpu_offload", "micro_batch_tokens")
     changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]
-    inference = recipe.inference
-    if inference is not None and estimate.sequences != inference.sampler.max_batch_size:
+    if estimate.placement.devices.machines > 1 and recipe.cluster.on_this_machine:
+        changed += ["cluster=ray", "cluster.ray.address=auto"]
+    if recipe.inference is None or estimate.sampler is None:
+        return parallel + changed
+    sampler, engines = recipe.inference.sampler, estimate.placement.processes.engines
+    if engines != sampler.engines:
+        changed.append(f"sampler.replicas={engines}")
+    if estimate.placement.devices.machines > 1 and sampler.is_within_machine:
+        changed.append("sampler.transfer=process_group")
+    if estimate.sequences != sampler.max_batch_size:
         changed.append(f"sampler.max_batch_size={estimate.sequences}")
-    return parallel + changed
+    return parallel + changed + cache_override(estimate)
+
+
+def cache_override(estimate: MemoryEstimate) -> list[str]:
+    """The override that tells an engine the size of its cache, where the plan has chosen it, to three digits."""
+    if estimate.sampler is None or not estimate.sampler.least:
+        return []
+    gib = estimate.sampler.cache / 2**30
+    unit = 10.0 ** (math.floor(math.log10(gib)) - 2)
+    return [f"sampler.kv_cache_gib={math.floor(gib / unit) * unit:.3g}"]
 
 
 def _divisors(number: int) -> list[int]:

@@ -11,7 +11,7 @@ ranks; D hidden size, F hidden units, Q numbers of a token's queries, K of its k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.algorithms.base import Load
 from lockstep.config import LearnerSection, SamplerSection
@@ -19,9 +19,13 @@ from lockstep.models.attention import width_of
 from lockstep.models.heads import scores_tokens
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.backend import find_backend
+from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.types import Head
 
 FP32, BF16, INT64 = 4, 2, 8
+
+_FEWEST_SEQUENCES = 16
+"""Fewest sequences of the greatest length that an engine has room for: with fewer, most of a GPU is idle."""
 
 
 @dataclass(frozen=True)
@@ -263,15 +267,19 @@ class Rank:
 
 @dataclass(frozen=True)
 class Generation:
-    """The memory of an inference engine.
+    """The memory of an inference engine on each of its devices.
 
     Attributes:
         weights: Bytes of weights; 0 if it shares the learner's.
         cache: Bytes of keys and values of the longest sequences that are generated side by side.
+        least: Bytes of the fewest with which it is started; 0: its cache grows as it is needed, or its size is set.
+        stays: True if it keeps its cache, in a process of its own, while learners work.
     """
 
     weights: int
     cache: int
+    least: int = 0
+    stays: bool = False
 
     @classmethod
     def of(
@@ -284,12 +292,26 @@ class Generation:
         shares: bool = True,
     ) -> Generation:
         """Estimates a sampler, which may share the learner's weights if both are in one process."""
-        a = BF16 if learner.is_bf16 else FP32
-        alone = sampler.in_process and learner.in_process and learner.lora is None
         backend = find_backend(sampler)
-        weights = 0 if backend is None or (shares and alone) else sizes.policy * backend.dtype(learner).itemsize
-        fixed = None if backend is None else backend.cache_bytes(sampler)
-        return cls(weights, sizes.cache * a * sequences * load.generated if fixed is None else fixed)
+        if backend is None:
+            return cls(0, 0)
+        alone = shares and sampler.in_process and learner.in_process and learner.lora is None
+        width = sampler.tensor_parallel
+        weights = 0 if alone else -(-sizes.policy * backend.dtype(learner).itemsize // width)
+        fixed, stays = backend.cache_bytes(sampler), backend.reserves_cache
+        if fixed is not None:
+            return cls(weights, fixed, stays=stays)
+        # Devices share heads of keys; where there are fewer than devices, several hold the same.
+        per_token = -(-sizes.cache * (BF16 if learner.is_bf16 else FP32) // min(width, sizes.key_heads))
+        context = min(sizes.context, sampler.context_limit or sizes.context)
+        least = max(context, min(sequences, _FEWEST_SEQUENCES) * load.generated) if stays else 0
+        return cls(weights, per_token * max(sequences * load.generated, least), per_token * least, stays)
+
+    def limit(self, memory: int, beside: int) -> Generation:
+        """The same with a cache that has room beside so many bytes of a device, where its size is not set."""
+        if not self.least:
+            return self
+        return replace(self, cache=CacheBudget(self.cache, self.least, beside + self.weights).choose(memory))
 
     @property
     def size(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lockstep.config import Parallel
 from lockstep.errors import InputError
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.layouts import Changes, Search, overrides
+from lockstep.plan.layouts import Changes, Search, cache_override, overrides
 from lockstep.plan.sizes import readable
 from lockstep.report.terminal import summary_table
 
@@ -38,8 +38,7 @@ def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
         said: The recipe and its overrides, as arguments of `lockstep train` for the planned run.
         gpus: Number of GPUs.
     """
-    own = search.recipe.learner.parallel
-    found, standing = search.propose(gpus), search.estimate(own) if own.ranks == gpus else None
+    found, standing = search.propose(gpus), search.standing() if search.own.devices == gpus else None
     shown = standing or found or _roomiest(search, gpus)
     blocks = [_model(search, name, gpus), _memory(shown)]
     blocks += [_traffic(shown), _layouts(search, gpus)] if gpus > 1 else []
@@ -104,6 +103,7 @@ def _memory(estimate: MemoryEstimate) -> str:
     passes = load.passes(learner, load.rows)
     lines = [
         ("layout", _options(estimate)),
+        ("placement", estimate.placement.describe()),
         (
             "step",
             f"at most {amount(passes, 'pass')} of {load.tokens(learner):,} tokens per optimizer step and rank of dp, "
@@ -118,11 +118,16 @@ def _memory(estimate: MemoryEstimate) -> str:
             lines.append(("", f"{readable(rank.on_host):>9} weights, gradients, moments in the host's memory"))
     if estimate.sampler is not None:
         whose = "weights" if estimate.sampler.weights else "weights: they are the policy's"
-        lines.append(("sampler", f"{readable(estimate.sampler.size)}, on the first GPU:"))
+        lines.append(("sampler", f"{readable(estimate.sampler.size)} per GPU of {_engines(estimate)}:"))
         lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
         lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
     lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
     return summary_table(lines)
+
+
+def _engines(estimate: MemoryEstimate) -> str:
+    processes = estimate.placement.processes
+    return amount(processes.engines, "engine") + (f" with {processes.width} each" if processes.width > 1 else "")
 
 
 def _traffic(estimate: MemoryEstimate) -> str:
@@ -156,7 +161,7 @@ def _verdict(
 ) -> str:
     memory = readable(search.memory)
     if own is not None and search.fits(own):
-        return f"It fits: {readable(own.device)} of {memory}. {_command(said)}"
+        return f"It fits: {readable(own.device)} of {memory}. {_command(said, cache_override(own))}"
     asked = layout(search.recipe.learner.parallel)
     if own is not None:
         begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
@@ -180,6 +185,6 @@ def _too_few(search: Search, said: Sequence[str], gpus: int) -> str:
             )
         return f"Nothing fits on {gpus} GPUs, with any change, nor on more of them: GPUs with more memory are needed."
     return (
-        f"Nothing fits on {gpus} GPUs, with any change. {more.learner.parallel.ranks} would do, with "
+        f"Nothing fits on {gpus} GPUs, with any change. {more.placement.processes.devices} would do, with "
         f"{readable(more.device)} each:\n{_command(said, overrides(search.recipe, more))}"
     )

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lockstep.config import LoRA
+from lockstep.models.folder import context_of
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import find_adapted
 from lockstep.models.parallelize import layers
@@ -37,6 +38,7 @@ class Sizes:
         normed: Numbers of a token's queries and keys that have norms of their own (Qwen3).
         adapters: Parameters of all adapters; 0: there are none.
         inner: Numbers of a token between the two matrices of each of a layer's adapters.
+        context: Tokens of the longest sequence that it reads.
     """
 
     layers: int
@@ -53,6 +55,7 @@ class Sizes:
     normed: int
     adapters: int = 0
     inner: int = 0
+    context: int = 0
 
     @classmethod
     def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
@@ -84,6 +87,7 @@ class Sizes:
             normed=queries + keys if any(name.endswith("q_norm") for name, _ in blocks[0].named_modules()) else 0,
             adapters=rank * sum(one.in_features + one.out_features for one in adapted),
             inner=rank * len(adapted) // len(blocks),
+            context=context_of(model.config),
         )
 
     @property
@@ -106,6 +110,11 @@ class Sizes:
     def cache(self) -> int:
         """Numbers that a key-value cache holds per token."""
         return 2 * self.layers * self.keys
+
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of keys."""
+        return max(self.keys * self.heads // self.queries, 1)
 
     @property
     def vocabulary(self) -> int:

@@ -19,9 +19,10 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.rows import DataFiles, data_files
-from lockstep.cluster.learner_group import require_computable, require_gpus
+from lockstep.cluster.learner_group import require_computable
+from lockstep.cluster.placement import placement_of
 from lockstep.cluster.self_check import require_proof
-from lockstep.cluster.specs import require_near, require_sampler
+from lockstep.cluster.specs import require_sampler
 from lockstep.config import Common
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
@@ -45,6 +46,7 @@ from lockstep.run.live_setup import require_lengths, self_checked_sampling
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts
+from lockstep.samplers.cache_budget import USABLE
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
     recipe = loaded.expect(Algorithm)
     with found.problem():
         _device(recipe, found)
+    with found.problem():
+        found.say("placement", placement_of(recipe).describe())
     _check_inference(recipe, found)
     with found.problem():
         _run_folder(loaded, allow_changes, found)
@@ -111,8 +115,6 @@ def _check_inference(recipe: Algorithm, found: Findings) -> None:
         return
     with found.problem():
         require_sampler(recipe.inference.sampler, recipe.learner)
-    with found.problem():
-        require_near(recipe.cluster, recipe.learner, recipe.inference.sampler)
     with found.problem():  # `run.require_doctor` makes a problem of what is missing
         known = examination(recipe)
         if known is not None:
@@ -169,8 +171,6 @@ def _prove(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
 def _device(recipe: Common, found: Findings) -> None:
     learner, here = recipe.learner, recipe.cluster.on_this_machine
     device, ranks, cores = resolve_device(learner.device), learner.parallel.ranks, len(os.sched_getaffinity(0))
-    if here:
-        require_gpus(learner)
     if here and device.type == "cpu" and ranks > cores:
         found.notes.append(
             f"learner.parallel asks for {ranks} ranks, but this process may use {cores} cores; they wait"
@@ -268,7 +268,10 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     if not trains.is_planned:
         found.notes.append(f"what {trains.title}'s ranks hold is not planned yet; try a short run")
         return
-    estimate = MemoryEstimate.of(recipe, sizes)
+    on_gpu = resolve_device(learner.device).type == "cuda"
+    room = int(torch.cuda.get_device_properties(0).total_memory) if on_gpu else None
+    usable = None if room is None else int(USABLE * room)
+    estimate = MemoryEstimate.of(recipe, sizes, placement_of(recipe), memory=usable)
     ranks = learner.parallel.ranks
     times = f" in each of {ranks} processes" if ranks > 1 else ""
     if learner.lora is not None:
@@ -280,8 +283,8 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         found.say("memory", f"sampler: {weights} of weights besides the learner's, {cache} of keys and values")
     if estimate.copies:
         found.say("memory", f"one step ahead: {readable(estimate.copies)} of copies of the weights")
-    if resolve_device(learner.device).type == "cuda":
-        _fits(estimate, estimate.device, torch.cuda.get_device_properties(0).total_memory, "a GPU here", found)
+    if room is not None:
+        _fits(estimate, estimate.device, room, "a GPU here", found)
     else:
         _fits(estimate, estimate.machine, machine_bytes(), "this machine", found)
 

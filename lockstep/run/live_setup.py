@@ -14,6 +14,7 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering
 from lockstep.cluster.open_models import open_learner, share_weights
+from lockstep.cluster.placement import placement_of
 from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import Workers
@@ -21,15 +22,19 @@ from lockstep.config import AskedSection, EnvironmentSection, ModelFolder, Rewar
 from lockstep.config.user_code import find_own_file
 from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering
+from lockstep.learners.backend import find_backend as find_training_backend
 from lockstep.learners.base import Learner
-from lockstep.models.folder import require_classifier
+from lockstep.models.folder import read_config, require_classifier, skeleton
 from lockstep.models.heads import scores_sequences
 from lockstep.models.source import ModelSource, own_folder, reward_folder
+from lockstep.plan.estimate import MemoryEstimate
+from lockstep.plan.sizes import Sizes
 from lockstep.report.progress import Progress
 from lockstep.rewards.rewards import Reward, build
 from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
+from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.types import SamplingParams
 
 T = TypeVar("T")
@@ -117,7 +122,16 @@ class LiveSetup:
         assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
         own = self.algorithm.learner
         learner = own.compute_exactly() if self.inexact is None else own
-        return SamplerSpec(self.source.folder, inference.sampler, learner)
+        return SamplerSpec(self.source.folder, inference.sampler, learner, budget=self._budget)
+
+    @property
+    def _budget(self) -> CacheBudget | None:
+        """The room of an engine's cache by plan; None on a CPU, and where the learner is not planned."""
+        own = self.algorithm.learner
+        if not (own.may_use_gpu and find_training_backend(own).is_planned):
+            return None
+        network = skeleton(read_config(self.source.folder), self.source.folder)
+        return MemoryEstimate.of(self.algorithm, Sizes.of(network, own.lora), placement_of(self.algorithm)).budget
 
 
 def role_folder(role: ModelRole, source: ModelSource) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
+from lockstep.cluster.placement import placement_of
 from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
@@ -80,8 +81,9 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
+    placement_of(recipe)  # before a recipe that is trained first, as is the next
     if recipe.inference is not None:
-        require_sampler(recipe.inference.sampler, recipe.learner)  # before a recipe that is trained first
+        require_sampler(recipe.inference.sampler, recipe.learner)
     require_writable(folder)
     changed = find_changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:
@@ -162,10 +164,10 @@ def _run_with_restarts(
     Raises:
         WorkerDied: If a learner is lost too often, or before the run has begun.
     """
-    samplers = 0 if recipe.inference is None else recipe.inference.sampler.engines
+    ranks, sampler = recipe.learner.parallel.ranks, None if recipe.inference is None else recipe.inference.sampler
     most = recipe.cluster.max_restarts
     for restart in range(1, most + 2):
-        with workers_of(recipe.cluster, recipe.learner, progress, recipe.learner.parallel.ranks, samplers) as workers:
+        with workers_of(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
             session = open_session(workers)
             try:
                 session.run(Stop(deadline_s))

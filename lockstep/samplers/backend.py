@@ -47,6 +47,15 @@ class InferenceBackend(InferenceOptions):
     def cache_bytes(self, section: SamplerSection) -> int | None:
         """Bytes of keys and values, where the section sets them; None: as many as sequences need."""
 
+    @property
+    def reserves_cache(self) -> bool:
+        """True if it takes the memory of its cache when it starts, so that it needs a size."""
+        return False
+
+    def forgets_weights(self, section: SamplerSection) -> bool:
+        """True if it drops the weights of a learner while it sleeps, so that it needs them anew."""
+        return False
+
     @abstractmethod
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""

@@ -76,7 +76,11 @@ class Served(Protocol):
     def logprobs(self, batch: Batch) -> Tensor: ...
 
     def join(self, meeting: Meeting) -> None:
-        """Joins the process group that weights come by, where they do not come by shared memory."""
+        """Joins the process group that weights come by, where they do not come by shared memory.
+
+        Args:
+            meeting: Of this process; of the first rank, and the others follow, where an engine has several.
+        """
         ...
 
     def receive(self, bucket: Bucket) -> None:

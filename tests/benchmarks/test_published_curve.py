@@ -33,7 +33,7 @@ CHAT = (
 )
 SMALL = (
     "learner.device=cpu", "learner.dtype=fp32", "learner.parallel.dp=1", "sampler=torch",
-    "sampler.kv_cache_gib=null", "data.max_prompt_tokens=100", "sampling.max_tokens=12",
+    "sampler.kv_cache_gib=null", "sampler.replicas=1", "data.max_prompt_tokens=100", "sampling.max_tokens=12",
     "validation_sampling.max_tokens=12", "ppo.num_prompts_per_step=8", "ppo.global_batch_size=4",
     "ppo.overlong_filtering=false", "run.max_steps=2", "run.validate_every=1",
 )  # fmt: skip

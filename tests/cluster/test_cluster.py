@@ -34,7 +34,7 @@ STAGES = ("learner=megatron", "learner.parallel.pp=2", "model.scratch.config.num
 @pytest.mark.parametrize(
     ("options", "many"),
     [
-        (("placement=separate",), sizes(2, dp=2)),
+        (("cluster.placement=separate",), sizes(2, dp=2)),
         pytest.param((), sizes(1), marks=pytest.mark.proof),
         pytest.param((), STAGES, marks=[pytest.mark.proof, pytest.mark.needs("megatron")]),
     ],
@@ -44,7 +44,7 @@ def test_ppo_by_actors_has_the_bits_of_child_processes(
     ray: None, run: Run, options: tuple[str, ...], many: tuple[str, ...]
 ) -> None:
     here = run("run.folder=here", *many)
-    there = run("run.folder=there", RAY, *many, *(f"cluster.ray.{option}" for option in options))
+    there = run("run.folder=there", RAY, *many, *options)
     assert here == there
     assert Path("here/samples.jsonl").read_bytes() == Path("there/samples.jsonl").read_bytes()
 

@@ -105,3 +105,12 @@ def test_sleep_needs_a_gpu(run: Run) -> None:
 def test_options_of_another_backend_are_refused(in_tmp: Path) -> None:
     with pytest.raises(RecipeError, match=r"sampler.vllm has options of vLLM, but the sampler is torch"):
         load("ppo_arithmetic", ["sampler.vllm.sleep=true"])
+
+
+def test_an_engine_apart_has_a_process_of_its_own_and_the_same_responses(run: Run) -> None:
+    """Also where it could share the learner's weights in its process."""
+    run("run.folder=here", "run.max_steps=12")
+    with killing("apart", [2], sampler_process) as victims:
+        run("run.folder=apart", "run.max_steps=12", "cluster.placement=separate")
+    assert len(victims) == 1
+    assert Path("here/samples.jsonl").read_bytes() == Path("apart/samples.jsonl").read_bytes()

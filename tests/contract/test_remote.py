@@ -14,6 +14,7 @@ import pytest
 import torch
 from remote_workers import AbacusSpec, BrokenSpec
 
+from lockstep.cluster.placement import Place
 from lockstep.cluster.transport import Result, decode, encode
 from lockstep.cluster.worker_proxy import (
     Remote,
@@ -39,6 +40,7 @@ TENSORS = {
 }
 
 
+PLACE = Place(0, (0,), 0, on_gpu=False)
 KILLED = "(killed by SIGKILL|Ray says: The actor died unexpectedly.*)"
 
 
@@ -48,12 +50,12 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     if request.param == "actor":
         request.getfixturevalue("ray")
     section = ClusterSection(backend="local" if request.param == "child" else "ray")
-    with show_progress("tests") as shown, workers_of(section, Computation(device="cpu"), shown, learners=2) as workers:
+    with show_progress("tests") as shown, workers_of(section, Computation(device="cpu"), shown, ranks=2) as workers:
         yield workers
 
 
 def abacus(workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 400.0) -> Remote:
-    remote = workers.start(AbacusSpec(start), name, timeout_s, role="learner", number=0, of=1)
+    remote = workers.start(AbacusSpec(start), name, timeout_s, PLACE)
     workers.callback(remote.close)
     return remote
 
@@ -182,7 +184,7 @@ def test_a_stream_is_no_result(shared: Remote) -> None:
 
 
 def test_an_error_in_building_shows_itself(workers: Workers) -> None:
-    remote = workers.start(BrokenSpec(), "broken", 120.0, role="learner", number=0, of=1)
+    remote = workers.start(BrokenSpec(), "broken", 120.0, PLACE)
     with pytest.raises(ValueError, match="the model folder is empty"):
         remote.ready()
     with pytest.raises(WorkerDied, match="worker broken died"):

@@ -18,6 +18,7 @@ from doc_commands import ROOT, Command, commands, fate, warmed_up_shortly, with_
 from gpus import show_gpus
 
 from lockstep.cli import main
+from lockstep.cluster.placement import Processes, choose_placement
 from lockstep.cluster.specs import require_sampler
 from lockstep.config import SamplerSection
 from lockstep.config.loading import load
@@ -125,26 +126,67 @@ def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch
     asked = load(recipe.replace("-", "_"), overrides).recipe
     match asked:
         case EvalRecipe() | GenerateRecipe():
-            require_sampler(asked.sampler, asked.learner)
+            sampler = asked.sampler
         case JudgeEvalRecipe():
-            require_sampler(asked.judge.sampler or SamplerSection(), asked.learner)
+            sampler = asked.judge.sampler or SamplerSection()
         case _:
             raise AssertionError(f"{recipe} trains")
+    require_sampler(sampler, asked.learner)
+    choose_placement(asked.cluster, asked.learner, Processes.of(asked.cluster, 0, sampler))
 
 
-def test_what_samples_stays_beside_the_gpus_of_one_machine(
+FILES = ("data.train=train.jsonl", "data.validation=test.jsonl")
+SIZES: dict[tuple[int, int], tuple[str, ...]] = {
+    (1, 1): ("sampler=vllm",),
+    (1, 8): ("sampler=vllm", "learner.parallel.dp=8", "sampler.replicas=4", "sampler.tensor_parallel=2"),
+    (2, 8): (
+        "sampler=vllm", "learner.parallel.dp=16", "sampler.replicas=16", "cluster=ray",
+        "sampler.transfer=process_group", "grpo.global_batch_size=32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_dry_run_and_plan_place_a_run_alike(
+    size: tuple[int, int],
+    in_tmp: Path,
+    real: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machines, gpus = size
+    show_gpus(monkeypatch, gpus)
+    words = [f"model.path={real['MODEL']}", *(word.replace("=", f"={in_tmp}/") for word in FILES), *SIZES[size]]
+    for name in ("train.jsonl", "test.jsonl"):
+        shutil.copy(real[name], in_tmp / name)
+    assert main(["train", "grpo_gsm8k", *words, "--dry-run"]) == 0
+    dry = capsys.readouterr().out
+    assert main(["plan", "grpo_gsm8k", *words, "--gpus", str(machines * gpus), "--memory", "80GB"]) == 0
+    page = capsys.readouterr().out
+    assert "It fits: " in page
+    placed = next(line.split(maxsplit=1)[1] for line in page.splitlines() if line.startswith("placement"))
+    assert placed in dry
+    command = shlex.split(
+        next(line[line.index("lockstep train") :] for line in page.splitlines() if "lockstep t" in line)
+    )
+    assert any(word.startswith("sampler.kv_cache_gib=") for word in command), "the engine is told what the plan assumes"
+    assert main([*command[1:], "--dry-run"]) == 0
+
+
+def test_a_run_that_has_too_few_gpus_is_refused_by_name(
     in_tmp: Path, real: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the table of docs/guides/cluster.md says, and that no hint leads to another refusal."""
     show_gpus(monkeypatch, 8)
-    files = [
+    words = [
         f"model.path={real['MODEL']}",
         f"data.train={real['train.jsonl']}",
         f"data.validation={real['test.jsonl']}",
     ]
-    over = ["cluster=ray", "learner.parallel.dp=16", "grpo.global_batch_size=32"]
-    assert main(["train", "grpo_gsm8k", *files, *over, "--dry-run"]) != 0
-    told = capsys.readouterr().err
-    assert "takes 16 places with a GPU each, and this machine has 8; weights cannot be sent" in told
-    assert "process_group" not in told
-    assert main(["train", "grpo_gsm8k", *files, *over, "learner.parallel.dp=8", "--dry-run"]) == 0
+    for options, sentence in {
+        ("learner.parallel.dp=16",): "learner.parallel asks for 16 ranks, but there are 8 GPUs",
+        ("sampler.replicas=9", "cluster=ray"): "engines are to be on several; use sampler.transfer=process_group",
+        ("sampler.replicas=9",): "asks for 9 × 1 GPUs, but there are 8 GPUs",
+        ("learner.parallel.dp=8", "sampler.replicas=2", "cluster.placement=separate"): "let both take turns",
+    }.items():
+        assert main(["train", "grpo_gsm8k", *words, *options, "grpo.global_batch_size=32", "--dry-run"]) != 0
+        assert sentence in capsys.readouterr().err

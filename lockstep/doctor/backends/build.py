@@ -20,8 +20,9 @@ from lockstep.report.progress import Progress
 def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Backend]]:
     """All of them, by name, in the recipe's order; they are closed at the end. `shown` is what the user sees."""
     ranks = max((ranks_of(name).ranks for name in recipe.backends if _over_ranks(name)), default=0)
-    samplers = sum(name.startswith("vllm") for name in recipe.backends)
-    with workers_of(recipe.cluster, recipe.learner, shown, ranks, samplers) as workers:
+    width = max((ranks_of(name).tp for name in recipe.backends if name.startswith("vllm")), default=0)
+    sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
+    with workers_of(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
         built: dict[str, Backend] = {}
         for name in recipe.backends:
             built[name] = backend_of(recipe, name, shown.note, workers)

@@ -85,12 +85,12 @@ class VLLMBackend:
         if section.replicas > 1:
             raise InputError(f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1")
         # Where vLLM is one backend among several, the section need not say so.
-        self._section = section.model_copy(update={"backend": "vllm"})
+        self._section = section.model_copy(update={"backend": "vllm", "tensor_parallel": tp})
         require_sampler(self._section, computation)
         self._folder, self._computation, self._note, self._workers = folder, computation, note, workers
         self._options, self._sampler = dict(options or {}), sampler
         if tp > 1:
-            self.name, self._options["tensor_parallel_size"] = f"vllm-tp{tp}", tp
+            self.name = f"vllm-tp{tp}"
             self.capabilities -= {"weights", "fingerprints", "load"}
         self._held: dict[str, Tensor] = {}
         self._loads = 0

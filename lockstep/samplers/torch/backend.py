@@ -43,7 +43,8 @@ class TorchInference(InferenceBackend):
         return section.replicas == 1
 
     def refuse_options(self, section: SamplerSection) -> None:
-        """It has all options that belong to no other."""
+        if section.tensor_parallel > 1:
+            raise ValueError("tensor_parallel cuts an engine over devices, which torch does not; use backend: vllm")
 
     def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
         return ()

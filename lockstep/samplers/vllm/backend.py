@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 from lockstep.config.backends import OwnSection
 from lockstep.errors import InputError
 from lockstep.samplers.backend import InferenceBackend
+from lockstep.samplers.vllm.arguments import refuse_repeated
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,15 @@ class VLLMInference(InferenceBackend):
         return False
 
     def refuse_options(self, section: SamplerSection) -> None:
-        """It has all options that belong to no other."""
+        refuse_repeated(section.vllm.engine_args)
+
+    def explain_fixed_weights(self, section: SamplerSection) -> str | None:
+        if section.vllm.quantization is None:
+            return None
+        return "sampler.vllm.quantization changes weights, so that those of a learner could not be proven to arrive"
+
+    def context_limit(self, section: SamplerSection) -> int | None:
+        return section.vllm.max_model_len
 
     def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
         gib = section.kv_cache_gib
@@ -54,6 +63,13 @@ class VLLMInference(InferenceBackend):
     def cache_bytes(self, section: SamplerSection) -> int | None:
         gib = section.kv_cache_gib
         return None if gib is None else int(gib * 2**30)
+
+    @property
+    def reserves_cache(self) -> bool:
+        return True
+
+    def forgets_weights(self, section: SamplerSection) -> bool:
+        return section.vllm.sleep
 
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         import torch

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 from lockstep.errors import InputError
 from lockstep.samplers.vllm.experts import in_loaded_order, kernel_of
-from lockstep.samplers.vllm.landings import Landing, Landings, find_sent_tensors
+from lockstep.samplers.vllm.landings import Landing, Landings, Stretch, find_sent_tensors
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, pick_columns
 
 _COLUMNS_AT_ONCE = 512
@@ -34,13 +36,15 @@ class Readable:
         name: The learner's.
         shape: The learner's.
         dtype: Type in which weights are sent.
-        landings: All places that hold a part of it.
+        landings: All places of this rank that hold a part of it.
+        own: Those whose part no earlier rank holds, where ranks hold different parts; None: each holds all of it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     landings: tuple[Landing, ...]
+    own: tuple[Landing, ...] | None
 
     @property
     def packed(self) -> bool:
@@ -53,7 +57,7 @@ class Readable:
 
     def column_fingerprint(self) -> int:
         """Fingerprint of the columns that kernels compute with; see `weight_sync.fingerprints.column_fingerprint`."""
-        if not all(self._straight(landing) for landing in self.landings):
+        if self.own is not None or not all(self._straight(landing) for landing in self.landings):
             return column_fingerprint(self.tensor())
         columns = pick_columns(self.shape[1])
         whole = torch.empty(self.shape[0], len(columns), dtype=self.dtype)
@@ -64,10 +68,13 @@ class Readable:
         return fingerprint(whole)
 
     def tensor(self) -> Tensor:
-        """The whole tensor, as it is computed with."""
-        whole = torch.empty(self.shape, dtype=self.dtype, device=_parameter(self.landings[0]).device)
-        for landing in self.landings:
-            landing.source.on(whole).copy_(landing.target.on(_plain(landing)))
+        """The whole tensor, as it is computed with; where ranks hold parts of it, all of them have to call this."""
+        device = get_tp_group().device
+        if self.own is None:
+            return _copy(self.landings, torch.empty(self.shape, dtype=self.dtype, device=device))
+        whole = _copy(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
+        # Of each byte all ranks but one have 0, so the sum has its bits, of NaN and −0 as well.
+        dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
         return whole
 
     def _straight(self, landing: Landing) -> bool:
@@ -79,11 +86,14 @@ class Readable:
 def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dtype: torch.dtype) -> list[Readable]:
     """The tensors that a learner sends, and its head where that is another's second name, as vLLM's model has them.
 
+    All tensor-parallel ranks have to call this.
+
     Raises:
         InputError: If one of them cannot be read back.
     """
+    shares = _gather_shares(landings)
     found = [
-        Readable(name, tuple(tensor.shape), dtype, _prove(name, tensor, landings, network))
+        Readable(name, tuple(tensor.shape), dtype, *_prove(name, tensor, landings, shares, network))
         for name, tensor in find_sent_tensors(network).items()
     ]
     return [*found, *_read_tied_head(model, network, {one.name: one for one in found})]
@@ -104,9 +114,26 @@ def is_packed(landing: Landing) -> bool:
     return matrix and len(landing.shape) == 2 and current_platform.is_cpu()
 
 
-def _prove(name: str, tensor: Tensor, landings: Landings, network: PreTrainedModel) -> tuple[Landing, ...]:
-    places = landings.of[name]
-    if sum(torch.Size(place.source.size).numel() for place in places) != tensor.numel():
+Shares = list[dict[str, tuple[Stretch, ...]]]
+"""The stretches of each tensor that each tensor-parallel rank holds."""
+
+
+def _gather_shares(landings: Landings) -> Shares:
+    own = {name: tuple(place.source for place in places) for name, places in landings.of.items()}
+    shares: list[Any] = [own] * get_tp_group().world_size
+    if len(shares) > 1:
+        dist.all_gather_object(shares, own, group=get_tp_group().cpu_group)
+    return shares
+
+
+def _prove(
+    name: str, tensor: Tensor, landings: Landings, shares: Shares, network: PreTrainedModel
+) -> tuple[tuple[Landing, ...], tuple[Landing, ...] | None]:
+    """The places of a tensor on this rank, and those that no earlier one has, where ranks hold different parts."""
+    places, rank = landings.of[name], get_tp_group().rank_in_group
+    is_cut = any(set(share[name]) != set(shares[0][name]) for share in shares)
+    stretches = {stretch for share in shares for stretch in share[name]} if is_cut else [p.source for p in places]
+    if sum(torch.Size(stretch.size).numel() for stretch in stretches) != tensor.numel():
         kind = type(network.get_submodule(name.rpartition(".")[0])).__name__
         raise InputError(f"vLLM does not hold {name} of {kind} as it is sent, {_INSTEAD}")
     for place in places:
@@ -116,15 +143,24 @@ def _prove(name: str, tensor: Tensor, landings: Landings, network: PreTrainedMod
         ordered = kernel_of(place.layer, place.parameter) is not None
         if not is_packed(place) and not ordered and tuple(_parameter(place).shape) != place.shape:
             raise InputError(f"vLLM's {kind} keeps {name} in a form that cannot be read, {_INSTEAD}")
-    return places
+    before = {stretch for share in shares[:rank] for stretch in share[name]}
+    return places, tuple(place for place in places if place.source not in before) if is_cut else None
 
 
 def _read_tied_head(model: nn.Module, network: PreTrainedModel, sent: dict[str, Readable]) -> Iterator[Readable]:
     heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
     for name, other in find_tied_names(network).items():
         for head in heads:
-            places = tuple(replace(place, layer=head) for place in sent[other].landings)
-            yield replace(sent[other], name=name, landings=places)
+            whole, own = sent[other].landings, sent[other].own
+            places = tuple(replace(place, layer=head) for place in whole)
+            owned = None if own is None else tuple(replace(place, layer=head) for place in own)
+            yield replace(sent[other], name=name, landings=places, own=owned)
+
+
+def _copy(landings: Sequence[Landing], whole: Tensor) -> Tensor:
+    for landing in landings:
+        landing.source.on(whole).copy_(landing.target.on(_plain(landing)))
+    return whole
 
 
 def _parameter(landing: Landing) -> Tensor:

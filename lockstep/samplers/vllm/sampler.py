@@ -23,6 +23,7 @@ from lockstep.distributed.meeting import Meeting
 from lockstep.errors import InputError, first_line
 from lockstep.models.folder import context_of, read_config
 from lockstep.samplers.base import Piece
+from lockstep.samplers.vllm.arguments import engine_arguments
 from lockstep.samplers.vllm.environment import prepare
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
@@ -31,10 +32,6 @@ from lockstep.weight_sync.transfer import Bucket
 ENGINE_DIED = 70
 """Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is useless without."""
 
-_CPU_CACHE_GIB = 1.0
-_CPU_BLOCK = 32
-_CPU_BATCH_TOKENS = 4096
-_ANY_SHARE = {"gpu_memory_utilization": 0.01}
 _COLDEST = 0.01
 
 Asked = tuple[Sequence[int], dict[str, Any]]
@@ -72,12 +69,13 @@ class VLLMSampler:
                 "packages stand in its way"
             ) from error
 
-        self._sleeps = section.vllm.sleep
-        self._context = context_of(read_config(model))
+        self._sleeps, self._is_synced, self._without_cache = section.vllm.sleep, False, False
+        self._limit, context = section.context_limit, context_of(read_config(model))
+        self._context = min(context, self._limit or context)
         self._version = 0
         self._requests = 0
         self._cached: dict[int, int] = {}
-        chosen = _options(section, computation, self._context)
+        chosen = engine_arguments(section, computation, self._context, torch.cuda.is_available())
         chosen |= {"model": model, "worker_extension_cls": self.worker}
         chosen |= {"logprobs_mode": "raw_logprobs" if raw_logprobs else "processed_logprobs", **(options or {})}
         try:
@@ -107,18 +105,22 @@ class VLLMSampler:
         return _flat(columns) * batch.mask
 
     def join(self, meeting: Meeting) -> None:
-        """Joins the process group that weights come by; `meeting` is that of vLLM's worker."""
+        """Joins the process group that weights come by; `meeting` is that of vLLM's first worker."""
         self._on_worker("join_carrier", json.dumps(asdict(meeting)))
 
     def receive(self, bucket: Bucket) -> None:
         """Takes a part of new weights."""
-        if bucket.number == 0:
+        if bucket.number == 0 and not self._without_cache:
             self._probe()  # so that there is something in the prefix cache, which has to be gone afterwards
         self._on_worker("receive_weights", bucket.json())
 
     def attest(self, version: int) -> Attestation:
-        """Ends a weight sync: drops caches, and says what is held."""
+        """Ends a weight sync: drops caches, and says what is held. Memory of the cache is taken behind that."""
         found = json.loads(self._on_worker("attest_weights"))
+        if self._without_cache:
+            self._engine.wake_up(["kv_cache"])
+            self._without_cache = False
+        self._is_synced = True
         self.forget_old_weights()
         self._version = version
         found["received"] = frozenset(found["received"])
@@ -175,13 +177,15 @@ class VLLMSampler:
         } | json.loads(self._on_worker("attention_of_layers"))
 
     def wake(self) -> None:
+        """Takes the GPU's memory again; that of the cache behind the weight sync, where the weights are a learner's."""
         if self._sleeps:
-            self._engine.wake_up()
+            self._engine.wake_up(["weights"] if self._without_cache else None)
 
     def sleep(self) -> None:
-        """Moves the weights to the host's memory and drops the cache; only on a GPU."""
+        """Frees the GPU's memory: weights of a learner come anew, its own go to the host's memory. Only on a GPU."""
         if self._sleeps:
-            self._engine.sleep(level=1)
+            self._without_cache = self._is_synced
+            self._engine.sleep(level=2 if self._is_synced else 1)
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
@@ -210,6 +214,11 @@ class VLLMSampler:
         """Returns the sampling parameters of one response for vLLM. Only the listed tokens end it before its time."""
         if 0 < sampling.temperature < _COLDEST:
             raise InputError(f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one")
+        longest = len(request.tokens) + sampling.max_tokens
+        if self._limit is not None and longest > self._limit:
+            raise InputError(
+                f"a prompt and its response may have {longest} tokens, but sampler.vllm.max_model_len is {self._limit}"
+            )
         return {
             "max_tokens": min(sampling.max_tokens, self._context - len(request.tokens)),
             "temperature": sampling.temperature,
@@ -291,32 +300,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return str(error.errors()[0]["msg"]).rstrip(".")
     return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _options(section: SamplerSection, computation: Computation, context: int) -> dict[str, Any]:
-    """vLLM's options, by its words."""
-    options: dict[str, Any] = {
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16" if computation.is_bf16 else "float32",
-        "max_num_seqs": section.max_batch_size,
-        "enable_prefix_caching": True,
-        "enable_sleep_mode": section.vllm.sleep,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "seed": 0,
-    }
-    gib = section.kv_cache_gib
-    if torch.cuda.is_available():
-        # With a size for the cache, the share of the GPU that vLLM may use decides only whether it starts at all.
-        return options if gib is None else options | {"kv_cache_memory_bytes": int(gib * 2**30)} | _ANY_SHARE
-    return options | {
-        "kv_cache_memory_bytes": int((gib or _CPU_CACHE_GIB) * 2**30),
-        "block_size": _CPU_BLOCK,
-        "enforce_eager": True,
-        # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a sample back.
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, context),
-    }
 
 
 def _pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:

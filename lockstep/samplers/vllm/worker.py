@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
@@ -39,8 +40,9 @@ class WeightReceiver:
     _rows: int | None = None
 
     def join_carrier(self, meeting: str) -> None:
-        """Joins the process group by which buckets come."""
-        self._inbox.join(Meeting(**json.loads(meeting)))
+        """Joins the process group by which buckets come; `meeting` is that of the first of the engine's ranks."""
+        first = Meeting(**json.loads(meeting))
+        self._inbox.join(first.of(first.rank + get_tp_group().rank_in_group))
 
     def receive_weights(self, announced: str) -> None:
         """Takes a bucket."""

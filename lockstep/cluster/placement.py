@@ -1,0 +1,233 @@
+"""The placement of a run: which device of which machine each learner rank and each inference engine lives on.
+
+It is computed from the recipe and from the devices that there are, and from nothing else. `lockstep plan`, the dry run
+and the launch read the same object, so that what runs is what was planned.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self, assert_never
+
+import torch
+
+from lockstep.algorithms.base import Algorithm
+from lockstep.config import ClusterSection, Computation, SamplerSection
+from lockstep.errors import InputError
+from lockstep.models.device import resolve_device
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that a run places: what the recipe says of their number.
+
+    Attributes:
+        ranks: Ranks of a learner. Policy, critic and reference policy have the same layout, and share devices.
+        engines: Inference engines.
+        width: Devices of an engine, which are on one machine.
+        apart: True if engines have devices of their own; else they take turns with ranks.
+    """
+
+    ranks: int = 0
+    engines: int = 0
+    width: int = 1
+    apart: bool = False
+
+    @classmethod
+    def of(cls, cluster: ClusterSection, ranks: int = 0, sampler: SamplerSection | None = None) -> Self:
+        """The processes that a recipe asks for; without a sampler it has no engines."""
+        engines, width = (0, 1) if sampler is None else (sampler.engines, sampler.tensor_parallel)
+        return cls(ranks, engines, width, cluster.is_apart)
+
+    @property
+    def first(self) -> int:
+        """Number of the first device of an engine."""
+        return -(-self.ranks // self.width) * self.width if self.apart else 0
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that all of them take."""
+        return max(self.ranks, self.first + self.engines * self.width if self.engines else 0)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices that a run can be placed on, as many on each machine.
+
+    Attributes:
+        machines: Number of machines.
+        per_machine: Number of devices of each.
+        on_gpu: True if they are GPUs; else they are shares of a machine's cores.
+    """
+
+    machines: int
+    per_machine: int
+    on_gpu: bool
+
+    @classmethod
+    def of_cores(cls, processes: Processes) -> Self:
+        """Shares of a machine's cores, one for each process: there are as many as are asked for."""
+        return cls(1, max(processes.devices, 1), on_gpu=False)
+
+    @classmethod
+    def of_machines_like(cls, gpus: int, processes: Processes) -> Self:
+        """Machines with so many GPUs each, as many as are asked for."""
+        return cls(max(-(-processes.devices // gpus), 1), gpus, on_gpu=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one process.
+
+    Attributes:
+        machine: Number of the machine.
+        devices: Numbers of the devices that it computes on, counted on that machine.
+        first: Number of the first of them, counted over all machines.
+        on_gpu: True if they are GPUs.
+    """
+
+    machine: int
+    devices: tuple[int, ...]
+    first: int
+    on_gpu: bool
+
+    @property
+    def last(self) -> int:
+        """Number of its last device, counted over all machines."""
+        return self.first + len(self.devices) - 1
+
+    def environment(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Environment variables by which a process of this machine sees its own GPUs alone.
+
+        Args:
+            inherited: Environment of this process, which may itself see only some of the machine's GPUs.
+        """
+        if not self.on_gpu:
+            return {}
+        names = [name.strip() for name in inherited.get(_VISIBLE, "").split(",") if name.strip()]
+        return {_VISIBLE: ",".join(names[device] if names else str(device) for device in self.devices)}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The places of all processes of a run.
+
+    Attributes:
+        devices: The devices.
+        processes: The processes.
+        ranks: Places of a learner's ranks, in their order.
+        engines: Places of inference engines, in their order.
+    """
+
+    devices: Devices
+    processes: Processes
+    ranks: tuple[Place, ...]
+    engines: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, devices: Devices, processes: Processes) -> Self:
+        """Places ranks and engines on consecutive devices, in the order of the machines.
+
+        Raises:
+            InputError: There are too few devices, or an engine would be on two machines.
+        """
+        _require_room(devices, processes)
+        starts = [processes.first + engine * processes.width for engine in range(processes.engines)]
+        return cls(
+            devices,
+            processes,
+            tuple(_place(devices, rank, 1) for rank in range(processes.ranks)),
+            tuple(_place(devices, start, processes.width) for start in starts),
+        )
+
+    def with_engines(self, section: SamplerSection) -> Placement:
+        """The same with the engines of another section.
+
+        Raises:
+            InputError: There are too few devices.
+        """
+        processes = replace(self.processes, engines=section.engines, width=section.tensor_parallel)
+        return Placement.of(self.devices, processes)
+
+    def describe(self) -> str:
+        """Says in a line what is where."""
+        parts = [f"learner on {self._span(self.ranks)}"] if self.ranks else []
+        if self.engines:
+            each = f", {self.processes.width} each," if self.processes.width > 1 else ""
+            engines = "1 engine" if self.processes.engines == 1 else f"{self.processes.engines} engines"
+            parts.append(f"{engines}{each} on {self._span(self.engines)}")
+        turns = ", in turns" if self.ranks and self.engines and not self.processes.apart else ""
+        return "; ".join(parts) + turns
+
+    def _span(self, places: Sequence[Place]) -> str:
+        kind = "GPU" if self.devices.on_gpu else "place"
+        first, last = places[0].first, places[-1].last
+        machines = 1 + places[-1].machine - places[0].machine
+        span = f"{kind} {first}" if first == last else f"{kind}s {first} to {last}"
+        return span if machines == 1 else f"{span} of {machines} machines"
+
+
+def placement_of(recipe: Algorithm) -> Placement:
+    """The placement of a run that trains.
+
+    Raises:
+        InputError: As of `choose_placement`, or weights would not reach an engine.
+    """
+    sampler = None if recipe.inference is None else recipe.inference.sampler
+    processes = Processes.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
+    found = choose_placement(recipe.cluster, recipe.learner, processes)
+    if sampler is not None and sampler.is_within_machine and any(place.machine for place in found.engines):
+        raise InputError(
+            "sampler.transfer=shared_memory is within one machine, and engines are to be on several; use "
+            "sampler.transfer=process_group"
+        )
+    return found
+
+
+def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:
+    """The placement of a run on this machine, or, with Ray, on machines like this one.
+
+    Raises:
+        InputError: There are fewer GPUs than are asked for.
+    """
+    if resolve_device(computation.device).type != "cuda":
+        return Placement.of(Devices.of_cores(processes), processes)
+    here = torch.cuda.device_count()
+    match cluster.backend:
+        case "local":
+            return Placement.of(Devices(1, here, on_gpu=True), processes)
+        case "ray":
+            return Placement.of(Devices.of_machines_like(here, processes), processes)
+        case _:
+            assert_never(cluster.backend)
+
+
+def _place(devices: Devices, start: int, width: int) -> Place:
+    machine, first = divmod(start, devices.per_machine)
+    return Place(machine, tuple(range(first, first + width)), start, devices.on_gpu)
+
+
+def _require_room(devices: Devices, processes: Processes) -> None:
+    if not devices.on_gpu:
+        return
+    there = devices.machines * devices.per_machine
+    where = f"{devices.per_machine} GPUs" if devices.machines == 1 else f"{there} GPUs on {devices.machines} machines"
+    if processes.engines and devices.per_machine % processes.width:
+        raise InputError(
+            f"sampler.tensor_parallel is {processes.width}, of which a machine's {devices.per_machine} GPUs are no "
+            "multiple; an engine has GPUs of one machine alone"
+        )
+    if processes.ranks > there:
+        raise InputError(f"learner.parallel asks for {processes.ranks} ranks, but there are {where}")
+    if processes.devices > there:
+        asked = f"sampler.replicas × sampler.tensor_parallel asks for {processes.engines} × {processes.width} GPUs"
+        if processes.apart and processes.ranks:
+            raise InputError(
+                f"{asked} beside the learner's {processes.ranks}, but there are {where}; lower them, or let both take "
+                "turns with cluster.placement=colocated"
+            )
+        raise InputError(f"{asked}, but there are {where}")

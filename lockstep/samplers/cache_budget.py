@@ -1,0 +1,45 @@
+"""The size of an engine's cache of keys and values: one number, for the plan and for the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.config import SamplerSection
+from lockstep.errors import InputError
+
+USABLE = 0.92
+"""Share of a GPU's memory that models may use: CUDA, NCCL, recorded graphs and fragmentation need the rest."""
+
+
+@dataclass(frozen=True)
+class CacheBudget:
+    """The room of an engine's cache, which it takes when it starts, by plan; in bytes of each device.
+
+    Attributes:
+        wanted: Keys and values of the longest sequences that are generated side by side.
+        least: The fewest with which it is started.
+        beside: Everything else on the device: the engine's weights, and a learner's ranks at their peak.
+    """
+
+    wanted: int
+    least: int
+    beside: int
+
+    def choose(self, memory: int) -> int:
+        """The size of the cache on a device with so much memory: as much as is wanted, or as there is room for."""
+        return max(self.least, min(self.wanted, memory - self.beside))
+
+    def apply(self, section: SamplerSection, memory: int) -> SamplerSection:
+        """The section with that size, for a GPU of so many bytes.
+
+        Raises:
+            InputError: There is no room.
+        """
+        memory = int(USABLE * memory)
+        if memory - self.beside < self.least:
+            raise InputError(
+                f"models may use {memory / 1e9:.3g} GB of a GPU here, of which {self.beside / 1e9:.3g} GB are taken by "
+                f"plan, so that keys and values ({self.least / 1e9:.3g} GB at the least) have no room; `lockstep plan` "
+                "says what fits, and sampler.kv_cache_gib sets another size"
+            )
+        return section.model_copy(update={"kv_cache_gib": self.choose(memory) / 2**30})

@@ -1,0 +1,178 @@
+"""Which rank and which engine lives where: what holds for every recipe and every set of machines."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gpus import show_gpus
+from remote_workers import AbacusSpec
+
+from lockstep.cluster.placement import Devices, Place, Placement, Processes, choose_placement
+from lockstep.cluster.workers import Workers
+from lockstep.config import ClusterSection, Computation, SamplerSection
+from lockstep.errors import InputError
+
+MACHINES = [Devices(1, 1, True), Devices(1, 8, True), Devices(2, 8, True)]
+CASES = [
+    Processes(*case) for case in itertools.product((0, 1, 2, 7, 8, 16), (0, 1, 2, 8, 16), (1, 2, 8), (False, True))
+]
+
+
+def devices_of(places: tuple[Place, ...]) -> list[tuple[int, int]]:
+    return [(place.machine, device) for place in places for device in place.devices]
+
+
+@pytest.mark.parametrize("devices", MACHINES, ids=lambda found: f"{found.machines}x{found.per_machine}")
+def test_every_process_has_devices_of_its_own_kind_to_itself(devices: Devices) -> None:
+    placed = 0
+    for processes in CASES:
+        try:
+            found = Placement.of(devices, processes)
+        except InputError:
+            fits = processes.devices <= devices.machines * devices.per_machine
+            assert not fits or devices.per_machine % processes.width, processes
+            continue
+        placed += 1
+        ranks, engines = devices_of(found.ranks), devices_of(found.engines)
+        assert len(ranks) == len(set(ranks)) == processes.ranks, "no two ranks of a learner share a device"
+        assert len(engines) == len(set(engines)) == processes.engines * processes.width, "nor do two engines"
+        assert all(0 <= m < devices.machines and 0 <= d < devices.per_machine for m, d in ranks + engines)
+        assert all(len(place.devices) == processes.width for place in found.engines), "all of them on one machine"
+        assert [place.first for place in found.ranks] == list(range(processes.ranks)), "in the order of the machines"
+        if processes.apart:
+            assert not set(ranks) & set(engines)
+        elif ranks and engines:
+            assert ranks[0] == engines[0], "they take turns"
+        assert max((place.last for place in found.ranks + found.engines), default=-1) + 1 == processes.devices
+    assert placed > 4
+
+
+@pytest.mark.parametrize("processes", CASES, ids=str)
+def test_cores_have_room_for_any_number(processes: Processes) -> None:
+    found = Placement.of(Devices.of_cores(processes), processes)
+    assert (len(found.ranks), len(found.engines)) == (processes.ranks, processes.engines)
+    assert all(place.environment() == {} for place in found.ranks + found.engines)
+    shared = {place.first for place in found.ranks} & {place.first for place in found.engines}
+    assert not shared or not processes.apart
+
+
+@pytest.mark.parametrize(
+    ("processes", "sentence"),
+    [
+        (Processes(16), "learner.parallel asks for 16 ranks, but there are 8 GPUs"),
+        (Processes(8, 9), "asks for 9 × 1 GPUs, but there are 8 GPUs"),
+        (
+            Processes(8, 4, 1, apart=True),
+            "asks for 4 × 1 GPUs beside the learner's 8, but there are 8 GPUs; lower them",
+        ),
+        (Processes(1, 1, 3), "sampler.tensor_parallel is 3, of which a machine's 8 GPUs are no multiple"),
+        (Processes(1, 1, 16), "sampler.tensor_parallel is 16, of which a machine's 8 GPUs are no multiple"),
+    ],
+)
+def test_what_has_no_room_is_refused_by_name(processes: Processes, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Placement.of(Devices(1, 8, True), processes)
+
+
+def test_a_process_sees_its_own_gpus_alone() -> None:
+    found = Placement.of(Devices(2, 8, True), Processes(16, 8, 2))
+    assert found.ranks[9].environment({}) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert found.engines[5].environment({}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    some = {"CUDA_VISIBLE_DEVICES": "4, 5,GPU-8f1c,7"}
+    assert Placement.of(Devices(1, 4, True), Processes(4)).ranks[2].environment(some) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-8f1c"
+    }, "of those that this process sees itself"
+
+
+def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    place = Placement.of(Devices(1, 2, True), Processes(2)).ranks[1]
+    remote = Workers().start(AbacusSpec(), "seeing", 400.0, place)
+    try:
+        assert remote.call("variable", "CUDA_VISIBLE_DEVICES") == "7"
+    finally:
+        remote.close()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
+
+
+def test_it_is_said_in_a_line() -> None:
+    assert Placement.of(Devices(2, 8, True), Processes(16, 4, 4)).describe() == (
+        "learner on GPUs 0 to 15 of 2 machines; 4 engines, 4 each, on GPUs 0 to 15 of 2 machines, in turns"
+    )
+    assert Placement.of(Devices(1, 8, True), Processes(6, 2, 1, apart=True)).describe() == (
+        "learner on GPUs 0 to 5; 2 engines on GPUs 6 to 7"
+    )
+
+
+COLOCATED, SEPARATE = ClusterSection(), ClusterSection(placement="separate")
+
+
+def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 4)
+    on, off = Computation(), Computation(device="cpu")
+    assert choose_placement(COLOCATED, on, Processes(4, 4)).devices == Devices(1, 4, True)
+    assert choose_placement(COLOCATED, off, Processes(8, 3)).devices == Devices(1, 8, False)
+    with pytest.raises(InputError, match="there are 4 GPUs"):
+        choose_placement(COLOCATED, on, Processes(5))
+    ray = ClusterSection(backend="ray")
+    assert choose_placement(ray, on, Processes(5)).devices == Devices(2, 4, True), (
+        "others are taken to be like this one"
+    )
+
+
+def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `lockstep.open_sampler` and a judge do."""
+    show_gpus(monkeypatch, 8)
+    sampler = SamplerSection(backend="vllm", replicas=4, tensor_parallel=2)
+    assert [place.devices for place in Workers().place_engines(sampler, Computation())] == [
+        (0, 1),
+        (2, 3),
+        (4, 5),
+        (6, 7),
+    ]
+    run = Workers(choose_placement(SEPARATE, Computation(), Processes.of(SEPARATE, 4, SamplerSection())))
+    assert [place.devices for place in run.place_engines(SamplerSection(replicas=3), Computation())] == [
+        (4,),
+        (5,),
+        (6,),
+    ]
+    with pytest.raises(InputError, match="asks for 5 × 1 GPUs beside the learner's 4"):
+        run.place_engines(SamplerSection(replicas=5), Computation())
+    assert run.engines_apart
+    assert not Workers().engines_apart
+
+
+@pytest.fixture
+def many_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Ray that believes to have eight GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(8))))
+    ray: Any = pytest.importorskip("ray")
+    from lockstep.cluster import ray_transport
+
+    assert ray_transport.ray is ray
+    ray.init(num_cpus=8, num_gpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.full
+@pytest.mark.needs("ray")
+def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
+    from lockstep.cluster.ray_transport import RayCluster
+    from lockstep.config import RaySection
+
+    with Workers() as ending:
+        cluster = RayCluster(RaySection(), Processes(2, 1, 2), gpus=True)
+        ending.callback(cluster.close)
+        workers = Workers(cluster.placement, cluster)
+        places = (*cluster.placement.ranks, *cluster.placement.engines)
+        remotes = [workers.start(AbacusSpec(), f"worker {place}", 400.0, place) for place in places]
+        first, second, both = (remote.call("variable", "CUDA_VISIBLE_DEVICES") for remote in remotes)
+        for remote in remotes:
+            remote.close()
+    assert first != second
+    assert both == f"{first},{second}"

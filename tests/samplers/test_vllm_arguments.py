@@ -1,0 +1,122 @@
+"""Options of a recipe as arguments of vLLM's engine, and what is refused before one starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tiny_models import SECTION
+
+from lockstep.cluster.sampler_pool import SamplerPool
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.config import Computation, SamplerSection
+from lockstep.config.loading import RecipeError, load
+from lockstep.errors import InputError
+from lockstep.samplers.cache_budget import USABLE, CacheBudget
+from lockstep.samplers.vllm.arguments import OPTIONS, OURS, engine_arguments
+from lockstep.types import Request, SamplingParams
+
+BF16 = Computation(dtype="bf16")
+CHOSEN: dict[str, Any] = {
+    "max_model_len": 32, "max_num_batched_tokens": 96, "enforce_eager": True, "quantization": "fp8",
+    "engine_args": {"swap": 1},
+}  # fmt: skip
+
+
+def section(**own: Any) -> SamplerSection:
+    return SamplerSection.model_validate({"backend": "vllm", "max_batch_size": 8, "tensor_parallel": 2, "vllm": own})
+
+
+def test_every_option_is_an_argument_on_a_gpu() -> None:
+    plain = engine_arguments(section(), BF16, 64, on_gpu=True)
+    assert plain["max_num_seqs"] == 8
+    assert plain["tensor_parallel_size"] == 2
+    assert plain["dtype"] == "bfloat16"
+    assert plain["enforce_eager"] is False
+    assert not plain.keys() & {"max_model_len", "max_num_batched_tokens", "quantization", "kv_cache_memory_bytes"}
+    chosen = engine_arguments(section(**CHOSEN), BF16, 64, on_gpu=True)
+    for name, value in CHOSEN.items():
+        if name != "engine_args":
+            assert chosen[name] == value
+    assert chosen["swap"] == 1
+    assert set(chosen) - {"swap"} <= {*OPTIONS, *OURS}, "an option that is set twice is known"
+
+
+def test_a_cache_of_a_set_size_needs_no_share_of_the_gpu() -> None:
+    sized = section().model_copy(update={"kv_cache_gib": 0.5})
+    arguments = engine_arguments(sized, BF16, 64, on_gpu=True)
+    assert arguments["kv_cache_memory_bytes"] == 2**29
+    assert arguments["gpu_memory_utilization"] < 0.1
+
+
+@pytest.mark.needs("vllm")
+def test_vllm_has_all_of_these_arguments(vllm: None) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    assert {field.name for field in dataclasses.fields(EngineArgs)} >= {*OPTIONS, *OURS}
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("max_num_seqs", "vllm.engine_args has max_num_seqs, which is sampler.max_batch_size; set that"),
+        ("gpu_memory_utilization", "which is sampler.kv_cache_gib; set that"),
+        ("seed", "vllm.engine_args has seed, which Lockstep sets itself; leave it out"),
+    ],
+)
+def test_no_argument_is_said_twice(argument: str, sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        section(engine_args={argument: 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["sampler.vllm.quantization=fp8"], "sampler.vllm.quantization changes weights"),
+        (["sampler.vllm.max_model_len=16"], "but the sampler's longest sequence is set to 16 tokens"),
+    ],
+)
+def test_what_cannot_train_is_refused_by_its_recipe(options: list[str], sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        load("ppo_arithmetic", ["sampler=vllm", *options])
+
+
+@pytest.mark.parametrize("backend", ["torch", "openai"])
+def test_engines_of_one_device_are_not_cut(backend: str) -> None:
+    server = {"openai": {"base_url": "http://localhost:1/v1", "model": "m"}} if backend == "openai" else {}
+    with pytest.raises(ValidationError, match="tensor_parallel"):
+        SamplerSection.model_validate({"backend": backend, "tensor_parallel": 2, **server})
+
+
+def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
+    budget = CacheBudget(wanted=2 * 10**9, least=10**9, beside=3 * 10**9)
+    assert budget.choose(10 * 10**9) == 2 * 10**9
+    assert budget.choose(45 * 10**8) == 15 * 10**8
+    gpu = int(45 * 10**8 / USABLE)
+    told = budget.apply(section(), gpu).kv_cache_gib
+    assert told is not None
+    assert int(told * 2**30) == budget.choose(int(USABLE * gpu)), "the plan and the engine have the same number"
+    with pytest.raises(InputError, match=r"of which 3 GB are taken by plan, so that keys and values \(1 GB at the"):
+        budget.apply(section(), 4 * 10**9)
+
+
+@pytest.mark.full
+@pytest.mark.needs("vllm")
+def test_an_engine_has_the_arguments_that_were_set(vllm: None, models: Callable[..., Path]) -> None:
+    own = {"max_model_len": 16, "max_num_batched_tokens": 48, "engine_args": {"enable_chunked_prefill": True}}
+    chosen = SamplerSection.model_validate({"backend": "vllm", "max_batch_size": 8, "kv_cache_gib": 0.05, "vllm": own})
+    pool = SamplerPool(SamplerSpec(str(models("llama")), chosen, SECTION), print)
+    try:
+        settings = pool.remotes[0].call("settings")
+        assert settings["max_num_batched_tokens"] == 48
+        assert settings["tensor_parallel_size"] == 1
+        assert settings["enable_chunked_prefill"] is True, "on a CPU it is False else"
+        assert len(pool.generate([Request((3, 4), 1)], SamplingParams(max_tokens=14))) == 1
+        with pytest.raises(InputError, match=r"may have 18 tokens, but sampler.vllm.max_model_len is 16"):
+            pool.generate([Request((3, 4, 5, 6), 1)], SamplingParams(max_tokens=14))
+    finally:
+        pool.close()

@@ -1,0 +1,123 @@
+"""The turns of a vLLM beside a learner: what it frees and takes again, in which order. No GPU has shown it yet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import SECTION
+
+from lockstep.cluster.sampler_pool import SamplerPool
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import SamplerSection
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.samplers.backend import find_backend
+from lockstep.samplers.vllm.sampler import VLLMSampler
+from lockstep.types import Request, SamplingParams
+from lockstep.weight_sync.transfer import Bucket
+
+HELD = {"fingerprints": {}, "columns": {}, "received": [], "tied": {}}
+
+
+class Engine:
+    """Notes what it is asked for, and has neither weights nor a cache."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self.asked.append(("wake", *(tags or ["all"])))
+
+    def sleep(self, level: int) -> None:
+        self.asked.append(("sleep", level))
+
+    def reset_prefix_cache(self) -> None:
+        self.asked.append("reset")
+
+    def reset_mm_cache(self) -> None:
+        pass
+
+
+class Resting(VLLMSampler):
+    """A sampler of such an engine."""
+
+    def __init__(self, engine: Any, sleeps: bool) -> None:
+        self._engine, self._sleeps, self._is_synced, self._without_cache = engine, sleeps, False, False
+        self.asked = engine.asked
+
+    def _on_worker(self, verb: str, *arguments: str) -> Any:
+        self.asked.append(verb)
+        return json.dumps(HELD)
+
+    def _probe(self) -> Any:
+        assert not self._without_cache, "nothing can be generated without memory for keys and values"
+        self.asked.append("probe")
+        return type("Output", (), {"num_cached_tokens": 0})()
+
+
+def sync(sampler: Resting) -> None:
+    sampler.receive(Bucket(0, "", 0, ()))
+    sampler.attest(1)
+
+
+def test_memory_of_the_cache_is_taken_behind_the_weights() -> None:
+    sampler = Resting(Engine(), sleeps=True)
+    sync(sampler)
+    sampler.sleep()
+    sampler.asked.clear()
+    sampler.wake()
+    sync(sampler)
+    sampler.sleep()
+    assert sampler.asked == [
+        ("wake", "weights"), "receive_weights", "attest_weights", ("wake", "kv_cache"), "reset", "probe", ("sleep", 2),
+    ]  # fmt: skip
+
+
+def test_weights_of_its_own_are_kept() -> None:
+    sampler = Resting(Engine(), sleeps=True)
+    sampler.sleep()
+    sampler.wake()
+    assert sampler.asked == [("sleep", 1), ("wake", "all")]
+
+
+def test_without_turns_nothing_is_freed() -> None:
+    sampler = Resting(Engine(), sleeps=False)
+    for verb in (sampler.sleep, sampler.wake):
+        verb()
+    assert sampler.asked == []
+
+
+class DroppingSpec(SamplerSpec):
+    """A sampler of torch that is said to drop weights."""
+
+    @property
+    def forgets_weights(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [SamplerSpec, DroppingSpec])
+def test_a_session_sends_dropped_weights_again(models: Callable[..., Path], kind: type[SamplerSpec]) -> None:
+    folder = str(models("llama"))
+    learner = LearnerSpec(folder, "logits", SECTION, None, 0).build()
+    pool = SamplerPool(kind(folder, SamplerSection(max_batch_size=4), SECTION), print)
+    sent: list[str] = []
+    session = SamplerSession(pool, learner, phase=lambda name: contextlib.nullcontext(sent.append(name)))
+    try:
+        for _ in range(2):
+            with session.at(version=0):
+                session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
+        assert len(sent) == (2 if kind is DroppingSpec else 1)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("sleep", [False, True])
+def test_who_drops_weights_is_sent_them_anew(sleep: bool) -> None:
+    section = SamplerSection.model_validate({"backend": "vllm", "vllm": {"sleep": sleep}})
+    backend = find_backend(section)
+    assert backend is not None
+    assert backend.forgets_weights(section) is sleep
