@@ -19,6 +19,9 @@ def add(parsers: Parsers) -> None:
     plan.add_argument(
         "--config", metavar="PATH", type=path_argument, help="a config.json, where the recipe's model is not here"
     )
+    plan.add_argument(
+        "--rates", metavar="FILE", type=path_argument, help="gpu_check.json of such a GPU: says the time of a step, too"
+    )
     plan.set_defaults(command=run)
 
 
@@ -30,6 +33,6 @@ def run(options: argparse.Namespace) -> int:
     with spare_modules():
         from lockstep.plan.command import plan
 
-    found = plan(loaded, options.gpus, options.memory, options.config)
+    found = plan(loaded, options.gpus, options.memory, options.config, options.rates)
     print(found.text)
     return exit_codes.OK if found.fits else exit_codes.BROKEN

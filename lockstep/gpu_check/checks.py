@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from lockstep.algorithms.base import Load
 from lockstep.algorithms.exactness import explain_inexact_sampler
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.sampler_pool import SamplerPool
@@ -21,16 +20,15 @@ from lockstep.errors import BrokenPromiseError
 from lockstep.gpu_check.trial import Trial
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
-from lockstep.models.folder import read_config, skeleton
 from lockstep.objectives.tally import Tally
-from lockstep.plan.memory import Rank
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.time import count_learning
 from lockstep.samplers.base import Sampler
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 _WAIT_S = 300.0
 """The longest that one call of another process may take."""
 _REPEATS = 5
+FEW_ROWS = 8
 _UPDATES = 8
 
 Measured = Mapping[str, float | str]
@@ -82,19 +80,25 @@ def measure_copy(trial: Trial) -> Measured:
 
 
 def measure_products(trial: Trial) -> Measured:
-    """Multiplies square matrices."""
-    return {f"{name}, TFLOP/s": _products(trial, dtype) / 1e12 for name, dtype in _TYPES.items()}
+    """Multiplies square matrices, and few rows with one, as decoding does."""
+    found: dict[str, float] = {}
+    for name, dtype in _TYPES.items():
+        found[f"{name}, TFLOP/s"] = multiply(trial, dtype, trial.scale.product) / 1e12
+        rows, weights = FEW_ROWS, trial.scale.product**2 * dtype.itemsize
+        seconds = 2 * rows * trial.scale.product**2 / multiply(trial, dtype, rows)
+        found[f"{name}, weights read by {rows} rows, GB/s"] = weights / seconds / 1e9
+    return found
 
 
 _TYPES: Mapping[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def _products(trial: Trial, dtype: torch.dtype) -> float:
-    """Operations per second of a product in this type."""
+def multiply(trial: Trial, dtype: torch.dtype, rows: int) -> float:
+    """Operations per second of a product of so many rows with a square matrix."""
     size = trial.scale.product
-    left = torch.randn(size, size, device=trial.device, dtype=dtype)
+    left, right = (torch.randn(n, size, device=trial.device, dtype=dtype) for n in (rows, size))
     out = torch.empty_like(left)
-    return 2 * size**3 / _time(trial, lambda: torch.mm(left, left, out=out))
+    return 2 * rows * size**2 / _time(trial, lambda: torch.mm(left, right, out=out))
 
 
 def measure_learner(trial: Trial, dtype: DType) -> Measured:
@@ -111,18 +115,15 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
         raise BrokenPromiseError(
             f"{_UPDATES} updates on one batch took the loss from {losses[0]:.3f} to {losses[-1]:.3f}"
         )
-    sizes = Sizes.of(skeleton(read_config(str(trial.folder)), str(trial.folder)))
-    tokens, work = len(batch.tokens), 6 * (sizes.policy - sizes.table)
-    load = Load(trial.scale.prompt + trial.scale.response, 1, trial.scale.rows)
-    planned = Rank(sizes, spec.section, load).peak.size
+    rank = trial.rank(dtype)
     found = {
-        "tokens/s": tokens / seconds,
-        "share of products": work * tokens / seconds / _products(trial, _TYPES[dtype]),
+        "tokens/s": len(batch.tokens) / seconds,
+        "share of products": count_learning(rank) / seconds / multiply(trial, _TYPES[dtype], trial.scale.product),
         "loss, before": losses[0],
         "loss, after": losses[-1],
     }
     if trial.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated()
+        peak, planned = torch.cuda.max_memory_allocated(), rank.peak.size
         found |= {"peak, GB": peak / 1e9, "planned, GB": planned / 1e9, "peak / planned": peak / planned}
     return found
 

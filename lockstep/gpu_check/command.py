@@ -18,6 +18,7 @@ import torch
 from lockstep import exit_codes
 from lockstep.errors import BrokenPromiseError, LockstepError
 from lockstep.gpu_check.checks import Check, Measured, list_checks
+from lockstep.gpu_check.rates import find_rates
 from lockstep.gpu_check.trial import Scale, Trial, find_device
 from lockstep.report.progress import show_progress
 
@@ -75,8 +76,13 @@ def check_machine(device: str, minutes: float, out: Path) -> int:
             with progress.phase(check.name):
                 outcomes.append(_make(check, late=time.monotonic() > end))
             progress.step(number, {}, 0)
+        rates = find_rates(trial, {outcome.check: outcome.measured for outcome in outcomes if outcome.state == "ok"})
     page = render(machine, outcomes)
-    found = {"machine": dict(machine), "checks": [asdict(outcome) for outcome in outcomes]}
+    found = {
+        "machine": dict(machine),
+        "rates": {dtype: asdict(own) for dtype, own in rates.items()},
+        "checks": [asdict(outcome) for outcome in outcomes],
+    }
     (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (out / "gpu_check.md").write_text(page, encoding="utf-8")
     print(page)

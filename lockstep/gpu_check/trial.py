@@ -10,10 +10,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep import keyed
+from lockstep.algorithms.base import Load
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.machinery import Computation, DType, LearnerSection, Optimizer, Parallel, SamplerSection
 from lockstep.models.device import resolve_device
+from lockstep.models.folder import read_config, skeleton
+from lockstep.plan.memory import Rank
+from lockstep.plan.sizes import Sizes
 from lockstep.types import Request, SamplingParams
 
 _OPTIMIZER = Optimizer(lr=1e-3)
@@ -47,7 +51,7 @@ class Scale:
     def for_memory(cls, memory: int | None) -> Scale:
         """The work that a GPU with so many bytes has room for, several times over; None: a CPU."""
         if memory is None:
-            return cls(64, 2, 512, 8, 16, 16, 512, 1 << 24)
+            return cls(512, 8, 2048, 8, 32, 32, 1024, 1 << 26)
         if memory < 30e9:
             return cls(1024, 12, 32_000, 64, 128, 128, 8192, 1 << 29)
         return cls(2048, 16, 32_000, 128, 256, 256, 8192, 1 << 31)
@@ -95,6 +99,12 @@ class Trial:
         """A learner on one device, or on several with a part of the model and of the rows each."""
         section = LearnerSection.of(self.computation(dtype), parallel=Parallel(dp=ranks))
         return LearnerSpec(str(self.folder), "logits", section, _OPTIMIZER, seed=0)
+
+    def rank(self, dtype: DType) -> Rank:
+        """The learner as a plan has it; it samples and trains on all rows once."""
+        length, rows = self.scale.prompt + self.scale.response, self.scale.rows
+        sizes = Sizes.of(skeleton(read_config(str(self.folder)), str(self.folder)))
+        return Rank(sizes, self.learner(dtype).section, Load(length, 1, rows, scored=rows, generated=length))
 
     def sampler(self, **options: str) -> SamplerSection:
         """A sampler that has room for all rows at once."""

@@ -21,12 +21,13 @@ from lockstep.models.source import scratch_tokenizer
 from lockstep.plan.layouts import Search
 from lockstep.plan.page import Plan, page
 from lockstep.plan.sizes import Sizes
+from lockstep.plan.time import Rates
 
 _MEMORY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> Plan:
+def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rates: str | None = None) -> Plan:
     """Plans a recipe.
 
     Args:
@@ -34,6 +35,7 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
         gpus: Number of GPUs.
         memory: Memory of each, such as 80GB or 80GiB.
         config: A model's config.json, or its folder, in place of the recipe's model.
+        rates: A file of rates, by which the time of a step is estimated.
 
     Raises:
         ValueError: If the recipe cannot be planned, or not for this number of GPUs.
@@ -51,7 +53,8 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None) -> P
     if own.ranks == gpus:
         require_divisible(model, own.tp)
     sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)), recipe.learner.lora)
-    return page(Search(recipe, sizes, model, room), loaded.name, _train_command(loaded, config), gpus)
+    known = None if rates is None else Rates.read(Path(rates), recipe.learner.dtype)
+    return page(Search(recipe, sizes, model, room), loaded.name, _train_command(loaded, config), gpus, known)
 
 
 def bytes_of(memory: str) -> int:

@@ -11,6 +11,7 @@ from lockstep.errors import InputError
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Changes, Search, cache_override, overrides
 from lockstep.plan.sizes import readable
+from lockstep.plan.time import Rates, StepTime
 from lockstep.report.terminal import summary_table
 
 _SHOWN = 12
@@ -29,7 +30,7 @@ class Plan:
     fits: bool
 
 
-def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
+def page(search: Search, name: str, said: Sequence[str], gpus: int, rates: Rates | None = None) -> Plan:
     """Writes the plan for a number of GPUs: memory by rank, traffic by collective, layouts, and the proposed one.
 
     Args:
@@ -37,10 +38,12 @@ def page(search: Search, name: str, said: Sequence[str], gpus: int) -> Plan:
         name: Name of the recipe.
         said: The recipe and its overrides, as arguments of `lockstep train` for the planned run.
         gpus: Number of GPUs.
+        rates: Of a GPU; None: no time is estimated.
     """
     found, standing = search.propose(gpus), search.standing() if search.own.devices == gpus else None
     shown = standing or found or _roomiest(search, gpus)
     blocks = [_model(search, name, gpus), _memory(shown)]
+    blocks += [] if rates is None else [_time(search, shown, rates)]
     blocks += [_traffic(shown), _layouts(search, gpus)] if gpus > 1 else []
     text = "\n\n".join([*blocks, _verdict(search, said, gpus, standing, found)])
     return Plan(text, found is not None or (standing is not None and search.fits(standing)))
@@ -76,6 +79,17 @@ def _model(search: Search, name: str, gpus: int) -> str:
         ),
     ]
     return summary_table(lines)
+
+
+def _time(search: Search, estimate: MemoryEstimate, rates: Rates) -> str:
+    """Seconds of a step by phase."""
+    time = StepTime.of(estimate.ranks, search.recipe.inference, rates)
+    phases = {"generate": time.generate, "refit": time.refit, "score": time.score, "learn": time.learn}
+    lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items() if seconds]
+    longest = (
+        "a step, every response as long as it may be" if time.generate else "a step, every row as long as it may be"
+    )
+    return summary_table([*lines, (longest, f"{time.total:,.3g} s")])
 
 
 def amount(number: int, what: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,17 @@ from lockstep.errors import BrokenPromiseError, InputError
 from lockstep.gpu_check import checks, command
 from lockstep.gpu_check.checks import Check, list_checks
 from lockstep.gpu_check.command import check_machine
+from lockstep.gpu_check.rates import find_rates
 from lockstep.gpu_check.trial import Scale, Trial
+from lockstep.plan.time import Rates, sampling_seconds
 
 CPU = torch.device("cpu")
+TINY = Scale(hidden=64, layers=2, vocabulary=512, rows=8, prompt=16, response=16, product=512, copied=1 << 20)
 
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return Trial.make(tmp_path_factory.mktemp("trial"), CPU, 0, Scale.for_memory(None))
+    return Trial.make(tmp_path_factory.mktemp("trial"), CPU, 0, TINY)
 
 
 def test_each_check_measures_or_says_what_it_lacks(trial: Trial) -> None:
@@ -63,6 +66,7 @@ def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
     listed: Sequence[Check] = []
     told: list[dict[str, str]] = []
     monkeypatch.setattr(command, "list_checks", lambda _: listed)
+    monkeypatch.setattr(command.Scale, "for_memory", lambda _: TINY)
     states: list[tuple[Sequence[Check], int]] = [
         ([Check("good", lambda: {"GB/s": 3.25}), Check("absent", broken, "it takes two GPUs")], exit_codes.OK),
         ([Check("fails", failed), Check("good", lambda: {"GB/s": 3.25})], exit_codes.CRASH),
@@ -81,6 +85,7 @@ def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
 
 def test_no_check_begins_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "list_checks", lambda _: [Check("good", lambda: {"GB/s": 3.25})])
+    monkeypatch.setattr(command.Scale, "for_memory", lambda _: TINY)
     check_machine("cpu", 1e-9, tmp_path)
     (told,) = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
     assert (told["state"], told["note"]) == ("skipped", "no time was left")
@@ -95,3 +100,17 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
     options = cli.parse(["gpu-check", "--device", "cuda", "--out", str(tmp_path / "out")])
     with pytest.raises(InputError, match="torch sees no GPU"):
         options.command(options)
+
+
+def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
+    wanted = Rates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9)
+    seconds = sampling_seconds(trial.rank("fp32"), trial.sampler(), trial.scale.response, wanted)
+    measured: dict[str, checks.Measured] = {
+        "products": {"fp32, TFLOP/s": 2.0, f"fp32, weights read by {checks.FEW_ROWS} rows, GB/s": 30.0},
+        "learner, fp32": {"share of products": 0.5},
+        "torch sampler, fp32": {"tokens/s": trial.scale.rows * trial.scale.response / seconds},
+        "weight sync, shared_memory": {"sync GB/s": 1.0},
+    }
+    found = find_rates(trial, measured)
+    assert list(found) == ["fp32"], "nothing was measured in bf16"
+    assert asdict(found["fp32"]) == pytest.approx(asdict(wanted))

@@ -1,0 +1,37 @@
+"""Rates of the machine, out of what was measured, for `lockstep plan --rates`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lockstep.config.machinery import DType
+from lockstep.gpu_check.checks import FEW_ROWS, Measured
+from lockstep.gpu_check.trial import Trial
+from lockstep.plan.time import Rates, sampling_seconds
+
+
+def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Rates]:
+    """Rates in each type in which all was measured that they need."""
+    dtypes: tuple[DType, ...] = ("fp32", "bf16")
+    needed = {dtype: ("products", f"learner, {dtype}", f"torch sampler, {dtype}", _SYNC) for dtype in dtypes}
+    return {dtype: _rates(trial, measured, dtype) for dtype in dtypes if measured.keys() >= set(needed[dtype])}
+
+
+_SYNC = "weight sync, shared_memory"
+
+
+def _rates(trial: Trial, measured: Mapping[str, Measured], dtype: DType) -> Rates:
+    """Rates in one type. The time of a layer is what is left of a decoding pass behind products and reading."""
+    products = measured["products"]
+    known = Rates(
+        products=1e12 * float(products[f"{dtype}, TFLOP/s"]),
+        learner=float(measured[f"learner, {dtype}"]["share of products"]),
+        memory=1e9 * float(products[f"{dtype}, weights read by {FEW_ROWS} rows, GB/s"]),
+        layer_s=0.0,
+        sync=1e9 * float(measured[_SYNC]["sync GB/s"]),
+    )
+    rank, scale = trial.rank(dtype), trial.scale
+    seconds = scale.rows * scale.response / float(measured[f"torch sampler, {dtype}"]["tokens/s"])
+    left = seconds - sampling_seconds(rank, trial.sampler(), scale.response, known)
+    return replace(known, layer_s=max(0.0, left) / (scale.response * scale.layers))

@@ -1,0 +1,153 @@
+"""The time of a step on paper, by phase, from the rates of a device: measured by `lockstep gpu-check`, or stated.
+
+Every response is taken to be as long as it may be, so this is an upper bound where most of them end before. Products
+are counted as 2 operations per weight and token forward and twice that backward, attention as 4 per number of a query
+and token that it sees. Loading of data, scoring of rewards and checkpoints are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lockstep.algorithms.base import Inference
+from lockstep.config import SamplerSection
+from lockstep.errors import InputError
+from lockstep.models.heads import scores_tokens
+from lockstep.plan.memory import BF16, FP32, Rank
+from lockstep.plan.sizes import Sizes
+
+_RECOMPUTED = 8
+"""An exact run scores one response of so many again, see ADR 20."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one device in one type.
+
+    Attributes:
+        products: Operations per second of large products.
+        learner: Share of them that a pass of a learner reaches.
+        memory: Bytes per second that are read from memory.
+        layer_s: Seconds that a layer of a decoding pass takes besides reading and multiplying.
+        sync: Bytes per second of a weight sync.
+    """
+
+    products: float
+    learner: float
+    memory: float
+    layer_s: float
+    sync: float
+
+    @classmethod
+    def read(cls, path: Path, dtype: str) -> Rates:
+        """Reads `rates` of a file that `lockstep gpu-check` wrote, or of one with as many fields.
+
+        Raises:
+            InputError: It has none for this type.
+        """
+        names = {field.name for field in fields(cls)}
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["rates"][dtype]
+            return cls(**{name: float(found[name]) for name in names})
+        except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"--rates {path}: it has to be JSON whose rates.{dtype} has numbers for {', '.join(sorted(names))}, "
+                f"as gpu-check/gpu_check.json has ({type(error).__name__}: {error})"
+            ) from error
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step by phase.
+
+    Attributes:
+        generate: Sampling; 0: nothing is sampled.
+        refit: Weight sync.
+        score: Passes without a gradient.
+        learn: Passes with one, and updates.
+    """
+
+    generate: float
+    refit: float
+    score: float
+    learn: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of all phases."""
+        return self.generate + self.refit + self.score + self.learn
+
+    @classmethod
+    def of(cls, ranks: Mapping[str, Rank], inference: Inference | None, rates: Rates) -> StepTime:
+        """Estimates a step.
+
+        Args:
+            ranks: One rank of each learner, by name, the policy first: see `MemoryEstimate`.
+            inference: What samples; None: nothing does.
+            rates: Of one device.
+        """
+        policy = ranks["policy"]
+        exact = inference is not None and inference.explain_inexact(policy.learner) is None
+        speed = rates.products * rates.learner * policy.learner.parallel.ranks
+        score = sum(_score(rank, exact) for rank in ranks.values()) / speed
+        learn = sum(count_learning(rank) for rank in ranks.values()) / speed
+        if inference is None or inference.sampling is None or not policy.load.generated:
+            return cls(0.0, 0.0, score, learn)
+        generate = sampling_seconds(policy, inference.sampler, inference.sampling.max_tokens, rates)
+        return cls(generate, _item(policy) * policy.sizes.policy / rates.sync, score, learn)
+
+
+def _forward(rank: Rank, tokens: int) -> float:
+    """Operations of a forward pass over the tokens of the longest sequences."""
+    sizes, context = rank.sizes, rank.load.sequence / 2
+    head = _head(sizes) if scores_tokens(rank.head) else sizes.hidden
+    return tokens * (2 * (sizes.layers * sizes.products + head) + 4 * sizes.layers * sizes.queries * context)
+
+
+def _head(sizes: Sizes) -> int:
+    return sizes.head or sizes.table
+
+
+def _score(rank: Rank, exact: bool) -> float:
+    """Operations of passes that only score: frozen models, values of a critic, log π of a policy before it learns."""
+    tokens = rank.load.scored * rank.load.group * rank.load.sequence
+    again = exact and rank.trained and scores_tokens(rank.head)
+    return _forward(rank, tokens) / (_RECOMPUTED if again else 1)
+
+
+def count_learning(rank: Rank) -> float:
+    """Operations of a step's passes that learn: forward, twice that backward, and once more where nothing is kept."""
+    if not rank.trained:
+        return 0.0
+    tokens = rank.load.updates * rank.load.rows * rank.load.group * rank.load.sequence
+    return (4 if rank.learner.activation_checkpointing else 3) * _forward(rank, tokens)
+
+
+def sampling_seconds(policy: Rank, sampler: SamplerSection, new: int, rates: Rates) -> float:
+    """Seconds of sampling: each response's prompt, then passes of one token for all rows of an engine.
+
+    Args:
+        policy: One of its ranks; `load.scored` is the number of responses.
+        sampler: The engines.
+        new: Tokens of a response.
+        rates: Of one device.
+    """
+    sizes, load = policy.sizes, policy.load
+    rows = -(-load.scored // max(1, sampler.engines))
+    together = min(rows, sampler.max_batch_size)
+    prompt, context = load.generated - new, load.generated - new / 2
+    weights = sizes.layers * sizes.products + _head(sizes)
+    read = _item(policy) * (weights + together * context * sizes.cache)
+    work = together * (2 * weights + 4 * sizes.layers * sizes.queries * context)
+    one_pass = max(read / rates.memory, work / rates.products) + sizes.layers * rates.layer_s
+    prompts = 2 * rows * prompt * weights / (rates.products * rates.learner)
+    return -(-rows // together) * new * one_pass + prompts
+
+
+def _item(rank: Rank) -> int:
+    """Bytes of a number in its type."""
+    return BF16 if rank.learner.is_bf16 else FP32

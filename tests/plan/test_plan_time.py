@@ -1,0 +1,94 @@
+"""The time of a step on paper: operations beside those that torch counts, and what rates do to each phase."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
+from torch.utils.flop_counter import FlopCounterMode
+
+from lockstep.algorithms.base import Algorithm, Inference, Load
+from lockstep.cli import main
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config.loading import load
+from lockstep.errors import InputError
+from lockstep.models.folder import read_config, skeleton
+from lockstep.plan.memory import Rank
+from lockstep.plan.sizes import Sizes
+from lockstep.plan.time import Rates, StepTime, count_learning
+
+RATES = Rates(products=1e12, learner=0.5, memory=1e11, layer_s=1e-3, sync=1e9)
+LOAD = Load(sequence=64, group=1, rows=8, updates=2, scored=16, generated=64)
+
+
+@pytest.fixture
+def rank(models: Callable[..., Path]) -> Rank:
+    folder = models("llama")
+    return Rank(Sizes.of(skeleton(read_config(folder), str(folder))), SECTION, LOAD)
+
+
+@pytest.fixture
+def inference() -> Inference:
+    found = load("ppo_arithmetic", ["sampling.max_tokens=32", "sampler.max_batch_size=8"]).expect(Algorithm).inference
+    assert found is not None
+    return found
+
+
+def test_products_of_a_pass_that_learns_are_those_that_torch_counts(models: Callable[..., Path], rank: Rank) -> None:
+    """Attention is left out of both: torch counts what kernels compute, and that is more than what is seen."""
+    learner, batch = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, 0).build(), ragged([30])
+    with FlopCounterMode(display=False) as counter:
+        learner.forward_backward(batch, WeightedLogprob())
+    products = sum(flops for kind, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(kind))
+    one = replace(rank, load=Load(sequence=30, group=1, rows=1), sizes=replace(rank.sizes, queries=0))
+    head = 2 * 30 * (rank.sizes.head or rank.sizes.table)
+    assert count_learning(one) == pytest.approx(products, abs=2 * head), "but for blocks of the head"
+
+
+def test_phases_are_what_the_rates_make_of_them(rank: Rank, inference: Inference) -> None:
+    ranks = {"policy": rank, "reference": replace(rank, trained=False)}
+    time = StepTime.of(ranks, inference, RATES)
+    assert time.total == pytest.approx(time.generate + time.refit + time.score + time.learn)
+    assert time.refit == pytest.approx(4 * rank.sizes.policy / 1e9)
+    assert time.learn == pytest.approx(count_learning(rank) / 0.5e12)
+    assert time.score == pytest.approx(time.learn / 3 * (1 + 1 / 8)), (
+        "the exact policy scores one response of eight again"
+    )
+    fast = StepTime.of(ranks, inference, replace(RATES, memory=1e15, products=1e20))
+    assert fast.generate == pytest.approx(2 * 32 * rank.sizes.layers * 1e-3, rel=1e-3), "two waves of eight rows"
+
+
+def test_more_ranks_and_engines_share_the_work(rank: Rank, inference: Inference) -> None:
+    one = StepTime.of({"policy": rank}, inference, RATES)
+    learner = SECTION.model_copy(update={"parallel": SECTION.parallel.model_copy(update={"dp": 2})})
+    engines = replace(inference, sampler=inference.sampler.model_copy(update={"replicas": 2}))
+    two = StepTime.of({"policy": replace(rank, learner=learner)}, engines, RATES)
+    assert two.learn == pytest.approx(one.learn / 2)
+    assert two.generate == pytest.approx(one.generate / 2)
+
+
+def test_layers_that_are_computed_again_cost_a_pass_more(rank: Rank) -> None:
+    again = replace(rank, learner=SECTION.model_copy(update={"activation_checkpointing": True}))
+    assert count_learning(again) * 3 == pytest.approx(count_learning(rank) * 4)
+
+
+def test_a_plan_says_the_time_where_rates_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rates.json").write_text(json.dumps({"rates": {"fp32": asdict(RATES)}}))
+    words = ["plan", "ppo_arithmetic", "--gpus", "1", "--memory", "80GB"]
+    assert main(words) == 0
+    assert "a step, every" not in capsys.readouterr().out
+    assert main([*words, "--rates", str(tmp_path / "rates.json")]) == 0
+    told = capsys.readouterr().out
+    assert "a step, every response as long as it may be" in told
+    assert "learn" in told
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"rates": {"bf16": {}}}', '{"rates": {"fp32": {"products": 1}}}'])
+def test_a_file_without_rates_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rates.json").write_text(text)
+    with pytest.raises(InputError, match=r"rates\.json: it has to be JSON whose rates\.fp32 has numbers for layer_s"):
+        Rates.read(tmp_path / "rates.json", "fp32")
