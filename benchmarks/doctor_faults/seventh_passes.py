@@ -78,7 +78,8 @@ def shares_in_low_type(error: float) -> type[TorchBackend]:
         def decoded(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
             shared = query.shape[1] // keys.shape[1]
             keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
-            scores = (scaling * query @ keys.mT).masked_fill(~self._visible, float("-inf"))
+            hidden = ~self._find_visible(None)[:, None, None]
+            scores = (scaling * query @ keys.mT).masked_fill(hidden, float("-inf"))
             above = (scores - scores.amax(-1, keepdim=True)).exp()
             return (above.to(dtype).to(above.dtype) @ values) / above.sum(-1, keepdim=True)
 

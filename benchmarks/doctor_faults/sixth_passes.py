@@ -114,7 +114,8 @@ def merged_by_base_two(length: int) -> type[TorchBackend]:
 
     class Merged(Decodes):
         def decoded(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-            scores = (scaling * query @ keys.mT).masked_fill(~self._visible, float("-inf")).split(length, -1)
+            hidden = ~self._find_visible(None)[:, None, None]
+            scores = (scaling * query @ keys.mT).masked_fill(hidden, float("-inf")).split(length, -1)
             parts = [s.softmax(-1).nan_to_num() @ v for s, v in zip(scores, values.split(length, 2), strict=True)]
             log_sums = torch.stack([s.logsumexp(-1, keepdim=True) for s in scores])
             share = (log_sums / math.log(2)).softmax(0)

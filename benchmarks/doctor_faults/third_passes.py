@@ -102,11 +102,10 @@ def lossy_splits(length: int) -> type[TorchBackend]:
     """Decoding cuts the cache into splits, each of which ends one key early; reading all at once does not."""
 
     class Split(Cached):
-        def next_token(self) -> None:
-            super().next_token()
+        def _find_visible(self, window: int | None) -> Tensor:
             columns = torch.arange(self._width)
             lost = (columns % length == length - 1) & (columns < self.filled[:, None])
-            self._visible = self._visible & ~lost[:, None, None, :]
+            return super()._find_visible(window) & ~lost
 
     return _sampling_with(Split)
 

@@ -229,6 +229,13 @@ def _newest(new: int, known: int, window: int | None, device: torch.device) -> T
     return seen if window is None else seen.triu(known - new + 1 - window)
 
 
+def find_visible(position_R: Tensor, width: int, window: int | None) -> Tensor:
+    """Which of the first tokens of each row its token at a position sees, bool [R, width]."""
+    column = torch.arange(width, device=position_R.device)
+    seen = column <= position_R[:, None]
+    return seen if window is None else seen & (column > position_R[:, None] - window)
+
+
 class Cached(KernelLayout):
     """Keys and values of growing rows: filled by a packed pass over the prompts, then one token per row and pass.
 
@@ -279,8 +286,6 @@ class Cached(KernelLayout):
         else:
             self.filled = self.filled + 1
         self._width += 1
-        columns = torch.arange(self._read, device=self.filled.device)
-        self._visible = columns[None, :] <= self.filled[:, None]
         self._all_rows = torch.arange(self.filled.numel(), device=self.filled.device)
         self._masks.clear()
 
@@ -304,9 +309,9 @@ class Cached(KernelLayout):
         """The mask of a kernel, made once for all layers of a pass."""
         key = type(kernel), window
         if key not in self._masks:
-            self._masks[key] = kernel.mask(self._visible if window is None else self._visible & self._inside(window))
+            self._masks[key] = kernel.mask(self._find_visible(window))
         return self._masks[key]
 
-    def _inside(self, window: int) -> Tensor:
-        columns = torch.arange(self._read, device=self.filled.device)
-        return columns[None, :] > self.filled[:, None] - window
+    def _find_visible(self, window: int | None) -> Tensor:
+        """What the newest token of each row sees of what is read, bool [B, keys]."""
+        return find_visible(self.filled, self._read, window)

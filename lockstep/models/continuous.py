@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.models.attention import Kernel, KernelLayout, Packed
+from lockstep.models.attention import Kernel, KernelLayout, Packed, find_visible
 from lockstep.models.exact.attention import BLOCK as QUERIES
 from lockstep.models.exact.attention import KEYS
 from lockstep.models.extents import Arena
@@ -58,17 +58,10 @@ class Growing:
         key = type(kernel), window
         if key not in self._masks:
             self._masks[key] = [
-                kernel.mask(_find_visible(position, width, window))
+                kernel.mask(find_visible(position, width, window))
                 for (_, _, position), width in zip(self._parts, self._widths, strict=True)
             ]
         return self._masks[key]
-
-
-def _find_visible(position_R: Tensor, width: int, window: int | None) -> Tensor:
-    """The tokens that a new token sees, bool [R, width]."""
-    column = torch.arange(width, device=position_R.device)
-    seen = column <= position_R[:, None]
-    return seen if window is None else seen & (column > position_R[:, None] - window)
 
 
 @dataclass(frozen=True)

@@ -160,11 +160,15 @@ def head_size(config: PreTrainedConfig) -> int:
     return int(config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads)
 
 
+def count_keys(text: PreTrainedConfig) -> int:
+    """Numbers of a token's keys in a layer, by the configuration of the text's layers."""
+    return int(text.to_dict().get("num_key_value_heads") or text.num_attention_heads) * head_size(text)
+
+
 def count_cache_numbers(config: PreTrainedConfig) -> int:
     """Numbers of a token's keys and values in all layers."""
     text = config.get_text_config()
-    heads = int(text.to_dict().get("num_key_value_heads") or text.num_attention_heads)
-    return 2 * int(text.num_hidden_layers) * heads * head_size(text)
+    return 2 * int(text.num_hidden_layers) * count_keys(text)
 
 
 def context_of(config: PreTrainedConfig) -> int:

@@ -2,7 +2,7 @@
 
 The maps of queries, keys and values are one product here, as are those of gate and up, where `join_maps` has laid them
 one behind the other: the modules' weights are views of that memory, so what is written to them is computed with.
-Cosines and sines come from a table.
+Cosines and sines come from a table. What an adapter adds to a map is computed and added as its module does it.
 
 Letters: N tokens of a pass, M of them with logits, H heads of queries, G heads of keys, D size of a head.
 """
@@ -12,21 +12,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
 from lockstep.models.attention import FUSED, Kernel, KernelLayout
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.exact.linear import linear, silu
 from lockstep.models.exact.model import ROTARY, computes_as_written, is_exact
 from lockstep.models.families.registry import family_of
+from lockstep.models.lora import Adapted
 
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
-_COMMON = ("Linear", "Embedding", "ModuleList", "SiLU", "SiLUActivation")
+_COMMON = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
+_OF_ADAPTERS = (nn.ModuleDict, nn.ParameterDict, nn.Identity)
 
 _POSITIONS = 64
 """The table grows by multiples of so many positions: the last cosines of a vector can round differently."""
@@ -37,18 +41,35 @@ _TRIED = (8, 16, 72, 264)
 
 
 def can_step(lm: PreTrainedModel) -> bool:
-    """True if `TokenStep` writes out all that a model's modules compute; adapters and changed modules it does not."""
+    """True if `TokenStep` writes out all that a model's modules compute; changed modules it does not."""
     family = family_of(lm.config)
     if family.plain is None or lm.config.rope_parameters.get("rope_type", "default") not in ROTARY:
         return False
     own = f"transformers.models.{family.model_type}.modeling_{family.model_type}"
     parts = {(own, family.plain.prefix + part) for part in _PARTS}
     return all(
-        ((type(module).__module__, type(module).__name__) in parts or type(module).__name__ in _COMMON)
+        (
+            (type(module).__module__, type(module).__name__) in parts
+            or type(module) in (*_COMMON, *_OF_ADAPTERS)
+            or Adapted.of(module) is not None
+        )
         and computes_as_written(module)
         and all(type(parameter) is nn.Parameter for parameter in module.parameters(recurse=False))
         for module in lm.modules()
     )
+
+
+@dataclass(frozen=True)
+class _LowRank:
+    """What an adapter adds to some columns of the results of `_Linears`."""
+
+    start: int
+    a: Tensor
+    b: Tensor
+    scaling: float
+
+    def add_(self, out: Tensor, x: Tensor) -> None:
+        out.narrow(-1, self.start, len(self.b)).add_(linear(linear(x, self.a), self.b).mul_(self.scaling))
 
 
 @dataclass(frozen=True)
@@ -57,11 +78,15 @@ class _Linears:
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
+    adapters: tuple[_LowRank, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(self.weights[0].dtype)
-        out = [linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
-        return out[0] if len(out) == 1 else torch.cat(out, -1)
+        parts = [linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        for adapter in self.adapters:
+            adapter.add_(out, x)
+        return out
 
 
 @dataclass(frozen=True)
@@ -169,15 +194,23 @@ class TokenStep:
 
     def _map(self, *modules: Any) -> _Linears:
         """Maps of the same input as one product, where they lie together and it is the same; in bf16, of copies."""
-        weights = [module.weight.detach() for module in modules]
-        biases = [module.bias.detach() for module in modules if module.bias is not None]
+        adapted = [Adapted.of(module) for module in modules]
+        bases = [module if one is None else one.base for module, one in zip(modules, adapted, strict=True)]
+        weights = [base.weight.detach() for base in bases]
+        biases = [base.bias.detach() for base in bases if base.bias is not None]
         rows = tuple(map(len, weights))
         dtype = torch.bfloat16 if self._bf16 else weights[0].dtype
+        starts = accumulate(rows, initial=0)
+        adapters = tuple(
+            _LowRank(start, one.a.detach().to(dtype), one.b.detach().to(dtype), one.scaling)
+            for start, one in zip(starts, adapted, strict=False)
+            if one is not None
+        )
         size, threads = weights[0].shape[1], torch.get_num_threads()
         if len(rows) == 1 or not is_exact(self._lm) or _is_one_product(rows, size, dtype, threads):
             weights, biases = _find_joined(weights), _find_joined(biases)
         known = [None] * len(weights) if not biases else [bias.to(dtype) for bias in biases]
-        return _Linears(tuple(weight.to(dtype) for weight in weights), tuple(known))
+        return _Linears(tuple(weight.to(dtype) for weight in weights), tuple(known), adapters)
 
 
 @lru_cache

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lockstep.config import LoRA
-from lockstep.models.folder import context_of
+from lockstep.models.folder import context_of, count_cache_numbers, count_keys, head_size
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import find_adapted
 from lockstep.models.parallelize import layers
@@ -35,6 +35,7 @@ class Sizes:
         queries: Numbers of a token's queries in a layer: heads times their size.
         keys: Numbers of its keys, and as many of its values.
         heads: Number of query heads.
+        cache: Numbers that a key-value cache holds per token.
         normed: Numbers of a token's queries and keys that have norms of their own (Qwen3).
         adapters: Parameters of all adapters; 0: there are none.
         inner: Numbers of a token between the two matrices of each of a layer's adapters.
@@ -52,6 +53,7 @@ class Sizes:
     queries: int
     keys: int
     heads: int
+    cache: int
     normed: int
     adapters: int = 0
     inner: int = 0
@@ -60,10 +62,10 @@ class Sizes:
     @classmethod
     def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
         """Sizes of a model, which needs no memory for its weights, and of the adapters that it is to get."""
-        fields: Mapping[str, Any] = model.config.get_text_config().to_dict()
+        text = model.config.get_text_config()
+        fields: Mapping[str, Any] = text.to_dict()
         hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
-        size = int(fields.get("head_dim") or hidden // heads)
-        queries, keys = heads * size, int(fields.get("num_key_value_heads") or heads) * size
+        queries, keys = heads * head_size(text), count_keys(text)
         blocks = layers(model)
         products = _count(blocks[0], nn.Linear)
         table, head = _matrix(model.get_input_embeddings()), _matrix(model.get_output_embeddings())
@@ -84,6 +86,7 @@ class Sizes:
             queries=queries,
             keys=keys,
             heads=heads,
+            cache=count_cache_numbers(model.config),
             normed=queries + keys if any(name.endswith("q_norm") for name, _ in blocks[0].named_modules()) else 0,
             adapters=rank * sum(one.in_features + one.out_features for one in adapted),
             inner=rank * len(adapted) // len(blocks),
@@ -105,11 +108,6 @@ class Sizes:
         if not self.adapters:
             return self.policy if scores_tokens(head) else self.critic
         return self.adapters + (0 if scores_tokens(head) else self.hidden + 1)
-
-    @property
-    def cache(self) -> int:
-        """Numbers that a key-value cache holds per token."""
-        return 2 * self.layers * self.keys
 
     @property
     def key_heads(self) -> int:

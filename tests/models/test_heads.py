@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep.models import attention
+from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, logits_are_products
 from lockstep.models.load import load_causal_lm
 from lockstep.types import SamplingParams
@@ -49,6 +50,24 @@ def test_it_is_noticed_where_all_logits_are_still_zero(name: str) -> None:
 def test_a_head_that_is_given_something_else_than_the_last_states_is_noticed() -> None:
     lm = small(ARCHITECTURES["llama"])
     lm.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (2.0 * inputs[0],))
+    assert not logits_are_products(lm)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_an_exact_head_is_a_plain_product_to_the_bit(bf16: bool) -> None:
+    lm, batch = small(ARCHITECTURES["llama"]), ragged((7, 12, 3))
+    make_exact(lm)
+    assert logits_are_products(lm)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        fused, whole = (LogitsHead(lm, products=products)(batch).logprob for products in (True, False))
+    assert torch.equal(fused, whole)
+
+
+def test_an_exact_head_that_is_changed_is_noticed() -> None:
+    lm = small(ARCHITECTURES["llama"])
+    make_exact(lm)
+    usual = lm.lm_head.forward
+    lm.lm_head.forward = lambda x: usual(x)
     assert not logits_are_products(lm)
 
 

@@ -17,7 +17,9 @@ from lockstep.errors import RunError
 from lockstep.models.folder import context_of
 from lockstep.models.heads import LogitsHead, canonical
 from lockstep.samplers.base import Piece, gather_pieces
+from lockstep.samplers.torch.passes import cut_rows
 from lockstep.samplers.torch.rows import Response
+from lockstep.samplers.torch.scheduler import PASS_TOKENS
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.fingerprints import fingerprint
@@ -61,9 +63,12 @@ class ModelSampler(ABC):
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
-        head, parts = LogitsHead(self._lm), replace(batch, sampling=None).split(self._max_batch_size)
+        """See `samplers.base.Sampler`; a pass has no more rows and tokens of prompts than one that generates."""
+        head, bare = LogitsHead(self._lm), replace(batch, sampling=None, entropy=False)
+        scores = list[Tensor]()
         with self._autocast():
-            scores = [head(part.to(self._lm.device)).logprob for part in parts]
+            for rows in cut_rows(batch.lengths.tolist(), self._max_batch_size, PASS_TOKENS):
+                scores.append(head(bare.select(rows).to(self._lm.device)).logprob)
         return torch.cat(scores).float().cpu()
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:

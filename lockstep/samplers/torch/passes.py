@@ -18,6 +18,17 @@ from lockstep.models.pool import BLOCK
 from lockstep.samplers.torch.rows import SharedPrompt
 
 
+def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
+    """Cuts consecutive rows into passes of so many at most, and of so many tokens, but for one longer row."""
+    passes, start, held = list[range](), 0, 0
+    for row, length in enumerate(lengths):
+        if row > start and (row == start + rows or held + length > tokens):
+            passes.append(range(start, row))
+            start, held = row, 0
+        held += length
+    return [*passes, range(start, len(lengths))]
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Tokens and their positions, int64 [N], and which of them have logits [M]."""

@@ -1,0 +1,138 @@
+"""The token-step applies adapters as modules do: the same bits as theirs, and as a learner's scores of its tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.config import LoRA
+from lockstep.models.attention import NAME
+from lockstep.models.exact.model import make_exact
+from lockstep.models.heads import LogitsHead
+from lockstep.models.lora import adapt, is_adapter
+from lockstep.models.token_step import TokenStep, can_step, join_maps
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.static import StaticSampler
+from lockstep.types import Request, SamplingParams
+
+SHAPE = {
+    "vocab_size": 32, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "initializer_range": 0.2,
+}  # fmt: skip
+MAPS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PLAIN = SamplingParams(max_tokens=30, stop_token_ids=(3, 7, 11))
+
+
+def adapted(kind: str, section: LoRA, exact: bool = True) -> PreTrainedModel:
+    """A model as `load_on_device` opens it, with adapters that are not zero."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **SHAPE)
+        lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+    for name, parameter in lm.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(len(name)))
+    join_maps(lm)
+    adapt(lm, section)
+    with torch.no_grad():
+        for name, tensor in draw_adapters(lm, 0).items():
+            lm.get_parameter(name).copy_(tensor)
+    if exact:
+        make_exact(lm)
+    return lm
+
+
+def draw_adapters(lm: PreTrainedModel, seed: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    held = ((name, parameter) for name, parameter in lm.named_parameters() if is_adapter(name))
+    return {name: 0.3 * torch.randn(parameter.shape, generator=draw) for name, parameter in held}
+
+
+def requests(count: int = 12, seed: int = 0) -> list[Request]:
+    draw = random.Random(seed)
+    prompts = [tuple(draw.randrange(4, 30) for _ in range(draw.randrange(1, 40))) for _ in range(count)]
+    return [Request(prompt, keyed.key(seed, i)) for i, prompt in enumerate(prompts)]
+
+
+def assert_by_step(sampler: TorchSampler, wanted: Sequence[Request], bf16: bool) -> Batch:
+    """Compares what a sampler writes with modules that decode one batch, and with a learner's scores; to the bit."""
+    batch = sampler.generate(wanted, PLAIN)
+    assert isinstance(sampler._step, TokenStep)
+    modules = StaticSampler(sampler._lm, 64, bf16).generate(wanted, PLAIN)
+    assert torch.equal(batch.tokens, modules.tokens)
+    assert torch.equal(batch["sampler_logprob"], modules["sampler_logprob"])
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        scored = LogitsHead(sampler._lm)(batch).logprob
+    assert scored is not None
+    assert torch.equal(scored.detach()[batch.mask], batch["sampler_logprob"][batch.mask])
+    return batch
+
+
+@settings(max_examples=10)
+@given(
+    kind=st.sampled_from(["llama", "qwen2", "qwen3"]),
+    bf16=st.booleans(),
+    rows=st.sampled_from([1, 3, 8, 64]),
+    rank=st.sampled_from([1, 3, 16]),
+    alpha=st.sampled_from([1, 7, 32]),
+    maps=st.sets(st.sampled_from(MAPS), min_size=1).map(sorted).map(tuple),
+    seed=st.integers(0, 99),
+)
+def test_adapters_by_the_step_are_those_of_modules_and_learners(
+    kind: str, bf16: bool, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
+) -> None:
+    lm = adapted(kind, LoRA(rank=rank, alpha=alpha, target_modules=maps))
+    assert_by_step(TorchSampler(lm, rows, bf16), requests(12, seed), bf16)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=pytest.mark.full), "qwen3"])
+def test_refits_of_adapters_are_seen(kind: str, bf16: bool) -> None:
+    """Both ways: sent to the sampler, and written by a learner that shares them."""
+    lm = adapted(kind, LoRA(rank=3, alpha=12))
+    sampler = TorchSampler(lm, 5, bf16)
+    sampler.wake()
+    before = assert_by_step(sampler, requests(), bf16)
+    sampler.load_weights(draw_adapters(lm, 1).items(), 1)
+    sent = assert_by_step(sampler, requests(), bf16)
+    with torch.no_grad():
+        for name, tensor in draw_adapters(lm, 2).items():
+            lm.get_parameter(name).copy_(tensor)
+    sampler.attest(2)
+    shared = assert_by_step(sampler, requests(), bf16)
+    texts = [batch.tokens.tolist() for batch in (before, sent, shared)]
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+
+
+def test_a_projection_without_an_adapter_stays_in_its_joined_product() -> None:
+    """Of q, k and v one product is made, also where v alone has an adapter."""
+    lm = adapted("llama", LoRA(rank=3, alpha=12, target_modules=("v_proj",)), exact=False)
+    layers = TokenStep(lm, bf16=False)._layers
+    assert [len(layer.qkv.weights) for layer in layers] == [1, 1]
+    assert [[adapter.start for adapter in layer.qkv.adapters] for layer in layers] == [[96], [96]]
+    assert not any(layer.gate_up.adapters for layer in layers)
+
+
+def test_an_adapter_that_computes_otherwise_is_left_to_its_module() -> None:
+    lm = adapted("llama", LoRA(rank=3, alpha=12))
+    projection: Any = lm.get_submodule("model.layers.1.self_attn.q_proj")
+    assert can_step(lm)
+    projection.enable_adapters(False)
+    assert not can_step(lm)
+    projection.enable_adapters(True)
+    assert can_step(lm)
+    projection.merge()
+    assert not can_step(lm)
+    projection.unmerge()
+    projection.lora_dropout["default"] = torch.nn.Dropout(0.1)
+    assert not can_step(lm)
