@@ -1,4 +1,4 @@
-"""A micro-batch as a model reads it: where its tokens are is found once, on the CPU, and crosses to the device with them.
+"""A micro-batch as a model reads it: where its tokens are is found once, on the CPU, and goes to the device with them.
 
 Letters: N tokens of the batch, n of this rank's share of it, m of those that are read.
 """

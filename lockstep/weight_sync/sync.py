@@ -14,7 +14,7 @@ from lockstep.batch import Batch
 from lockstep.errors import BrokenPromiseError
 from lockstep.metrics import Last, Metrics
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
+from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
 
 _SEQUENCES, _LENGTH = 2, 32
 LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -95,21 +95,26 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Outgoing:
-    """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
-
-    Attributes:
-        sent: Fingerprints of the sent tensors, by name.
-    """
+    """The learner's weights in the sampler's type, as they are sent; they can be iterated again."""
 
     def __init__(self, learner: HasWeights, dtype: torch.dtype) -> None:
-        self.sent: dict[str, Sent] = {}
+        self._sent, self._taken = dict[str, Sent](), dict[str, tuple[Taken, Taken | None]]()
         self._learner, self._dtype = learner, dtype
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._learner.weights():
             cast = tensor.to(_type_of(tensor, self._dtype))
-            self.sent[name] = Sent(fingerprint(cast), column_fingerprint(cast) if cast.ndim == 2 else None)
+            self._taken[name] = take(cast), take_columns(cast) if cast.ndim == 2 else None
             yield name, cast
+
+    @property
+    def sent(self) -> dict[str, Sent]:
+        """Fingerprints of the sent tensors, by name; those of a weight sync are read together, in one transfer."""
+        found = iter(read([one for both in self._taken.values() for one in both if one is not None]))
+        for name, (_, columns) in self._taken.items():
+            self._sent[name] = Sent(next(found), None if columns is None else next(found))
+        self._taken.clear()
+        return self._sent
 
 
 def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: Batch | None = None) -> Metrics:
