@@ -1,4 +1,7 @@
-"""Every algorithm's steps, refits and evaluation on a GPU that is not there: no operation mixes devices."""
+"""Every algorithm's steps, refits and evaluation on a GPU that is not there: no operation mixes devices.
+
+How often it is waited for is bounded where learners, not the sampler, are at work.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pretend_gpu import Record, pretend_gpu
+from pretend_gpu import Record, Verb, pretend_gpu
 from tiny_recipe import DPO, GRPO, RECIPE, REWARD_MODEL, REWARDS, SELF_REWARDING
 
 from lockstep.config.loading import load
@@ -49,21 +52,29 @@ def learn(in_tmp: Path) -> Learn:
     return go
 
 
+def assert_bounds(record: Record) -> None:
+    """Nothing is waited for while a pass is made; test_syncs.py counts the rest, verb by verb."""
+    learning: tuple[Verb, ...] = ("passes", "update", "logprobs", "values", "topk")
+    assert record.count("copy", "passes"), "no pass was made"
+    assert not record.count("sync", "passes"), record.lines("passes")
+    assert not record.count("slow copy", *learning), record.lines(*learning)
+
+
 @pytest.mark.parametrize("recipe", [PPO, GRPO, DPO, REWARD_MODEL], ids=lambda recipe: recipe["algorithm"])
 def test_an_algorithm_learns(learn: Learn, recipe: dict[str, Any]) -> None:
     rows, record = learn(recipe)
-    print(record.lines())
     assert rows
+    assert_bounds(record)
 
 
 def test_it_learns_from_a_teacher(learn: Learn) -> None:
     for recipe in (SFT, DISTILL):
         rows, record = learn(recipe)
-        print(record.lines())
         assert rows
+        assert_bounds(record)
 
 
 def test_it_rewards_itself(learn: Learn) -> None:
     rows, record = learn(SELF_REWARDING | {"run": SELF_REWARDING["run"] | {"max_steps": 2}})
-    print(record.lines())
     assert rows
+    assert_bounds(record)
