@@ -85,6 +85,11 @@ class Batch:
         return self["mask"]
 
     @property
+    def trained(self) -> Tensor:
+        """Indices of trainable tokens, int64 [M], on the device of the mask, which is waited for."""
+        return self.mask.nonzero().squeeze(-1)
+
+    @property
     def starts(self) -> Tensor:
         """Index of each sequence's first token, int64 [B], on the CPU."""
         return torch.cumsum(self.lengths, 0) - self.lengths

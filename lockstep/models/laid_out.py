@@ -51,19 +51,34 @@ class LaidOut(Batch):
     Attributes:
         cut: This rank's share.
         reads: The outputs that are read: those of masked tokens; or those of all, then those after each sequence.
+        masked: The mask with which it was laid out, and the indices of its tokens; None: there was no mask.
     """
 
     cut: Cut
     reads: tuple[Read, ...]
+    masked: tuple[Tensor, Tensor] | None
 
     @classmethod
     def of(cls, batch: Batch, cut: Cut, *reads: Read) -> LaidOut:
         """A batch whose share and reads are known."""
-        return cls(**vars(batch), cut=cut, reads=reads)
+        masked = (batch.mask, batch.trained) if "mask" in batch.token else None
+        return cls(**vars(batch), cut=cut, reads=reads, masked=masked)
+
+    @property
+    def trained(self) -> Tensor:
+        """Indices of trainable tokens; nothing waits for them, unless the mask has been replaced."""
+        known = self._known
+        return super().trained if known is None else known
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         cut, reads = self.cut.map(change), tuple(read.map(change) for read in self.reads)
-        return replace(super().map(change), cut=cut, reads=reads)
+        changed, known = replace(super().map(change), cut=cut, reads=reads, masked=None), self._known
+        return changed if known is None else replace(changed, masked=(changed.mask, change(known)))
+
+    @property
+    def _known(self) -> Tensor | None:
+        """Indices of trainable tokens, if the mask is that with which the batch was laid out."""
+        return self.masked[1] if self.masked is not None and self.masked[0] is self.token.get("mask") else None
 
     def to(self, device: torch.device | str) -> Self:
         """The batch and what is known of it on `device`, by one copy that the host does not wait for."""
