@@ -19,20 +19,19 @@ from torch import Tensor, nn
 
 from benchmarks.curve_arms import LATE
 from lockstep import align, cli
-from lockstep.batch import Batch
 from lockstep.config.loading import load
 from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models import heads
-from lockstep.models.cut import Cut
+from lockstep.models.laid_out import LaidOut
 
 _aligned = heads.value_outputs
 
 
-def one_token_late(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
+def one_token_late(batch: LaidOut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
     """V as if nothing were shifted: V(x_≤t) stands at t."""
     _say()
-    outputs = _aligned(batch, cut, hidden_nD, unit)
+    outputs = _aligned(batch, hidden_nD, unit)
     assert outputs.value is not None
     assert outputs.final_value is not None
     late = outputs.value.roll(-1).index_copy(0, align.state_after(batch), outputs.final_value)

@@ -5,13 +5,26 @@ Legend: N flat tokens of all sequences, B sequences. Every per-token column desc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from lockstep.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where each token is: in which sequence, and at which place of it, int64 [N] each."""
+
+    row: Tensor
+    position: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Places:
+        """The same, with each tensor changed."""
+        return Places(change(self.row), change(self.position))
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,7 @@ class Batch:
         top_k: Outputs of a learner: 0, the log-probabilities of the tokens themselves; or so many of the
             likeliest tokens in the place of each.
         entropy: Whether outputs of a learner have the entropy in the place of each masked token, too.
+        places: Where each token is, on the device of the tokens; None: it is found each time it is asked for.
     """
 
     tokens: Tensor
@@ -39,6 +53,7 @@ class Batch:
     group_size: int = 1
     top_k: int = 0
     entropy: bool = True
+    places: Places | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if int(self.lengths.sum()) != self.tokens.numel():
@@ -70,6 +85,11 @@ class Batch:
         return self["mask"]
 
     @property
+    def trained(self) -> Tensor:
+        """Indices of trainable tokens, int64 [M], on the device of the mask, which is waited for."""
+        return self.mask.nonzero().squeeze(-1)
+
+    @property
     def starts(self) -> Tensor:
         """Index of each sequence's first token, int64 [B], on the CPU."""
         return torch.cumsum(self.lengths, 0) - self.lengths
@@ -77,19 +97,25 @@ class Batch:
     @property
     def row(self) -> Tensor:
         """Index of the sequence that each token belongs to, int64 [N], on the device of the tokens."""
-        rows = torch.repeat_interleave(torch.arange(len(self)), self.lengths, output_size=self.tokens.numel())
-        return rows.to(self.tokens.device)
+        if self.places is not None:
+            return self.places.row
+        return find_rows(self.lengths, self.tokens.numel()).to(self.tokens.device)
 
     @property
     def position(self) -> Tensor:
         """Index of each token within its sequence, int64 [N], on the device of the tokens."""
-        starts = torch.repeat_interleave(self.starts, self.lengths, output_size=self.tokens.numel())
-        return (torch.arange(self.tokens.numel()) - starts).to(self.tokens.device)
+        if self.places is not None:
+            return self.places.position
+        return find_positions(self.lengths, self.tokens.numel()).to(self.tokens.device)
 
     @property
     def group_lengths(self) -> Tensor:
         """Tokens of each group of sequences, int64 [B / group_size], on the CPU."""
         return self.lengths.view(-1, self.group_size).sum(1)
+
+    def placed(self) -> Self:
+        """The same batch, which keeps where its tokens are."""
+        return self if self.places is not None else replace(self, places=Places(self.row, self.position))
 
     def rows_of(self, groups: Sequence[int]) -> list[int]:
         """The sequences of these groups, in order."""
@@ -139,14 +165,30 @@ class Batch:
         """Sums a per-token column over each sequence. Returns [B]."""
         return column_N.new_zeros(len(self)).index_add_(0, self.row, column_N)
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> Self:
         """The batch with tokens and columns on `device`; lengths stay on the CPU."""
+        return self.map(lambda column: column.to(device))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same batch, with tokens, each column and places changed; lengths stay as they are, on the CPU."""
         return replace(
             self,
-            tokens=self.tokens.to(device),
-            token={name: column.to(device) for name, column in self.token.items()},
-            sample={name: column.to(device) for name, column in self.sample.items()},
+            tokens=change(self.tokens),
+            token={name: change(column) for name, column in self.token.items()},
+            sample={name: change(column) for name, column in self.sample.items()},
+            places=None if self.places is None else self.places.map(change),
         )
+
+
+def find_rows(lengths: Tensor, size: int) -> Tensor:
+    """Index of the sequence of each of `size` tokens, on the CPU. Returns int64 [N]."""
+    return torch.repeat_interleave(torch.arange(lengths.numel()), lengths, output_size=size)
+
+
+def find_positions(lengths: Tensor, size: int) -> Tensor:
+    """Index within its sequence of each of `size` tokens, on the CPU. Returns int64 [N]."""
+    starts = torch.repeat_interleave(torch.cumsum(lengths, 0) - lengths, lengths, output_size=size)
+    return torch.arange(size) - starts
 
 
 def concat(batches: Sequence[Batch]) -> Batch:

@@ -6,7 +6,7 @@ Values may stay tensors on a device until `floats` is called, so that no metric 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
 import torch
@@ -151,8 +151,27 @@ class Metrics(dict[str, Reduction]):
         return Metrics({f"{prefix}/{name}": reduction for name, reduction in self.items()})
 
     def floats(self) -> dict[str, float]:
-        """Every metric as a number; the only place that waits for a device."""
-        return {name: reduction.value() for name, reduction in self.items()}
+        """Every metric as a number; the only place that waits for a device, once."""
+        return {name: reduction.value() for name, reduction in fetch(self).items()}
+
+
+def fetch(metrics: Mapping[str, Reduction]) -> Mapping[str, Reduction]:
+    """The same metrics with their numbers on the host, where they come together in one transfer."""
+    there = {name: _find_numbers(reduction) for name, reduction in metrics.items()}
+    numbers = [number.double() for found in there.values() for number in found.values()]
+    if not numbers:
+        return metrics
+    here, fetched = iter(torch.stack(numbers).tolist()), dict(metrics)
+    for name, reduction in metrics.items():
+        if there[name] and is_dataclass(reduction):
+            fetched[name] = replace(reduction, **{part: next(here) for part in there[name]})
+    return fetched
+
+
+def _find_numbers(reduction: Reduction) -> dict[str, Tensor]:
+    """The numbers of a reduction that are on a device, by the names of its fields."""
+    held = vars(reduction) if is_dataclass(reduction) else {}
+    return {part: x for part, x in held.items() if isinstance(x, Tensor) and x.device.type != "cpu"}
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:

@@ -134,7 +134,7 @@ class RankSender:
         try:
             self._first.call("begin_sending", stream.dtype)
             while (shipment := self._first.call("fill_bucket")) is not None:
-                stream.sent |= shipment.sent
+                stream.note(shipment.sent)
                 yield shipment.bucket
         except (WorkerDied, RemoteTimeout):  # the cause; errors of the other ranks would only hide it
             while parts:

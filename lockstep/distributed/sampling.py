@@ -95,7 +95,7 @@ def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, 
         everything = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
         return everything.expand(len(logits_Mv), -1), logits_Mv.float().log_softmax(-1)
     _, token_Mk = vocab_topk(logits_Mv, k, shard, max_rows=_ROWS)
-    if len(token_Mk) and int(token_Mk[0].max()) < token_Mk.shape[1]:  # these are all
+    if shard.group is not None and len(token_Mk) and int(token_Mk[0].max()) < token_Mk.shape[1]:  # these are all
         token_Mk = token_Mk.sort(-1).values
     logprob_Mk, _ = vocab_logprobs(logits_Mv, token_Mk, Scoring(shard=shard))
     return token_Mk, logprob_Mk

@@ -29,6 +29,7 @@ from lockstep.learners.sending import SendsWeights
 from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import resolve_device
+from lockstep.models.laid_out import LaidOut
 
 Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
@@ -40,18 +41,19 @@ _IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": tor
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The batch of each pass, in turn: its rows of a whole batch, on the device."""
+    """The batch of each pass, in turn: its rows of a whole batch, laid out for the model, on the device."""
 
     batch: Batch
     rows: list[list[int]]
+    lay_out: Callable[[Batch], LaidOut]
     device: torch.device
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[tuple[list[int], Batch]]:
+    def __iter__(self) -> Iterator[tuple[list[int], LaidOut]]:
         for rows in self.rows:
-            yield rows, (self.batch.select(rows) if rows else _IDLE).to(self.device)
+            yield rows, self.lay_out(self.batch.select(rows) if rows else _IDLE).to(self.device)
 
 
 class RankLearner(SendsWeights):
@@ -79,7 +81,7 @@ class RankLearner(SendsWeights):
         self.pieces = tuple(pieces)
         self.section, self._settings, self._ranks = section, optimizer, ranks
         self._optimizer = None if optimizer is None else AdamW(self.pieces, optimizer)
-        self._count = torch.zeros((), device=self.device)
+        self._count = torch.zeros(())
         self._has_gathered = False
         self._updates = 0
         self._writer = StateWriter()
@@ -98,7 +100,7 @@ class RankLearner(SendsWeights):
         return value, final_value
 
     def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
-        self._count += active(batch, find_denominator(loss)).to(self.device)
+        self._count += active(batch, find_denominator(loss))
         self._has_gathered = True
         batch = replace(batch, entropy=reads_entropy(loss))
         return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
@@ -165,6 +167,10 @@ class RankLearner(SendsWeights):
         self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
 
     @abstractmethod
+    def _lay_out(self, batch: Batch) -> LaidOut:
+        """Finds what the model has to know of where the tokens of a pass are."""
+
+    @abstractmethod
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         """Adds to gradients what each pass gives; a pass without rows gives 0."""
 
@@ -194,7 +200,7 @@ class RankLearner(SendsWeights):
             passes = cut_in_order(len(batch.group_lengths), self.section.rows_per_pass)
         elif passes is None:
             passes = pack(batch.group_lengths.tolist(), self.section.micro_batch_tokens)
-        return MicroBatches(batch, [batch.rows_of(groups) for groups in passes], self.device)
+        return MicroBatches(batch, [batch.rows_of(groups) for groups in passes], self._lay_out, self.device)
 
     @torch.no_grad()
     def _score(self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]) -> tuple[Tensor, ...]:
@@ -206,12 +212,11 @@ class RankLearner(SendsWeights):
             for part, column in zip(parts, columns, strict=True):
                 value = column(outputs)
                 assert value is not None, "this learner's head does not give that column"
-                part.extend([value.cpu()] if rows else [])
+                part.extend([value] if rows else [])
         if not order:
             return tuple(_NOTHING for _ in parts)
-        return tuple(
-            restore_order(torch.cat(part), torch.tensor(order, dtype=torch.int64), batch.lengths) for part in parts
-        )
+        order_B = torch.tensor(order, dtype=torch.int64)
+        return tuple(restore_order(torch.cat(part).cpu(), order_B, batch.lengths) for part in parts)
 
     def _writes(self, piece: Piece) -> bool:
         """True if this rank, of all that hold the same piece, writes it."""

@@ -38,14 +38,14 @@ class Distillation:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.top_logprob is not None, "distillation needs a head that gives log-probabilities"
-        own, some = batch.mask, "top_token" in batch.token
+        own, some = batch.trained, "top_token" in batch.token
         student_MK, teacher_MK = outputs.top_logprob[own], batch["teacher_logprob"][own].log_softmax(-1)
         named_M = student_MK.detach().exp().sum(-1)
         entropy_M = _entropy(student_MK.detach()) if outputs.entropy is None else outputs.entropy[own]
         if some and not self.outside:
             student_MK = student_MK.log_softmax(-1)
         total = self._divergence(student_MK, teacher_MK, entropy_M if some and self.outside else None).sum()
-        count = own.sum()
+        count = batch.mask.sum()
         return total, Metrics(
             loss=Mean(total.detach(), count),
             entropy=Mean(entropy_M.detach().sum(), count),

@@ -137,12 +137,12 @@ def _of_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) ->
 
 def measure_implicit_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
     """Measures the rewards of both answers (DPO: β·d, the implicit reward), and how often they rank a pair as given."""
-    both = torch.cat([chosen_P[active_P], rejected_P[active_P]]).double()
+    both, count = trainable(torch.cat([chosen_P, rejected_P]).double(), active_P.repeat(2)), 2 * active_P.sum()
     right = trainable((chosen_P > rejected_P).float(), active_P).sum()
     return _means(("rewards_chosen_mean", "rewards_rejected_mean"), (chosen_P, rejected_P), active_P) + Metrics(
         acc=Mean(right, active_P.sum()),
-        rewards_all_mean=Mean(both.sum(), both.numel()),
-        rewards_all_std=StandardDeviation(both.numel(), both.sum(), both.square().sum()),
+        rewards_all_mean=Mean(both.sum(), count),
+        rewards_all_std=StandardDeviation(count, both.sum(), both.square().sum()),
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Protocol
@@ -172,12 +173,16 @@ class Packed(KernelLayout):
         """The layout of a batch, in grids whose widths are multiples."""
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
         widths = [width + -width % multiple for width in accumulate(length_B.tolist(), width_of)]
-        cells = Batch(torch.arange(sum(widths)), torch.tensor(widths))
+        cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).placed()
         token_C = batch.starts[order_B][cells.row] + torch.minimum(cells.position, length_B[cells.row] - 1)
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
         shapes = tuple((rows, width) for width, rows in Counter(widths).items())
         device = batch.tokens.device
         return cls(token_C.to(device), first_B.to(device)[batch.row] + batch.position, shapes)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
+        """The same layout, with each tensor changed."""
+        return replace(self, to_cells=change(self.to_cells), from_cells=change(self.from_cells))
 
     def attend_by(
         self,
@@ -219,6 +224,10 @@ class SideBySide:
             query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
         )
         return out.transpose(1, 2)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> SideBySide:
+        """The same layout, which has no tensors."""
+        return self
 
 
 def _newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor | None:

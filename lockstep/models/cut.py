@@ -8,7 +8,8 @@ Letters: N tokens of the batch, T of the filled row over all ranks, n of this ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.distributed.ranks import Ranks
-from lockstep.models.attention import Layout, Packed, SideBySide
+from lockstep.models.attention import Packed, SideBySide
 from lockstep.models.zigzag import Zigzag
 from lockstep_logprobs.collectives import sum_over_ranks
 from lockstep_logprobs.packed import Packing
@@ -38,7 +39,7 @@ class Cut:
 
     tokens: Tensor
     position: Tensor
-    layout: Layout
+    layout: Packed | SideBySide | Zigzag
     place: Tensor | None
     ranks: Ranks
     rows: int = 1
@@ -79,6 +80,12 @@ class Cut:
             "use_cache": False,
             "layout": self.layout,
         }
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Cut:
+        """The same share, with each tensor changed."""
+        place = None if self.place is None else change(self.place)
+        tokens, position = change(self.tokens), change(self.position)
+        return replace(self, tokens=tokens, position=position, layout=self.layout.map(change), place=place)
 
     def locate(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
         """Finds which of some states this rank has: their indices [m] into M, and their places in its share, [m]."""

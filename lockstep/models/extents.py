@@ -123,7 +123,7 @@ class Extents:
         for (room, _), some in alike.items():
             arena = self._arenas.setdefault(room, Arena(room))
             places = arena.append([rows[index] for index in some])
-            block_RB = torch.tensor([blocks[index] for index in some])
+            block_RB = torch.tensor([blocks[index] for index in some], device=pool.device)
             for layer in pool.layers:
                 arena.write(layer, places, *pool.read(layer, block_RB))
 
@@ -147,7 +147,7 @@ class Extents:
         """Writes the beginning of a row to blocks of a pool, all but those that are known."""
         arena = next(arena for arena in self._arenas.values() if row in arena.rows)
         place, tokens = arena.rows.index(row), slice(BLOCK * known, BLOCK * len(blocks))
-        block_RB = torch.tensor([blocks[known:]], dtype=torch.int64)
+        block_RB = torch.tensor([blocks[known:]], dtype=torch.int64, device=pool.device)
         for layer, (keys, values) in arena.layers.items() if len(blocks) > known else ():
             pool.save(layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens])
 

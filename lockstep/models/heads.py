@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from lockstep import align, keyed
+from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
@@ -23,6 +23,7 @@ from lockstep.models.cut import Cut
 from lockstep.models.exact.linear import linear
 from lockstep.models.exact.model import computes_as_written, find_multiple, is_exact
 from lockstep.models.folder import carries_state
+from lockstep.models.laid_out import LaidOut, read_masked, read_states
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.mesh import own_range
@@ -95,11 +96,17 @@ class LogitsHead(nn.Module):
         self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
         self._products = logits_are_products(lm) if products is None else products
 
-    def forward(self, batch: Batch) -> Outputs:
+    def lay_out(self, batch: Batch) -> LaidOut:
+        """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
+        batch = batch.placed()
         cut = Cut.of(batch, self._ranks, self._side_by_side, find_multiple(self.lm))
-        return policy_outputs(batch, cut, partial(self._at, cut))
+        return LaidOut.of(batch, cut, read_masked(batch, cut))
 
-    def _at(self, cut: Cut, state_m: Tensor) -> Places:
+    def forward(self, batch: Batch) -> Outputs:
+        laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
+        return policy_outputs(laid, partial(self._at, laid.cut))
+
+    def _at(self, cut: Cut, state_m: Tensor) -> Vocabulary:
         if not self._products:
             kept = state_m if cut.rows == 1 else 0  # columns, which are those of every row
             logits_mV = self.lm(**cut.inputs, logits_to_keep=kept).logits.flatten(0, 1)
@@ -124,9 +131,15 @@ class ValueHead(nn.Module):
             for name, tensor in self.first_weights().items():
                 self.get_parameter(name).copy_(tensor)
 
-    def forward(self, batch: Batch) -> Outputs:
+    def lay_out(self, batch: Batch) -> LaidOut:
+        """Finds where the tokens of a batch are, as `LogitsHead.lay_out` does."""
+        batch = batch.placed()
         cut = Cut.of(batch, self._ranks, self._side_by_side)
-        return value_outputs(batch, cut, states(self.backbone, cut), self.value)
+        return LaidOut.of(batch, cut, *read_states(batch, cut))
+
+    def forward(self, batch: Batch) -> Outputs:
+        laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
+        return value_outputs(laid, states(self.backbone, laid.cut), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
         """First weights of the unit, by the names of its parameters."""
@@ -175,23 +188,21 @@ class Products:
         return Logits(logits_mv, self.shard, self.exact)
 
 
-Places = Logits | Products
+Vocabulary = Logits | Products
 
 
-def policy_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Places]) -> Outputs:
+def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Outputs:
     """Computes the outputs that a batch asks for at masked tokens; the vocabulary is only computed for these.
 
     Args:
         batch: A batch of N tokens.
-        cut: This rank's share.
-        at: The vocabulary at states of the share, int64 [m].
+        at: The vocabulary at states of the rank's share, int64 [m].
     """
-    own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
-    here, state_m = cut.locate(align.state_before(own))
-    places, own = at(state_m), own[here]
+    (read,) = batch.reads
+    own, places = read.into, at(read.state)
 
     def spread(column: Tensor) -> Tensor:
-        return cut.spread(column, own, batch.tokens.numel())
+        return batch.cut.spread(column, own, batch.tokens.numel())
 
     if batch.top_k:
         token_mK, logprob_mK = places.likeliest(batch.top_k)
@@ -206,19 +217,14 @@ def policy_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Places]) -> Ou
     return Outputs(logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:])
 
 
-def value_outputs(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
+def value_outputs(batch: LaidOut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
     """V before each token and after the last one, by a linear unit of fp32 on this rank's last hidden states."""
     with torch.autocast(hidden_nD.device.type, enabled=False):
         output_n = unit(hidden_nD.float()).squeeze(-1)
-    own, rows = align.target_indices(batch), torch.arange(len(batch), device=hidden_nD.device)
-
-    def spread_values(state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
-        here, state_m = cut.locate(state_M)
-        return cut.spread(output_n[state_m], into_M[here], size)
-
+    before, after = batch.reads
     return Outputs(
-        value=spread_values(align.state_before(own), own, batch.tokens.numel()),
-        final_value=spread_values(align.state_after(batch), rows, len(batch)),
+        value=batch.cut.spread(output_n[before.state], before.into, batch.tokens.numel()),
+        final_value=batch.cut.spread(output_n[after.state], after.into, len(batch)),
     )
 
 

@@ -18,7 +18,7 @@ class Pool:
     """The memory of all blocks: keys and values of each layer, each [blocks, H, 16, D], made when first written."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._count = 0
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 

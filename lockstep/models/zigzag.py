@@ -9,8 +9,8 @@ Letters: C ranks, T tokens of the row, n = T / C of them here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -43,6 +43,10 @@ class Grid:
         seen = self.back >= 0 if window is None else (self.back >= 0) & (self.back < window)
         return seen[:, None]
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Grid:
+        """The same grid, with each tensor changed."""
+        return Grid(change(self.query), change(self.key), change(self.back))
+
 
 @dataclass(frozen=True)
 class Zigzag:
@@ -74,6 +78,11 @@ class Zigzag:
         built = [_grid(piece, width) for piece, width in zip(pieces, Counter(widths), strict=True)]
         grids = [Grid(query.to(device), gathered_T[key.to(device)], back.to(device)) for query, key, back, _ in built]
         return cls(group, tuple(grids), _cells(built, packing.tokens // size).to(device))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Zigzag:
+        """The same layout, with each tensor changed."""
+        grids = tuple(grid.map(change) for grid in self.grids)
+        return replace(self, grids=grids, from_cells=change(self.from_cells))
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None

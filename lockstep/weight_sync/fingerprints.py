@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +13,20 @@ from lockstep import keyed
 
 _ROW = 1 << 14  # 64-bit words; their multipliers fit the processor's cache
 _SAMPLED_COLUMNS = 16
+_SHORTEST_TABLE = 64
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A fingerprint that was taken, and not read yet: its content is still on the tensor's device.
+
+    Attributes:
+        content: Sum of the tensor's bits, int64.
+        kind: A number of its type and shape.
+    """
+
+    content: Tensor
+    kind: int
 
 
 def fingerprint(tensor: Tensor) -> int:
@@ -19,13 +35,32 @@ def fingerprint(tensor: Tensor) -> int:
     Any change of one word shows, since an odd weight has an inverse modulo 2⁶⁴; words that change places do but by a
     chance of about 2⁻⁶². It is as fast as memory: each word is read once.
     """
+    return read([take(tensor)])[0]
+
+
+def fingerprints(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    """The fingerprint of each tensor, by name; a device is waited for once."""
+    taken = {name: take(tensor) for name, tensor in named}
+    return dict(zip(taken, read(list(taken.values())), strict=True))
+
+
+def read(taken: Sequence[Taken]) -> list[int]:
+    """Fingerprints that were taken, in one transfer."""
+    if not taken:
+        return []
+    device = taken[0].content.device
+    contents = torch.stack([one.content.to(device) for one in taken]).tolist()
+    return [content ^ one.kind for content, one in zip(contents, taken, strict=True)]
+
+
+def take(tensor: Tensor) -> Taken:
+    """Takes the fingerprint of a tensor, and waits for nothing."""
     words = _words(tensor)
     body = words[: words.numel() // _ROW * _ROW].view(-1, _ROW)
-    within, rows = _odd("place", _ROW, tensor.device), _odd("row", len(body) + 1, tensor.device)
+    within, rows = _odd("place", _ROW, tensor.device), _odd_rows(len(body) + 1, tensor.device)
     tail = words[body.numel() :]
     sums = torch.cat([_sum_weighted(body, within), _sum_weighted(tail[None], within[: tail.numel()])])
-    content = int((sums * rows).sum())
-    return content ^ keyed.key(str(tensor.dtype), *tensor.shape)
+    return Taken((sums * rows).sum(), keyed.key(str(tensor.dtype), *tensor.shape))
 
 
 def pick_columns(width: int) -> list[int]:
@@ -36,7 +71,17 @@ def pick_columns(width: int) -> list[int]:
 
 def column_fingerprint(matrix: Tensor) -> int:
     """Fingerprint of the sampled columns of a matrix; 0 and −0 count as equal."""
-    return fingerprint(matrix.detach()[:, pick_columns(matrix.shape[1])] + 0.0)
+    return read([take_columns(matrix)])[0]
+
+
+def take_columns(matrix: Tensor) -> Taken:
+    """Takes the fingerprint of the sampled columns of a matrix, and waits for nothing."""
+    return take(matrix.detach()[:, _columns(matrix.shape[1], matrix.device)] + 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _columns(width: int, device: torch.device) -> Tensor:
+    return torch.tensor(pick_columns(width), device=device)
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -50,6 +95,11 @@ def _words(tensor: Tensor) -> Tensor:
 def _sum_weighted(words_RC: Tensor, weight_C: Tensor) -> Tensor:
     """Sums of rows, modulo 2⁶⁴. CUDA has no product of integer matrices."""
     return (words_RC * weight_C).sum(-1) if words_RC.is_cuda else words_RC @ weight_C
+
+
+def _odd_rows(count: int, device: torch.device) -> Tensor:
+    """Odd numbers of so many rows, the beginning of a table that matrices of other sizes read, too."""
+    return _odd("row", max(_SHORTEST_TABLE, 1 << (count - 1).bit_length()), device)[:count]
 
 
 @functools.lru_cache(maxsize=16)

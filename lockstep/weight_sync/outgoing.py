@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed.meeting import Meeting
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
+from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
 from lockstep.weight_sync.transfer import Bucket, Inbox
 
 
@@ -20,11 +20,6 @@ class Sent:
 
     whole: int
     columns: int | None
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Sent:
-        """Takes them."""
-        return cls(fingerprint(tensor), column_fingerprint(tensor) if tensor.ndim == 2 else None)
 
 
 class HasWeights(Protocol):
@@ -56,13 +51,10 @@ class Outgoing:
         learner: Has the weights.
         dtype: The sampler's type.
         sender: Sends them from another process, which holds them; None: they are in this one.
-
-    Attributes:
-        sent: Fingerprints of the sent tensors, by name.
     """
 
     def __init__(self, learner: HasWeights, dtype: torch.dtype, sender: Sender | None = None) -> None:
-        self.sent: dict[str, Sent] = {}
+        self._sent, self._taken = dict[str, Sent](), dict[str, tuple[Taken, Taken | None]]()
         self.dtype, self.sender = dtype, sender
         self._learner = learner
 
@@ -79,8 +71,21 @@ class Outgoing:
     def _send(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._learner.weights():
             cast = tensor.to(type_for(tensor, self.dtype))
-            self.sent[name] = Sent.of(cast)
+            self._taken[name] = take(cast), take_columns(cast) if cast.ndim == 2 else None
             yield name, cast
+
+    @property
+    def sent(self) -> dict[str, Sent]:
+        """Fingerprints of the sent tensors, by name; those of a weight sync are read together, in one transfer."""
+        found = iter(read([one for both in self._taken.values() for one in both if one is not None]))
+        for name, (_, columns) in self._taken.items():
+            self._sent[name] = Sent(next(found), None if columns is None else next(found))
+        self._taken.clear()
+        return self._sent
+
+    def note(self, sent: Mapping[str, Sent]) -> None:
+        """Notes fingerprints that another process has taken of what it sent."""
+        self._sent |= sent
 
 
 def type_for(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import Ranks
@@ -20,6 +21,7 @@ from lockstep.learners.rank import MicroBatches, RankLearner, nothing
 from lockstep.losses.base import Loss, Outputs, call_loss
 from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
+from lockstep.models.laid_out import LaidOut
 
 
 class MegatronLearner(RankLearner):
@@ -71,6 +73,9 @@ class MegatronLearner(RankLearner):
                 yield name, tensor
         for name, buffer in self._stage.named_buffers():
             yield canonical(f"{self._base}{name}"), buffer
+
+    def _lay_out(self, batch: Batch) -> LaidOut:
+        return self._stage.lay_out(batch)
 
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         def compute_loss(rows: list[int], batch: Any, outputs: Outputs) -> tuple[Tensor, Tensor, Metrics]:

@@ -29,6 +29,7 @@ from lockstep.models.heads import (
     value_outputs,
     value_unit,
 )
+from lockstep.models.laid_out import LaidOut, read_masked, read_states
 from lockstep.models.megatron import layers_of, stages
 from lockstep.types import Head
 from lockstep_logprobs.shard import Shard
@@ -104,9 +105,16 @@ class Stage(nn.Module):
         """Takes the output of the stage before this one; Megatron's schedules call it."""
         self.gpt.set_input_tensor(tensors)
 
-    def forward(self, batch: Batch) -> Outputs | Tensor:
-        """Outputs on the last stage, hidden states [n, 1, D] on others."""
+    def lay_out(self, batch: Batch) -> LaidOut:
+        """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
+        batch = batch.placed()
         cut = Cut.of(batch, self._ranks)
+        reads = (read_masked(batch, cut),) if scores_tokens(self._head) else read_states(batch, cut)
+        return LaidOut.of(batch, cut, *reads)
+
+    def forward(self, batch: LaidOut) -> Outputs | Tensor:
+        """Outputs on the last stage, hidden states [n, 1, D] on others."""
+        cut = batch.cut
         states = self.gpt.embedding(cut.tokens[None], cut.position[None]) if self.gpt.pre_process else None
         turns = cut.position[:, None].float() * self.get_buffer("rotary_emb.inv_freq")
         rotary = torch.cat((turns, turns), dim=-1)[:, None, None]
@@ -114,11 +122,9 @@ class Stage(nn.Module):
         if not self.gpt.post_process:
             return states
         if not scores_tokens(self._head):
-            return value_outputs(batch, cut, states[:, 0], self.value)
+            return value_outputs(batch, states[:, 0], self.value)
         weight, shard = self.head_weight[: self.own_rows], Shard(self.first_row, self._ranks.group("tp"))
-        return policy_outputs(
-            batch, cut, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard)
-        )
+        return policy_outputs(batch, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard))
 
     @property
     def head_weight(self) -> Tensor:

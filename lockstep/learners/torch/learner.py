@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.rank import MicroBatches, RankLearner, nothing
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.losses.base import Loss, Outputs, call_loss
 from lockstep.metrics import Metrics
-from lockstep.models.heads import canonical
+from lockstep.models.heads import LogitsHead, ValueHead, canonical
+from lockstep.models.laid_out import LaidOut
 from lockstep.models.lora import is_adapter, learns, merging
 
 
@@ -31,11 +33,12 @@ class TorchLearner(RankLearner):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: LogitsHead | ValueHead,
         section: LearnerSection,
         optimizer: Optimizer | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
+        self._head = model
         self._merges = section.lora is not None and section.adapters_apart is None
         adapted = merging(model) if self._merges else {}
         self._held = [TorchPiece.of(name, held, adapted.get(name)) for name, held in model.named_parameters()]
@@ -57,6 +60,9 @@ class TorchLearner(RankLearner):
             return {}
         kept = self.model.state_dict().keys()
         return {canonical(name): buffer for name, buffer in self.model.named_buffers() if name in kept}
+
+    def _lay_out(self, batch: Batch) -> LaidOut:
+        return self._head.lay_out(batch)
 
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         parts: list[Metrics] = []

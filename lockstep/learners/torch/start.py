@@ -26,7 +26,7 @@ from lockstep.types import Head
 
 def build_model(
     folder: str, head: Head, seed: int, section: LearnerSection, ranks: Ranks, device: torch.device
-) -> nn.Module:
+) -> LogitsHead | ValueHead:
     """Builds a head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
 
     No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by each, and then cut.

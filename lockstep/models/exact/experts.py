@@ -39,10 +39,11 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
     """
     weights = [x.mT if experts.is_transposed else x for x in (experts.gate_up_proj, experts.down_proj)]
     biases = [experts.gate_up_proj_bias, experts.down_proj_bias] if experts.has_bias else [None, None]
-    order = chosen.flatten().argsort(stable=True)
+    expert, order = chosen.flatten().sort(stable=True)
+    ends = torch.searchsorted(expert, torch.arange(len(weights[0]), device=expert.device), right=True)
     with torch.autocast(hidden.device.type, enabled=False):
         rows = hidden.to(weights[0].dtype)[order // chosen.shape[1]]
-        parts = rows.split(chosen.flatten().bincount(minlength=len(weights[0])).tolist())
+        parts = rows.split(ends.diff(prepend=ends.new_zeros(1)).tolist())  # the one time that a device is waited for
         gated = [_gate(experts, x) for x in _map_each(parts, weights[0], biases[0])]
         out = torch.cat(_map_each(gated, weights[1], biases[1]))
         each = torch.empty_like(out).index_copy(0, order, out).unflatten(0, chosen.shape) * share[:, :, None]

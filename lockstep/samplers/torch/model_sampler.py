@@ -22,7 +22,7 @@ from lockstep.samplers.torch.rows import Response
 from lockstep.samplers.torch.scheduler import PASS_TOKENS
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.fingerprints import fingerprints
 from lockstep.weight_sync.transfer import Bucket, Inbox
 
 
@@ -84,7 +84,7 @@ class ModelSampler(ABC):
 
     def attest(self, version: int) -> Attestation:
         self.version = version
-        return Attestation(version, {name: fingerprint(tensor) for name, tensor in self._tensors()})
+        return Attestation(version, fingerprints(self._tensors()))
 
     def show(self, name: str) -> Tensor:
         return dict(self._tensors())[name].detach()

@@ -1,0 +1,117 @@
+"""A micro-batch as a model reads it: where its tokens are is found once, on the CPU, and goes to the device with them.
+
+Letters: N tokens of the batch, n of this rank's share of it, m of those that are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lockstep import align
+from lockstep.batch import Batch
+from lockstep.models.cut import Cut
+
+_ALIGNMENT = 64
+"""Bytes; each tensor of a copy begins at a multiple of them."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Outputs of a rank's share that are read.
+
+    Attributes:
+        state: Their places in the share, int64 [m].
+        into: What they are the outputs of: the places in a column, int64 [m].
+    """
+
+    state: Tensor
+    into: Tensor
+
+    @classmethod
+    def of(cls, cut: Cut, state_M: Tensor, into_M: Tensor) -> Read:
+        """Those of states of the batch that are in this rank's share."""
+        here, state_m = cut.locate(state_M)
+        return cls(state_m, into_M[here])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Read:
+        """The same, with each tensor changed."""
+        return Read(change(self.state), change(self.into))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOut(Batch):
+    """A batch with all that a model has to know of where its tokens are.
+
+    Attributes:
+        cut: This rank's share.
+        reads: The outputs that are read: those of masked tokens; or those of all, then those after each sequence.
+        masked: The mask with which it was laid out, and the indices of its tokens; None: there was no mask.
+    """
+
+    cut: Cut
+    reads: tuple[Read, ...]
+    masked: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def of(cls, batch: Batch, cut: Cut, *reads: Read) -> LaidOut:
+        """A batch whose share and reads are known."""
+        masked = (batch.mask, batch.trained) if "mask" in batch.token else None
+        return cls(**vars(batch), cut=cut, reads=reads, masked=masked)
+
+    @property
+    def trained(self) -> Tensor:
+        """Indices of trainable tokens; nothing waits for them, unless the mask has been replaced."""
+        known = self._known
+        return super().trained if known is None else known
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        cut, reads = self.cut.map(change), tuple(read.map(change) for read in self.reads)
+        changed, known = replace(super().map(change), cut=cut, reads=reads, masked=None), self._known
+        return changed if known is None else replace(changed, masked=(changed.mask, change(known)))
+
+    @property
+    def _known(self) -> Tensor | None:
+        """Indices of trainable tokens, if the mask is that with which the batch was laid out."""
+        return self.masked[1] if self.masked is not None and self.masked[0] is self.token.get("mask") else None
+
+    def to(self, device: torch.device | str) -> Self:
+        """The batch and what is known of it on `device`, by one copy that the host does not wait for."""
+        if torch.device(device).type == "cpu":
+            return super().to(device)
+        here = dict[int, Tensor]()
+        self.map(lambda tensor: here.setdefault(id(tensor), tensor))
+        there = dict(zip(here, copy_together(list(here.values()), torch.device(device)), strict=True))
+        return self.map(lambda tensor: there[id(tensor)])
+
+
+def read_masked(batch: Batch, cut: Cut) -> Read:
+    """Reads the states before masked tokens, which have one."""
+    own_M = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+    return Read.of(cut, align.state_before(own_M), own_M)
+
+
+def read_states(batch: Batch, cut: Cut) -> tuple[Read, Read]:
+    """Reads the states before tokens, and those after sequences."""
+    own_M, row_B = align.target_indices(batch), torch.arange(len(batch), device=batch.tokens.device)
+    return Read.of(cut, align.state_before(own_M), own_M), Read.of(cut, align.state_after(batch), row_B)
+
+
+def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copies tensors from the host to a GPU: all in one transfer, from pinned memory, which nothing waits for."""
+    ends = list(accumulate((x.nbytes + -x.nbytes % _ALIGNMENT for x in tensors), initial=0))
+    pinned = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)
+    for start, x in zip(ends, tensors, strict=False):
+        _view(pinned, start, x).copy_(x)
+    there = pinned.to(device, non_blocking=True)
+    return [_view(there, start, x) for start, x in zip(ends, tensors, strict=False)]
+
+
+def _view(memory: Tensor, start: int, like: Tensor) -> Tensor:
+    """Memory from a byte on, as a tensor of a type and a shape."""
+    return memory[start : start + like.nbytes].view(like.dtype).view(like.shape)

@@ -1,0 +1,151 @@
+"""How often a learner's verbs wait for a GPU, and what they send to it: bounds, by verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretend_gpu import Record, Verb, pretend_gpu
+from tiers import full
+from tiny_models import ARCHITECTURES, OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
+from torch import nn
+from transformers import PreTrainedModel
+
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.learners.base import train
+from lockstep.learners.rank import RankLearner
+from lockstep.losses.base import Loss
+from lockstep.metrics import Last, Max, Mean, Metrics, Sum, merge_metrics
+from lockstep.models.device import load_on_device
+from lockstep.models.exact.experts import EXPERTS
+from lockstep.models.exact.model import make_exact
+from lockstep.models.heads import LogitsHead
+from lockstep.models.load import load_causal_lm
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Head, SamplingParams
+from lockstep.weight_sync.sync import sync_weights
+
+LENGTHS = (7, 2, 19, 4, 33, 12, 9, 3)
+PASSES = 3
+SAMPLINGS = {
+    "all": SamplingParams(max_tokens=9, temperature=1.3),
+    "top-k": SamplingParams(max_tokens=9, top_k=5),
+    "top-p": SamplingParams(max_tokens=9, top_p=0.8),
+}
+ON_GPU = SECTION.model_copy(update={"device": "cuda", "rows_per_pass": 3})
+
+
+MOE = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 20},
+}
+
+
+def build(folder: Path, head: Head, **section: object) -> RankLearner:
+    return LearnerSpec(str(folder), head, ON_GPU.model_copy(update=section), OPTIMIZER, seed=0).build()
+
+
+def assert_no_wait(record: Record, copies: int) -> None:
+    """Passes make one copy each, which goes on, and wait for nothing; an update waits once: is its gradient finite?"""
+    assert not record.count("sync", "passes"), record.lines("passes")
+    assert not record.count("slow copy", "passes", "update"), record.lines("passes", "update")
+    assert record.count("copy", "passes") == copies, record.lines("passes")
+    assert record.count("sync", "update") == 1, record.lines("update")
+
+
+@pytest.mark.parametrize("head", ["logits", "value"])
+@pytest.mark.parametrize("kind", [kind if kind in ("llama", "qwen2 window") else full(kind) for kind in ARCHITECTURES])
+def test_a_pass_of_a_dense_family_sends_one_copy_and_waits_for_nothing(
+    models: Callable[..., Path], kind: str, head: Head
+) -> None:
+    loss: Loss = WeightedLogprob() if head == "logits" else SquaredError()
+    folder = models(kind)
+    with pretend_gpu() as record:
+        learner = build(folder, head)
+        train(learner, ragged(LENGTHS), loss)
+        assert_no_wait(record, PASSES)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_any_distribution_is_scored_without_waiting(models: Callable[..., Path], sampling: str) -> None:
+    folder = models("llama")
+    with pretend_gpu() as record:
+        learner = build(folder, "logits")
+        train(learner, ragged(LENGTHS, sampling=SAMPLINGS[sampling]), WeightedLogprob())
+        assert_no_wait(record, PASSES)
+
+
+@pytest.fixture
+def experts(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PreTrainedModel]:
+    """Opens a small mixture of experts."""
+
+    def build_kind(kind: str) -> PreTrainedModel:
+        monkeypatch.setitem(ARCHITECTURES, kind, {"model_type": kind, **MOE[kind]})
+        return load_causal_lm(models(kind))
+
+    return build_kind
+
+
+@pytest.mark.parametrize("kind", MOE)
+def test_a_layer_of_exact_experts_is_waited_for_once(experts: Callable[[str], PreTrainedModel], kind: str) -> None:
+    lm, batch = experts(kind), ragged(LENGTHS)
+    make_exact(lm)
+    with pretend_gpu() as record:
+        nn.Module.to(lm, "cuda")
+        head = LogitsHead(lm)
+        laid, before = head.lay_out(batch).to("cuda"), record.count("sync")
+        outputs = head(laid)
+        assert outputs.logprob is not None
+        outputs.logprob.sum().backward()
+        assert record.count("sync") - before == int(lm.config.num_hidden_layers), record.lines()
+
+
+@pytest.mark.parametrize("kind", MOE)
+def test_experts_of_bf16_are_not_waited_for(experts: Callable[[str], PreTrainedModel], kind: str) -> None:
+    """As transformers has them; in fp32 a GPU has no grouped products, and is waited for at each."""
+    lm = experts(kind)
+    layer: Any = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
+    with pretend_gpu() as record:
+        layer.bfloat16().to("cuda")
+        hidden = torch.randn(9, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        chosen = torch.arange(18, device="cuda").remainder(4).view(9, 2)
+        layer(hidden, chosen, torch.rand(9, 2, device="cuda", dtype=torch.bfloat16)).sum().backward()
+        assert not record.count("sync"), record.lines()
+
+
+@pytest.mark.parametrize(("verb", "syncs"), [("logprobs", 1), ("topk", 2), ("values", 2)])
+def test_scores_of_a_batch_come_back_together(models: Callable[..., Path], verb: Verb, syncs: int) -> None:
+    folder, batch = models("llama"), ragged(LENGTHS)
+    with pretend_gpu() as record:
+        learner = build(folder, "value" if verb == "values" else "logits")
+        score = {"logprobs": learner.logprobs, "values": learner.values, "topk": lambda batch: learner.topk(batch, 3)}
+        score[verb](batch)
+        assert record.count("sync", verb) == syncs, record.lines(verb)
+        assert record.count("copy", verb) == PASSES, record.lines(verb)
+        assert not record.count("slow copy", verb), record.lines(verb)
+
+
+def test_a_refit_waits_for_the_fingerprints_of_each_side_once(models: Callable[..., Path]) -> None:
+    folder = models("llama")
+    with pretend_gpu() as record:
+        learner, sampler = build(folder, "logits"), TorchSampler(load_on_device(str(folder), ON_GPU), 4)
+        for version in (1, 2):
+            before = len(record.events)
+            sync_weights(learner, sampler, version)
+            events = record.events[before:]
+            assert sum(event.kind == "sync" for event in events) == 2, record.lines("refit")
+        assert not [event for event in events if event.kind != "sync"], "tables of fingerprints stay where they are"
+
+
+def test_metrics_of_a_step_come_to_the_host_together() -> None:
+    numbers = torch.tensor([3.0, 4.0, 2.0])
+    made = [Metrics(a=Mean(*x[:2]), b=Sum(x[2]), c=Max(x[0]), d=Last(0.5)) for x in (numbers, numbers + 1)]
+    with pretend_gpu() as record:
+        there = numbers.to("cuda")
+        found = [Metrics(a=Mean(*x[:2]), b=Sum(x[2]), c=Max(x[0]), d=Last(0.5)) for x in (there, there + 1)]
+        assert merge_metrics(found).floats() == merge_metrics(made).floats()
+        assert record.count("sync") == 1, record.lines()
