@@ -23,6 +23,7 @@ from lockstep.models.cut import Cut
 from lockstep.models.exact.linear import linear
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import carries_state
+from lockstep.models.last_layer import read_less
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.mesh import own_range
@@ -94,6 +95,7 @@ class LogitsHead(nn.Module):
         super().__init__()
         self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
         self._products = logits_are_products(lm) if products is None else products
+        self._reads_less = ranks.size("tp") == 1 and read_less(lm)
 
     def forward(self, batch: Batch) -> Outputs:
         cut = Cut.of(batch, self._ranks, self._side_by_side, find_multiple(self.lm))
@@ -107,7 +109,10 @@ class LogitsHead(nn.Module):
             return Logits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
-        hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
+        if self._reads_less:
+            hidden_mD = self.lm.base_model(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)
+        else:
+            hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
         return Products(hidden_mD, *own_rows(head.weight, self._ranks), is_exact(self.lm))
 
 
