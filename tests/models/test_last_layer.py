@@ -21,10 +21,10 @@ BATCH = ragged((7, 12, 3, 16))
 
 
 def head_of(folder: Path, exact: bool) -> LogitsHead:
-    lm = load_causal_lm(folder)
+    head = LogitsHead(load_causal_lm(folder)).eval()
     if exact:
-        make_exact(lm)
-    return LogitsHead(lm).eval()
+        make_exact(head.lm)
+    return head
 
 
 def score_whole(head: LogitsHead, batch: Batch) -> Tensor:
