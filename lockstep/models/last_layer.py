@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.models.families.registry import family_of
@@ -20,13 +20,14 @@ def read_less(lm: PreTrainedModel) -> bool:
     """Lets the last layer take `read`, if the family's layers are plain; false where they are not."""
     if family_of(lm.config).plain is None:
         return False
-    last = lm.base_model.layers[-1]
+    backbone: Any = lm.base_model
+    last = backbone.layers[-1]
     if "forward" not in vars(last):
         vars(last)["forward"] = partial(_forward, last)
     return True
 
 
-def _forward(layer: nn.Module, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any) -> Tensor:
+def _forward(layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any) -> Tensor:
     """States of a layer [1, n, D], or of its tokens `read` alone [1, m, D]."""
     if read is None:
         return type(layer).forward(layer, hidden_states, **others)

@@ -20,6 +20,11 @@ PLAIN = [name for name in ARCHITECTURES if name != "gpt neox"]
 BATCH = ragged((7, 12, 3, 16))
 
 
+def layers_of(head: LogitsHead) -> Any:
+    backbone: Any = head.lm.base_model
+    return backbone.layers
+
+
 def head_of(folder: Path, exact: bool) -> LogitsHead:
     head = LogitsHead(load_causal_lm(folder)).eval()
     if exact:
@@ -29,8 +34,8 @@ def head_of(folder: Path, exact: bool) -> LogitsHead:
 
 def score_whole(head: LogitsHead, batch: Batch) -> Tensor:
     """Log-probabilities by all states of the last layer."""
-    backbone = head.lm.base_model
-    layer, plain = backbone.layers[-1], type(backbone.layers[-1]).forward
+    layer = layers_of(head)[-1]
+    plain = type(layer).forward
 
     def compute_all(hidden: Tensor, *, read: Tensor, **others: Any) -> Tensor:
         return plain(layer, hidden, **others).index_select(1, read)
@@ -65,7 +70,7 @@ def test_gradients_are_those_of_all_states(models: Callable[..., Path], architec
 
 def test_the_last_mlp_sees_what_is_read_and_the_others_all(models: Callable[..., Path]) -> None:
     head, seen = head_of(models("qwen2"), exact=True), list[int]()
-    for layer in head.lm.base_model.layers:
+    for layer in layers_of(head):
         layer.mlp.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
     head(BATCH)
     first, last = seen
@@ -73,5 +78,4 @@ def test_the_last_mlp_sees_what_is_read_and_the_others_all(models: Callable[...,
 
 
 def test_other_families_compute_all(models: Callable[..., Path]) -> None:
-    lm = head_of(models("gpt neox"), exact=False).lm
-    assert all("forward" not in vars(layer) for layer in lm.base_model.layers)
+    assert all("forward" not in vars(layer) for layer in layers_of(head_of(models("gpt neox"), exact=False)))
