@@ -22,8 +22,7 @@ def read_less(lm: PreTrainedModel) -> bool:
         return False
     backbone: Any = lm.base_model
     last = backbone.layers[-1]
-    if "forward" not in vars(last):
-        vars(last)["forward"] = partial(_forward, last)
+    vars(last).setdefault("forward", partial(_forward, last))
     return True
 
 
