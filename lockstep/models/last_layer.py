@@ -22,11 +22,11 @@ def read_less(lm: PreTrainedModel) -> bool:
         return False
     backbone: Any = lm.base_model
     last = backbone.layers[-1]
-    vars(last).setdefault("forward", partial(_forward, last))
+    vars(last).setdefault("forward", partial(compute_layer, last))
     return True
 
 
-def _forward(layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any) -> Tensor:
+def compute_layer(layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any) -> Tensor:
     """States of a layer [1, n, D], or of its tokens `read` alone [1, m, D]."""
     if read is None:
         return type(layer).forward(layer, hidden_states, **others)

@@ -15,6 +15,7 @@ from lockstep.batch import Batch
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
+from lockstep.models.token_step import can_step
 
 PLAIN = [name for name in ARCHITECTURES if name != "gpt neox"]
 BATCH = ragged((7, 12, 3, 16))
@@ -75,6 +76,11 @@ def test_the_last_mlp_sees_what_is_read_and_the_others_all(models: Callable[...,
     head(BATCH)
     first, last = seen
     assert (first, last) == (48, int(BATCH.mask.sum()))  # 38 tokens are filled up to a multiple of 16
+
+
+@pytest.mark.parametrize("architecture", PLAIN)
+def test_a_sampler_that_shares_the_model_steps_without_modules(models: Callable[..., Path], architecture: str) -> None:
+    assert can_step(head_of(models(architecture), exact=True).lm)
 
 
 def test_other_families_compute_all(models: Callable[..., Path]) -> None:
