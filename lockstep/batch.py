@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from lockstep.types import SamplingParams
+from lockstep.types import SamplingParams, Values
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Batch:
         top_k: Outputs of a learner: 0, the log-probabilities of the tokens themselves; or so many of the
             likeliest tokens in the place of each.
         entropy: Whether outputs of a learner have the entropy in the place of each masked token, too.
+        values: Which values outputs of a critic have: before all tokens and after each sequence, before masked tokens
+            and after each sequence, or only after each sequence.
     """
 
     tokens: Tensor
@@ -39,6 +41,7 @@ class Batch:
     group_size: int = 1
     top_k: int = 0
     entropy: bool = True
+    values: Values = "all"
 
     def __post_init__(self) -> None:
         if int(self.lengths.sum()) != self.tokens.numel():
@@ -120,6 +123,7 @@ class Batch:
             self.group_size,
             self.top_k,
             self.entropy,
+            self.values,
         )
 
     def _require_whole_groups(self, rows_B: Tensor) -> None:

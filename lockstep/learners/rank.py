@@ -25,7 +25,7 @@ from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
-from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy
+from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy, reads_values
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import resolve_device
 
@@ -99,7 +99,7 @@ class RankLearner(ABC):
     def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
         self._count += active(batch, find_denominator(loss)).to(self.device)
         self._has_gathered = True
-        batch = replace(batch, entropy=reads_entropy(loss))
+        batch = replace(batch, entropy=reads_entropy(loss), values=reads_values(loss))
         return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
 
     def optim_step(self) -> Metrics:

@@ -109,10 +109,7 @@ class LogitsHead(nn.Module):
             return Logits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
-        if self._reads_less:
-            hidden_mD = self.lm.base_model(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)
-        else:
-            hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
+        hidden_mD = states_at(self.lm.base_model, cut, self._reads_less, state_m)
         return Products(hidden_mD, *own_rows(head.weight, self._ranks), is_exact(self.lm))
 
 
@@ -125,13 +122,14 @@ class ValueHead(nn.Module):
         self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
         self._head: Head = head
         self.value = value_unit(self._size, head)
+        self._reads_less = ranks.size("tp") == 1 and read_less(backbone)
         with torch.no_grad():
             for name, tensor in self.first_weights().items():
                 self.get_parameter(name).copy_(tensor)
 
     def forward(self, batch: Batch) -> Outputs:
         cut = Cut.of(batch, self._ranks, self._side_by_side)
-        return value_outputs(batch, cut, states(self.backbone, cut), self.value)
+        return value_outputs(batch, cut, partial(states_at, self.backbone, cut, self._reads_less), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
         """First weights of the unit, by the names of its parameters."""
@@ -211,20 +209,36 @@ def policy_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Places]) -> Ou
     return Outputs(logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:])
 
 
-def value_outputs(batch: Batch, cut: Cut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
-    """V before each token and after the last one, by a linear unit of fp32 on this rank's last hidden states."""
-    with torch.autocast(hidden_nD.device.type, enabled=False):
-        output_n = unit(hidden_nD.float()).squeeze(-1)
-    own, rows = align.target_indices(batch), torch.arange(len(batch), device=hidden_nD.device)
+def value_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Tensor], unit: nn.Module) -> Outputs:
+    """V before the tokens that a batch asks for and after the last ones, by a linear unit of fp32.
 
-    def spread_values(state_M: Tensor, into_M: Tensor, size: int) -> Tensor:
-        here, state_m = cut.locate(state_M)
-        return cut.spread(output_n[state_m], into_M[here], size)
+    Args:
+        batch: A batch of N tokens in B sequences.
+        cut: This rank's share.
+        at: The last hidden states [m, D] at states of the share, int64 [m].
+        unit: The unit.
+    """
+    own, sizes = _valued(batch), [batch.tokens.numel(), len(batch)]
+    here, state_m = cut.locate(torch.cat([align.state_before(own), align.state_after(batch)]))
+    into = torch.cat([own, torch.arange(len(batch), device=own.device) + sizes[0]])
+    hidden_mD = at(state_m)
+    with torch.autocast(hidden_mD.device.type, enabled=False):
+        output_m = unit(hidden_mD.float()).squeeze(-1)
+    value, final_value = cut.spread(output_m, into[here], sum(sizes)).split(sizes)
+    return Outputs(value=value, final_value=final_value)
 
-    return Outputs(
-        value=spread_values(align.state_before(own), own, batch.tokens.numel()),
-        final_value=spread_values(align.state_after(batch), rows, len(batch)),
-    )
+
+def _valued(batch: Batch) -> Tensor:
+    """Flat indices of the tokens whose V a batch asks for; the first of a sequence has no state before it."""
+    match batch.values:
+        case "all":
+            return align.target_indices(batch)
+        case "masked":
+            return (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+        case "final":
+            return torch.zeros(0, dtype=torch.int64, device=batch.tokens.device)
+        case _:
+            assert_never(batch.values)
 
 
 def value_unit(size: int, head: Head) -> nn.Linear:
@@ -279,6 +293,13 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
 def inputs(batch: Batch) -> dict[str, Any]:
     """A batch as `transformers` models take it in one process."""
     return Cut.of(batch, ALONE).inputs
+
+
+def states_at(backbone: nn.Module, cut: Cut, reads_less: bool, state_m: Tensor) -> Tensor:
+    """Some of the last hidden states [m, D], of a backbone whose last layer was made to `read_less` or was not."""
+    if reads_less:
+        return backbone(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)
+    return states(backbone, cut).index_select(0, state_m)
 
 
 def states(backbone: nn.Module, cut: Cut) -> Tensor:

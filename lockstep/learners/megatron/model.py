@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ class Stage(nn.Module):
         if not self.gpt.post_process:
             return states
         if not scores_tokens(self._head):
-            return value_outputs(batch, cut, states[:, 0], self.value)
+            return value_outputs(batch, cut, partial(states[:, 0].index_select, 0), self.value)
         weight, shard = self.head_weight[: self.own_rows], Shard(self.first_row, self._ranks.group("tp"))
         return policy_outputs(
             batch, cut, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard)
