@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lockstep.types import SamplingParams
+from lockstep.types import SamplingParams, Values
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Batch:
         top_k: Outputs of a learner: 0, the log-probabilities of the tokens themselves; or so many of the
             likeliest tokens in the place of each.
         entropy: Whether outputs of a learner have the entropy in the place of each masked token, too.
+        values: Which values outputs of a critic have: before all tokens and after each sequence, before masked tokens
+            and after each sequence, or only after each sequence.
         places: Where each token is, on the device of the tokens; None: it is found each time it is asked for.
     """
 
@@ -53,6 +55,7 @@ class Batch:
     group_size: int = 1
     top_k: int = 0
     entropy: bool = True
+    values: Values = "all"
     places: Places | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -146,6 +149,7 @@ class Batch:
             self.group_size,
             self.top_k,
             self.entropy,
+            self.values,
         )
 
     def _require_whole_groups(self, rows_B: Tensor) -> None:

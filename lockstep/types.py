@@ -11,6 +11,9 @@ Head = Literal["logits", "value", "reward"]
 """Output of a model: log-probabilities of tokens, values of the states before them, or the score of a sequence. A
 reward model's head is a critic's without a bias, which pairs could not teach it."""
 
+Values = Literal["all", "masked", "final"]
+"""Values that a critic gives: before all tokens and after each sequence; before masked ones and after; or only after."""
+
 Baseline = Literal["mean", "leave_one_out", "none"]
 """Baseline that is subtracted from a response's reward: the mean of its group, that of the others in it, or nothing."""
 

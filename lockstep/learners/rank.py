@@ -26,7 +26,7 @@ from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
-from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy
+from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy, reads_values
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import resolve_device
 from lockstep.models.laid_out import LaidOut
@@ -102,7 +102,7 @@ class RankLearner(SendsWeights):
     def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
         self._count += active(batch, find_denominator(loss))
         self._has_gathered = True
-        batch = replace(batch, entropy=reads_entropy(loss))
+        batch = replace(batch, entropy=reads_entropy(loss), values=reads_values(loss))
         return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
 
     def optim_step(self) -> Metrics:

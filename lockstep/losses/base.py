@@ -10,6 +10,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.errors import InputError
 from lockstep.metrics import Metrics, Reduction
+from lockstep.types import Values
 
 Denominator = Literal["tokens", "rows", "pairs"]
 
@@ -22,7 +23,7 @@ class Outputs:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the mask is off.
         entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None where the batch or
             the loss does without.
-        value: V(x_<t) [N]; 0 at the first token of a sequence.
+        value: V(x_<t) [N]; 0 at the first token of a sequence, and at those that the batch or the loss does without.
         final_value: V after the last token of each sequence [B].
         top_token: The `batch.top_k` likeliest tokens in the place of each, int64 [N, K]; 0 where the mask is off, as
             below.
@@ -41,7 +42,8 @@ class Loss(Protocol):
     """Called by a learner on each micro-batch; returns the *sum* over active tokens, rows or pairs, and metrics.
 
     The learner divides the gradient once, by the count of what is active over all micro-batches and ranks. A loss that
-    says `reads_entropy = False` is given no entropies, which then cost nothing.
+    says `reads_entropy = False` is given no entropies, and one that says `reads_values = "masked"`, or "final", no
+    values before other tokens; what is not given costs nothing.
     """
 
     @property
@@ -56,6 +58,14 @@ class SaysWhetherEntropy(Protocol):
 
     @property
     def reads_entropy(self) -> bool: ...
+
+
+@runtime_checkable
+class SaysWhichValues(Protocol):
+    """A loss that says which values it reads."""
+
+    @property
+    def reads_values(self) -> Values: ...
 
 
 def find_denominator(loss: Loss) -> Denominator:
@@ -77,6 +87,11 @@ def find_denominator(loss: Loss) -> Denominator:
 def reads_entropy(loss: Loss) -> bool:
     """True unless a loss says that it reads no entropies."""
     return loss.reads_entropy if isinstance(loss, SaysWhetherEntropy) else True
+
+
+def reads_values(loss: Loss) -> Values:
+    """All, unless a loss says which values it reads."""
+    return loss.reads_values if isinstance(loss, SaysWhichValues) else "all"
 
 
 def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import ClassVar, assert_never
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from lockstep.objectives.masks import trainable
 from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_ratio
 from lockstep.objectives.tally import Tally
 from lockstep.objectives.value import clip_value_loss
-from lockstep.types import LossMean
+from lockstep.types import LossMean, Values
 
 _MAX_LOGRATIO = 20.0  # nats: bounds a metric of a broken step, so that it stays a number
 
@@ -134,6 +134,7 @@ class ClippedValue:
     """
 
     clip: float | None
+    reads_values: ClassVar[Values] = "masked"
 
     @property
     def denominator(self) -> Denominator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from lockstep.losses.preference import measure_implicit_rewards
 from lockstep.metrics import Mean, Metrics
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.preference import bradley_terry
+from lockstep.types import Values
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class BradleyTerry:
 
     margin: bool = False
     center_rewards_coefficient: float = 0.0
+    reads_values: ClassVar[Values] = "final"
 
     @property
     def denominator(self) -> Denominator:

@@ -23,7 +23,8 @@ from lockstep.models.cut import Cut
 from lockstep.models.exact.linear import linear
 from lockstep.models.exact.model import computes_as_written, find_multiple, is_exact
 from lockstep.models.folder import carries_state
-from lockstep.models.laid_out import LaidOut, read_masked, read_states
+from lockstep.models.laid_out import LaidOut, read_masked, read_values
+from lockstep.models.last_layer import read_less
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.mesh import own_range
@@ -95,6 +96,7 @@ class LogitsHead(nn.Module):
         super().__init__()
         self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
         self._products = logits_are_products(lm) if products is None else products
+        self._reads_less = ranks.size("tp") == 1 and read_less(lm)
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
@@ -114,7 +116,7 @@ class LogitsHead(nn.Module):
             return Logits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
-        hidden_mD = states(self.lm.base_model, cut).index_select(0, state_m)
+        hidden_mD = states_at(self.lm.base_model, cut, self._reads_less, state_m)
         return Products(hidden_mD, *own_rows(head.weight, self._ranks), is_exact(self.lm))
 
 
@@ -127,6 +129,7 @@ class ValueHead(nn.Module):
         self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
         self._head: Head = head
         self.value = value_unit(self._size, head)
+        self._reads_less = ranks.size("tp") == 1 and read_less(backbone)
         with torch.no_grad():
             for name, tensor in self.first_weights().items():
                 self.get_parameter(name).copy_(tensor)
@@ -135,11 +138,11 @@ class ValueHead(nn.Module):
         """Finds where the tokens of a batch are, as `LogitsHead.lay_out` does."""
         batch = batch.placed()
         cut = Cut.of(batch, self._ranks, self._side_by_side)
-        return LaidOut.of(batch, cut, *read_states(batch, cut))
+        return LaidOut.of(batch, cut, read_values(batch, cut))
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
-        return value_outputs(laid, states(self.backbone, laid.cut), self.value)
+        return value_outputs(laid, partial(states_at, self.backbone, laid.cut, self._reads_less), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
         """First weights of the unit, by the names of its parameters."""
@@ -198,8 +201,7 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
         batch: A batch of N tokens.
         at: The vocabulary at states of the rank's share, int64 [m].
     """
-    (read,) = batch.reads
-    own, places = read.into, at(read.state)
+    own, places = batch.read.into, at(batch.read.state)
 
     def spread(column: Tensor) -> Tensor:
         return batch.cut.spread(column, own, batch.tokens.numel())
@@ -217,15 +219,19 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
     return Outputs(logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:])
 
 
-def value_outputs(batch: LaidOut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
-    """V before each token and after the last one, by a linear unit of fp32 on this rank's last hidden states."""
-    with torch.autocast(hidden_nD.device.type, enabled=False):
-        output_n = unit(hidden_nD.float()).squeeze(-1)
-    before, after = batch.reads
-    return Outputs(
-        value=batch.cut.spread(output_n[before.state], before.into, batch.tokens.numel()),
-        final_value=batch.cut.spread(output_n[after.state], after.into, len(batch)),
-    )
+def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Module) -> Outputs:
+    """V before the tokens that a batch asks for and after the last ones, by a linear unit of fp32.
+
+    Args:
+        batch: A batch of N tokens in B sequences.
+        at: The last hidden states [m, D] at states of the rank's share, int64 [m].
+        unit: The unit.
+    """
+    sizes, hidden_mD = [batch.tokens.numel(), len(batch)], at(batch.read.state)
+    with torch.autocast(hidden_mD.device.type, enabled=False):
+        output_m = unit(hidden_mD.float()).squeeze(-1)
+    value, final_value = batch.cut.spread(output_m, batch.read.into, sum(sizes)).split(sizes)
+    return Outputs(value=value, final_value=final_value)
 
 
 def value_unit(size: int, head: Head) -> nn.Linear:
@@ -280,6 +286,13 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
 def inputs(batch: Batch) -> dict[str, Any]:
     """A batch as `transformers` models take it in one process."""
     return Cut.of(batch, ALONE).inputs
+
+
+def states_at(backbone: nn.Module, cut: Cut, reads_less: bool, state_m: Tensor) -> Tensor:
+    """Some of the last hidden states [m, D], of a backbone whose last layer was made to `read_less` or was not."""
+    if reads_less:
+        return backbone(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)
+    return states(backbone, cut).index_select(0, state_m)
 
 
 def states(backbone: nn.Module, cut: Cut) -> Tensor:

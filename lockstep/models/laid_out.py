@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Self
+from typing import Self, assert_never
 
 import torch
 from torch import Tensor
@@ -50,19 +50,19 @@ class LaidOut(Batch):
 
     Attributes:
         cut: This rank's share.
-        reads: The outputs that are read: those of masked tokens; or those of all, then those after each sequence.
+        read: The outputs that are read: of masked tokens; or values, those after sequences behind those of N tokens.
         masked: The mask with which it was laid out, and the indices of its tokens; None: there was no mask.
     """
 
     cut: Cut
-    reads: tuple[Read, ...]
+    read: Read
     masked: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def of(cls, batch: Batch, cut: Cut, *reads: Read) -> LaidOut:
-        """A batch whose share and reads are known."""
+    def of(cls, batch: Batch, cut: Cut, read: Read) -> LaidOut:
+        """A batch whose share and read are known."""
         masked = (batch.mask, batch.trained) if "mask" in batch.token else None
-        return cls(**vars(batch), cut=cut, reads=reads, masked=masked)
+        return cls(**vars(batch), cut=cut, read=read, masked=masked)
 
     @property
     def trained(self) -> Tensor:
@@ -71,8 +71,8 @@ class LaidOut(Batch):
         return super().trained if known is None else known
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        cut, reads = self.cut.map(change), tuple(read.map(change) for read in self.reads)
-        changed, known = replace(super().map(change), cut=cut, reads=reads, masked=None), self._known
+        cut, read = self.cut.map(change), self.read.map(change)
+        changed, known = replace(super().map(change), cut=cut, read=read, masked=None), self._known
         return changed if known is None else replace(changed, masked=(changed.mask, change(known)))
 
     @property
@@ -92,14 +92,33 @@ class LaidOut(Batch):
 
 def read_masked(batch: Batch, cut: Cut) -> Read:
     """Reads the states before masked tokens, which have one."""
-    own_M = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+    own_M = _masked(batch)
     return Read.of(cut, align.state_before(own_M), own_M)
 
 
-def read_states(batch: Batch, cut: Cut) -> tuple[Read, Read]:
-    """Reads the states before tokens, and those after sequences."""
-    own_M, row_B = align.target_indices(batch), torch.arange(len(batch), device=batch.tokens.device)
-    return Read.of(cut, align.state_before(own_M), own_M), Read.of(cut, align.state_after(batch), row_B)
+def read_values(batch: Batch, cut: Cut) -> Read:
+    """Reads the states before the tokens whose values a batch asks for, and those after sequences."""
+    own_M, count = _valued(batch), batch.tokens.numel()
+    after_B = torch.arange(len(batch), device=batch.tokens.device) + count
+    state_M = torch.cat([align.state_before(own_M), align.state_after(batch)])
+    return Read.of(cut, state_M, torch.cat([own_M, after_B]))
+
+
+def _masked(batch: Batch) -> Tensor:
+    return (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
+
+
+def _valued(batch: Batch) -> Tensor:
+    """Indices of the tokens whose values a batch asks for; the first of a sequence has no state before it."""
+    match batch.values:
+        case "all":
+            return align.target_indices(batch)
+        case "masked":
+            return _masked(batch)
+        case "final":
+            return torch.zeros(0, dtype=torch.int64, device=batch.tokens.device)
+        case _:
+            assert_never(batch.values)
 
 
 def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

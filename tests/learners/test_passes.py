@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from benchmarks import lockstep_group, lockstep_ppo
 from lockstep.batch import Batch
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses import CrossEntropyLoss
-from lockstep.losses.base import Outputs
+from lockstep.losses.base import Denominator, Outputs
+from lockstep.metrics import Metrics
+from lockstep.models.heads import ValueHead
+from lockstep.types import Values
 
 SMALL = ("--prompt-tokens=5", "--new-tokens=6", "--hidden=32", "--layers=1", "--vocab=64", "--exact")
 
@@ -53,6 +57,41 @@ def test_a_step_of_a_group_trains_once_and_scores_a_share(tmp_path: Path, algori
     policy, *others = passes_of_a_step(lockstep_group.step_of, tmp_path, *words)
     assert policy == [(8, False), (64, True)]
     assert others == ([[(64, False)]] if has_reference else [])
+
+
+@pytest.mark.parametrize(("values", "read"), [("all", 12), ("masked", 8), ("final", 2)])
+def test_a_loss_reads_few_values_by_few_states_and_has_the_same_gradient(
+    tmp_path: Path, values: Values, read: int
+) -> None:
+    _, (_, critic, _) = lockstep_ppo.step_of(tmp_path, lockstep_ppo.arguments("").parse_args(["--prompts=4", *SMALL]))
+    batch = Batch(torch.arange(12), torch.tensor([5, 7]), {"mask": torch.arange(12) % 5 > 1})
+    assert isinstance(critic.model, ValueHead)
+    seen, backbone = list[int](), critic.model.backbone
+    (*_, last) = (module for name, module in backbone.named_modules() if name.endswith(".mlp"))
+    last.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
+    gradients = list[list[torch.Tensor]]()
+    for kind in (values, "all"):
+        critic.model.zero_grad()
+        critic.forward_backward(batch, SumOfValues(kind, values != "final"))
+        gradients.append([p.grad.clone() for p in critic.model.parameters() if p.grad is not None])
+    assert seen == [read, 12]
+    for ours, whole in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class SumOfValues:
+    """A loss of values after sequences, and before masked tokens, if these count."""
+
+    reads_values: Values
+    masked: bool
+    denominator: Denominator = "rows"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+        assert outputs.value is not None
+        assert outputs.final_value is not None
+        before = (outputs.value.square() * batch.mask).sum() if self.masked else outputs.value.sum() * 0.0
+        return before + outputs.final_value.square().sum(), Metrics()
 
 
 def test_a_loss_that_reads_no_entropies_is_given_none_and_has_the_same_gradient(tmp_path: Path) -> None:

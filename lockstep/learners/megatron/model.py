@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from lockstep.models.heads import (
     value_outputs,
     value_unit,
 )
-from lockstep.models.laid_out import LaidOut, read_masked, read_states
+from lockstep.models.laid_out import LaidOut, read_masked, read_values
 from lockstep.models.megatron import layers_of, stages
 from lockstep.types import Head
 from lockstep_logprobs.shard import Shard
@@ -109,8 +110,7 @@ class Stage(nn.Module):
         """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
         batch = batch.placed()
         cut = Cut.of(batch, self._ranks)
-        reads = (read_masked(batch, cut),) if scores_tokens(self._head) else read_states(batch, cut)
-        return LaidOut.of(batch, cut, *reads)
+        return LaidOut.of(batch, cut, (read_masked if scores_tokens(self._head) else read_values)(batch, cut))
 
     def forward(self, batch: LaidOut) -> Outputs | Tensor:
         """Outputs on the last stage, hidden states [n, 1, D] on others."""
@@ -122,7 +122,7 @@ class Stage(nn.Module):
         if not self.gpt.post_process:
             return states
         if not scores_tokens(self._head):
-            return value_outputs(batch, states[:, 0], self.value)
+            return value_outputs(batch, partial(states[:, 0].index_select, 0), self.value)
         weight, shard = self.head_weight[: self.own_rows], Shard(self.first_row, self._ranks.group("tp"))
         return policy_outputs(batch, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard))
 

@@ -100,12 +100,17 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None
         softcap: As in `Blockwise`.
         sinks: One for each query, of a shape that goes with [B, M, 1].
     """
-    weight = pad(_weights(q, k, mask, softcap, sinks)[0], QUERIES)
-    out = torch.bmm(weight[:, :, :BLOCK], v[:, :BLOCK])
-    for start in range(BLOCK, k.shape[1], BLOCK):
+    return _mix(_weights(q, k, mask, softcap, sinks)[0], v)
+
+
+def _mix(weight: Tensor, v: Tensor) -> Tensor:
+    """Sums values by their weights [B, M, W]."""
+    filled = pad(weight, QUERIES)
+    out = torch.bmm(filled[:, :, :BLOCK], v[:, :BLOCK])
+    for start in range(BLOCK, v.shape[1], BLOCK):
         keys = slice(start, start + BLOCK)
-        out += torch.bmm(weight[:, :, keys], v[:, keys])
-    return out[:, : q.shape[1]]
+        out += torch.bmm(filled[:, :, keys], v[:, keys])
+    return out[:, : weight.shape[1]]
 
 
 def _weights(
@@ -144,8 +149,26 @@ def _pieces(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple
     return [(start, min(start + BLOCK, width), first) for start, first in zip(starts, firsts, strict=True)]
 
 
+def _piece_weights(
+    q: Tensor,
+    k: Tensor,
+    sinks: Tensor | None,
+    piece: tuple[int, int, int],
+    window: int | None,
+    softcap: float | None,
+    groups: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`_weights` of the queries of one of `_pieces`."""
+    start, stop, first = piece
+    own = None if sinks is None else sinks.repeat(1, stop - start, 1)
+    return _weights(q, k, _mask(start, stop, first, groups, window, q.device), softcap, own)
+
+
 class _Causal(torch.autograd.Function):
-    """`_attend` by blocks of queries, without the keys behind them; backward computes the weights again."""
+    """`_attend` by blocks of queries, without the keys behind them.
+
+    Backward computes the weights again, but for a single block's, which are kept: no more than 128 numbers a query.
+    """
 
     @staticmethod
     def forward(
@@ -158,35 +181,35 @@ class _Causal(torch.autograd.Function):
         softcap: float | None,
         groups: int,
     ) -> Tensor:
-        parts: list[Tensor] = []
+        parts, how = list[Tensor](), (window, softcap, groups)
         before = k.shape[1] * groups - q.shape[1]
         for start, stop, first in _pieces(q, k, groups, window):
-            own = None if sinks is None else sinks.repeat(1, stop - start, 1)
-            mask = _mask(start, stop, first, groups, window, q.device)
             queries, keys = slice(start * groups - before, stop * groups - before), slice(first, stop)
-            parts.append(_attend(q[:, queries], k[:, keys], v[:, keys], mask, softcap, own))
+            found = _piece_weights(q[:, queries], k[:, keys], sinks, (start, stop, first), *how)
+            parts.append(_mix(found[0], v[:, keys]))
         out = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        ctx.save_for_backward(q, k, v, sinks, out)
-        ctx.how = window, softcap, groups
+        ctx.save_for_backward(q, k, v, sinks, out, *(found if len(parts) == 1 else ()))
+        ctx.how = how
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        (gradient,), (q, k, v, sinks, out), (window, softcap, groups) = grad_outputs, ctx.saved_tensors, ctx.how
+        (gradient,), (window, _, groups) = grad_outputs, ctx.how
+        q, k, v, sinks, out, *kept = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         dsinks = None if sinks is None else torch.zeros_like(sinks)
         offset = (gradient * out).sum(-1, keepdim=True)
         assert q.shape[1] == k.shape[1] * groups, "only whole sequences are trained on"
         for start, stop, first in _pieces(q, k, groups, window):
             queries, keys = slice(start * groups, stop * groups), slice(first, stop)
-            own = None if sinks is None else sinks.repeat(1, stop - start, 1)
-            mask = _mask(start, stop, first, groups, window, q.device)
-            weight, share, bent = _weights(q[:, queries], k[:, keys], mask, softcap, own)
+            weight, share, bent = kept or _piece_weights(
+                q[:, queries], k[:, keys], sinks, (start, stop, first), *ctx.how
+            )
             dv[:, keys].baddbmm_(weight.transpose(1, 2), gradient[:, queries])
             slope = torch.bmm(gradient[:, queries], v[:, keys].transpose(1, 2)).sub_(offset[:, queries]).mul_(weight)
             if bent is not None:
                 slope.mul_(1.0 - bent.square())
-            dq[:, queries] = torch.bmm(slope, k[:, keys])
+            torch.bmm(slope, k[:, keys], out=dq[:, queries])
             dk[:, keys].baddbmm_(slope.transpose(1, 2), q[:, queries])
             if dsinks is not None and share is not None:
                 dsinks -= (share * offset[:, queries]).unflatten(1, (-1, groups)).sum(1)

@@ -15,6 +15,7 @@ from lockstep.models.exact.attention import KEYS
 from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route
 from lockstep.models.exact.linear import gelu_tanh, linear, silu
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
+from lockstep.models.last_layer import compute_layer
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
@@ -45,10 +46,10 @@ def is_exact(lm: PreTrainedModel) -> bool:
 
 
 def computes_as_written(module: nn.Module) -> bool:
-    """True if a module computes as its class does, or as `make_exact` has it: it is not patched and has no hooks."""
+    """True if a module computes as its class does, or as `make_exact` or `read_less` has it, and has no hooks."""
     own = vars(module).get("forward")
-    exact = own is None or own in (silu, gelu_tanh) or (isinstance(own, partial) and own.func in _EXACT)
-    return exact and not module._forward_hooks and not module._forward_pre_hooks
+    written = own is None or own in (silu, gelu_tanh) or (isinstance(own, partial) and own.func in _OWN)
+    return written and not module._forward_hooks and not module._forward_pre_hooks
 
 
 def find_multiple(lm: PreTrainedModel) -> int:
@@ -89,4 +90,4 @@ def _map(module: nn.Linear, x: Tensor) -> Tensor:
     return linear(x, module.weight, module.bias)
 
 
-_EXACT = (_map, route, compute_experts)
+_OWN = (_map, route, compute_experts, compute_layer)

@@ -1,0 +1,87 @@
+"""The last layer computes only states that are read, to the same bits where the model is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, ragged
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.models.exact.model import make_exact
+from lockstep.models.heads import LogitsHead
+from lockstep.models.load import load_causal_lm
+from lockstep.models.token_step import can_step
+
+PLAIN = [name for name in ARCHITECTURES if name != "gpt neox"]
+BATCH = ragged((7, 12, 3, 16))
+
+
+def layers_of(head: LogitsHead) -> Any:
+    backbone: Any = head.lm.base_model
+    return backbone.layers
+
+
+def head_of(folder: Path, exact: bool) -> LogitsHead:
+    head = LogitsHead(load_causal_lm(folder)).eval()
+    if exact:
+        make_exact(head.lm)
+    return head
+
+
+def score_whole(head: LogitsHead, batch: Batch) -> Tensor:
+    """Log-probabilities by all states of the last layer."""
+    layer = layers_of(head)[-1]
+    plain = type(layer).forward
+
+    def compute_all(hidden: Tensor, *, read: Tensor, **others: Any) -> Tensor:
+        return plain(layer, hidden, **others).index_select(1, read)
+
+    ours = vars(layer).pop("forward")
+    vars(layer)["forward"] = compute_all
+    try:
+        logprob = head(batch).logprob
+    finally:
+        vars(layer)["forward"] = ours
+    assert logprob is not None
+    return logprob
+
+
+@pytest.mark.parametrize("architecture", PLAIN)
+def test_no_bit_of_an_exact_model_changes(models: Callable[..., Path], architecture: str) -> None:
+    head = head_of(models(architecture), exact=True)
+    with torch.no_grad():
+        assert torch.equal(head(BATCH).logprob, score_whole(head, BATCH))
+
+
+@pytest.mark.parametrize("architecture", PLAIN)
+def test_gradients_are_those_of_all_states(models: Callable[..., Path], architecture: str) -> None:
+    head = head_of(models(architecture), exact=False).double()
+    found: list[list[Tensor]] = []
+    for logprob in (head(BATCH).logprob, score_whole(head, BATCH)):
+        assert logprob is not None
+        found.append(list(torch.autograd.grad((BATCH["advantage"] * logprob).sum(), list(head.parameters()))))
+    for ours, whole in zip(*found, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_the_last_mlp_sees_what_is_read_and_the_others_all(models: Callable[..., Path]) -> None:
+    head, seen = head_of(models("qwen2"), exact=True), list[int]()
+    for layer in layers_of(head):
+        layer.mlp.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
+    head(BATCH)
+    first, last = seen
+    assert (first, last) == (48, int(BATCH.mask.sum()))  # 38 tokens are filled up to a multiple of 16
+
+
+@pytest.mark.parametrize("architecture", PLAIN)
+def test_a_sampler_that_shares_the_model_steps_without_modules(models: Callable[..., Path], architecture: str) -> None:
+    assert can_step(head_of(models(architecture), exact=True).lm)
+
+
+def test_other_families_compute_all(models: Callable[..., Path]) -> None:
+    assert all("forward" not in vars(layer) for layer in layers_of(head_of(models("gpt neox"), exact=False)))
