@@ -77,6 +77,7 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
         logits.new_empty((2 + entropy, logits.shape[0]), dtype=torch.float32),
         token.new_empty(token.shape, dtype=torch.float32),
     ),
+    fused="rows",
 )
 def _row_sums(
     logits: Tensor,
@@ -106,6 +107,7 @@ def _row_sums(
 @kernel(
     f"(Tensor logits, {RowGradient.SCHEMA}, float temperature, int start, int? max_rows) -> Tensor",
     lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+    fused="rows",
 )
 def _logits_gradient(
     logits: Tensor,
