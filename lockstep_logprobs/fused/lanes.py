@@ -10,12 +10,22 @@ how lanes are spread over threads, which follows the alignment of the memory tha
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-150.0)
 """A power of 2 that is 0 in fp32; unlike −∞ it may be multiplied by that 0."""
+
+WARPS = 8
+"""Threads of a program, in units of 32."""
+
+
+def launch(kernel: Any, programs: tuple[int, ...], *args: Any) -> None:
+    """Starts a kernel's programs."""
+    kernel[programs](*args, num_warps=WARPS)
 
 
 @triton.jit

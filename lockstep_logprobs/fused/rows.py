@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, add_logits, merge_lanes
+from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, add_logits, launch, merge_lanes
 
 _TILE = 4096
 _HALVINGS = 12
-_WARPS = 8
 
 
 def row_sums(
@@ -37,10 +36,10 @@ def row_sums(
     sums_RM = logits.new_empty((2 + entropy, rows), dtype=torch.float32)
     picked_MK = token.new_empty(token.shape, dtype=torch.float32)
     if rows:
-        logits = with_adjacent_columns(logits)
-        sizes = columns, tokens, logits.stride(0), start, _scale(temperature)
-        tensors = logits, token.contiguous(), floor, sums_RM, picked_MK
-        _sum_row[(rows,)](*tensors, *sizes, entropy, _TILE, _HALVINGS, _power_of_2(tokens), num_warps=_WARPS)
+        logits, (token_MK, floor_M) = with_adjacent_columns(logits), pack(token, floor)
+        tensors = logits, token_MK, floor_M, sums_RM, picked_MK
+        sizes = columns, tokens, logits.stride(0), start, power_scale(temperature)
+        launch(_sum_row, (rows,), *tensors, *sizes, entropy, _TILE, _HALVINGS, _power_of_2(tokens))
     return sums_RM, picked_MK
 
 
@@ -80,8 +79,8 @@ def _sum_row(
     k = tl.arange(0, TOKENS)
     wanted = tl.load(token + row * tokens + k, mask=k < tokens, other=-1) - start
     inside = (wanted >= 0) & (wanted < columns)
-    z = tl.load(logits + wanted, mask=inside, other=0.0).to(tl.float32)
-    tl.store(picked + row * tokens + k, z, mask=k < tokens)
+    z_wanted = tl.load(logits + wanted, mask=inside, other=0.0).to(tl.float32)
+    tl.store(picked + row * tokens + k, z_wanted, mask=k < tokens)
 
 
 def logits_gradient(
@@ -102,9 +101,9 @@ def logits_gradient(
     gradient_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if rows:
         logits = with_adjacent_columns(logits)
-        sizes = columns, tokens, logits.stride(0), gradient_Mv.stride(0), start, _scale(temperature)
-        tensors = logits, gradient_Mv, maximum, log_total, slope, offset, token.contiguous(), own.contiguous(), floor
-        _write_gradient[(rows,)](*tensors, *sizes, _TILE, _power_of_2(tokens), num_warps=_WARPS)
+        row = pack(maximum, log_total, slope, offset, token, own, floor)
+        sizes = columns, tokens, logits.stride(0), gradient_Mv.stride(0), start, power_scale(temperature)
+        launch(_write_gradient, (rows,), logits, gradient_Mv, *row, *sizes, _TILE, _power_of_2(tokens))
     return gradient_Mv
 
 
@@ -141,9 +140,9 @@ def _write_gradient(
     wanted_id = tl.load(token + row * tokens + k, mask=k < tokens, other=-1)
     wanted = wanted_id - start
     inside = (wanted_id >= 0) & (wanted >= 0) & (wanted < columns)
-    z = tl.load(logits + wanted, mask=inside, other=-float("inf")).to(tl.float32)
-    of_wanted = differentiate(z, lowest, m, log2_total, h, c, scale)
-    for other in range(0, tokens):  # a token that is wanted twice collects both, and both write the same sum
+    z_wanted = tl.load(logits + wanted, mask=inside, other=-float("inf")).to(tl.float32)
+    of_wanted = differentiate(z_wanted, lowest, m, log2_total, h, c, scale)
+    for other in range(tokens):  # a token that is wanted twice collects both, and both write the same sum
         same = wanted_id == tl.load(token + row * tokens + other)
         of_wanted += tl.where(same, tl.load(own + row * tokens + other), 0.0)
 
@@ -168,7 +167,13 @@ def with_adjacent_columns(logits: Tensor) -> Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
-def _scale(temperature: float) -> float:
+def pack(*small: Tensor | None) -> list[Tensor | None]:
+    """The tensors of a few numbers per row, each copied if it is a view with gaps."""
+    return [None if x is None else x.contiguous() for x in small]
+
+
+def power_scale(temperature: float) -> float:
+    """The factor that makes differences of logits powers of 2."""
     return math.log2(math.e) / temperature
 
 
