@@ -62,7 +62,7 @@ def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
 
 
 def runs_fused(x: Tensor) -> bool:
-    """Tells whether Triton's kernels take a tensor: one with memory on a GPU, or on a CPU under Triton's interpreter."""
+    """Tells whether Triton's kernels take a tensor: one with memory, on a GPU or under Triton's interpreter."""
     return (x.is_cuda or _interprets()) and type(x) in (Tensor, torch.nn.Parameter) and _has_triton()
 
 

@@ -12,11 +12,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lockstep_logprobs.fused import lanes, rows
+from lockstep_logprobs.fused import lanes, rows, support
 
 TYPES = {
     "bf16": ("logits", "gradient"),
     "fp32": ("floor", "sums", "picked", "maximum", "log_total", "slope", "offset", "own"),
+    "fp64": ("probability",),
     "i64": ("token",),
 }
 POINTERS = {name: f"*{kind}" for kind, names in TYPES.items() for name in names}
@@ -28,6 +29,8 @@ CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
     (rows._sum_row, {"ENTROPY": False, "TOKENS": 64}),
     (rows._write_gradient, {"slope": None, "floor": None, "TOKENS": 1}),
     (rows._write_gradient, {"TOKENS": 64}),
+    (support._find_floor, {"TOP_K": True, "TOP_P": True, "LOWEST_BIT": 16, "TILE": support._TILE}),
+    (support._find_floor, {"TOP_K": False, "TOP_P": True, "LOWEST_BIT": 0, "TILE": support._TILE}),
 )
 """Kernels, with what is constant in them beside their tiles; None for a tensor that is not there."""
 

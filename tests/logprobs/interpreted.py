@@ -42,9 +42,10 @@ class Marks:
 def main(arguments: list[str]) -> int:
     root = HERE.parent.parent
     sys.path[:0] = [str(root), str(HERE.parent / "fixtures")]
-    tests = arguments or [str(file) for file in sorted(HERE.glob("test_fused_*.py"))]
+    named = any(not argument.startswith("-") for argument in arguments)
+    tests = [] if named else [str(file) for file in sorted(HERE.glob("test_fused_*.py"))]
     options = ["-q", f"--confcutdir={HERE}", f"--rootdir={root}", f"--junitxml={RESULTS}"]
-    return pytest.main([*options, *tests], plugins=[Marks()])
+    return pytest.main([*options, *arguments, *tests], plugins=[Marks()])
 
 
 if __name__ == "__main__":
