@@ -54,9 +54,7 @@ def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
         assert isinstance(first, Tensor)
         if not runs_fused(first):
             return function(*args, **kwargs)
-        triton_function = vars(importlib.import_module(f"{_NAMESPACE}.fused.{module}"))[name]
-        with torch.cuda.device_of(first):
-            return triton_function(*args, **kwargs)
+        return load_fused(module, name)(*args, **kwargs)
 
     return choose
 
@@ -64,6 +62,11 @@ def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
 def runs_fused(x: Tensor) -> bool:
     """Tells whether Triton's kernels take a tensor: one with memory, on a GPU or under Triton's interpreter."""
     return (x.is_cuda or _interprets()) and type(x) in (Tensor, torch.nn.Parameter) and _has_triton()
+
+
+def load_fused(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module of `fused`, which imports Triton."""
+    return vars(importlib.import_module(f"{_NAMESPACE}.fused.{module}"))[name]
 
 
 def _interprets() -> bool:

@@ -67,7 +67,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("lockstep/__init__.py", "imports_point_down"): "the public face, which imports on first use",
     **{
         (f"lockstep_logprobs/fused/{name}.py", "logprobs_need_torch_alone"): "imported on a GPU alone, by kernel.py"
-        for name in ("lanes", "rows", "support")
+        for name in ("hidden", "lanes", "rows", "support")
     },
     ("lockstep/api/options.py", "files_are_short"): "made by `make face`, and read by editors",
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
@@ -24,8 +25,9 @@ WARPS = 8
 
 
 def launch(kernel: Any, programs: tuple[int, ...], *args: Any) -> None:
-    """Starts a kernel's programs."""
-    kernel[programs](*args, num_warps=WARPS)
+    """Starts a kernel's programs on the GPU of its first argument."""
+    with torch.cuda.device_of(args[0]):
+        kernel[programs](*args, num_warps=WARPS)
 
 
 @triton.jit

@@ -2,8 +2,8 @@
 
 fp32 numbers have the order of their bits, once those of negative ones are turned. The threshold is the largest number
 such that what is at or above it weighs enough: for top-k each logit weighs 1 and k is enough, for top-p each weighs
-its probability. Two bits are found in a pass over the row, which is read from memory once and from the cache after that.
-All weights are integers, so that no sum depends on its order.
+its probability. Two bits are found in a pass over the row, which is read from memory once and from the cache after
+that. All weights are integers, so that no sum depends on its order.
 """
 
 # pyright: reportMissingImports=false

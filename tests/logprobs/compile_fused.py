@@ -12,16 +12,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lockstep_logprobs.fused import lanes, rows, support
+from lockstep_logprobs.fused import hidden, lanes, rows, support
 
 TYPES = {
-    "bf16": ("logits", "gradient"),
+    "bf16": ("logits", "gradient", "hidden", "weight"),
     "fp32": ("floor", "sums", "picked", "maximum", "log_total", "slope", "offset", "own"),
     "fp64": ("probability",),
     "i64": ("token",),
 }
 POINTERS = {name: f"*{kind}" for kind, names in TYPES.items() for name in names}
-LENGTHS = ("columns", "stride", "gradient_stride")
+LENGTHS = ("columns", "depth", "stride", "gradient_stride", "hidden_stride", "weight_stride")
 """Multiples of 16, as in most vocabularies: memory is read in whole vectors."""
 
 CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -29,12 +29,18 @@ CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
     (rows._sum_row, {"ENTROPY": False, "TOKENS": 64}),
     (rows._write_gradient, {"slope": None, "floor": None, "TOKENS": 1}),
     (rows._write_gradient, {"TOKENS": 64}),
+    (hidden._sum_piece, {"ENTROPY": True}),
+    (hidden._write_tile, {"slope": None}),
     (support._find_floor, {"TOP_K": True, "TOP_P": True, "LOWEST_BIT": 16, "TILE": support._TILE}),
     (support._find_floor, {"TOP_K": False, "TOP_P": True, "LOWEST_BIT": 0, "TILE": support._TILE}),
 )
 """Kernels, with what is constant in them beside their tiles; None for a tensor that is not there."""
 
-FIXED = {"TILE": rows._TILE, "HALVINGS": rows._HALVINGS}
+FIXED = {"TILE": rows._TILE, "HALVINGS": rows._HALVINGS, "PIECE": hidden._PIECE} | {
+    "ROWS": hidden._ROWS,
+    "COLUMNS": hidden._COLUMNS,
+    "DEPTH": hidden._BYTES // 2,
+}
 
 
 def compile_for(capability: int, kernel: Any, constants: dict[str, Any]) -> int:

@@ -18,5 +18,8 @@ if not (INTERPRETED or torch.cuda.is_available()):
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 MARKS = [pytest.mark.needs("triton") if INTERPRETED else pytest.mark.gpu]
+HALF = torch.float16 if INTERPRETED else torch.bfloat16
+"""A narrow type for matrix products: Triton's interpreter cannot multiply bf16."""
+
 BF16 = 2.0**-7 if INTERPRETED else 2.0**-8
 """Largest relative error of a number that is written as bf16: a GPU rounds it, Triton's interpreter cuts it."""
