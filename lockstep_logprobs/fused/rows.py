@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, add_logits, launch, merge_lanes
+from lockstep_logprobs.gradient import RowGradient
 
 _TILE = 4096
 _HALVINGS = 12
@@ -97,18 +98,24 @@ def logits_gradient(
     max_rows: int | None,
 ) -> Tensor:
     """`vocab._logits_gradient`."""
-    (rows, columns), tokens = logits.shape, token.shape[1]
     gradient_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    if rows:
-        logits = with_adjacent_columns(logits)
-        row = pack(maximum, log_total, slope, offset, token, own, floor)
-        sizes = columns, tokens, logits.stride(0), gradient_Mv.stride(0), start, power_scale(temperature)
-        launch(_write_gradient, (rows,), logits, gradient_Mv, *row, *sizes, _TILE, _power_of_2(tokens))
+    row = RowGradient(maximum, log_total, slope, offset, token, own, floor, temperature)
+    write_gradient(gradient_Mv, logits, row, start, max_rows)
     return gradient_Mv
 
 
+def write_gradient(result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, start: int, max_rows: int | None) -> None:
+    """`vocab._write_gradient`."""
+    (rows, columns), tokens = logits_Mv.shape, row.token.shape[1]
+    if rows:
+        logits_Mv = with_adjacent_columns(logits_Mv)
+        sizes = columns, tokens, logits_Mv.stride(0), result_Mv.stride(0), start, power_scale(row.temperature)
+        tensors = logits_Mv, result_Mv, *pack(*row.tensors)
+        launch(_write_row_gradient, (rows,), *tensors, *sizes, _TILE, _power_of_2(tokens))
+
+
 @triton.jit
-def _write_gradient(
+def _write_row_gradient(
     logits,
     gradient,
     maximum,

@@ -27,8 +27,8 @@ LENGTHS = ("columns", "depth", "stride", "gradient_stride", "hidden_stride", "we
 CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
     (rows._sum_row, {"floor": None, "ENTROPY": True, "TOKENS": 1}),
     (rows._sum_row, {"ENTROPY": False, "TOKENS": 64}),
-    (rows._write_gradient, {"slope": None, "floor": None, "TOKENS": 1}),
-    (rows._write_gradient, {"TOKENS": 64}),
+    (rows._write_row_gradient, {"slope": None, "floor": None, "TOKENS": 1}),
+    (rows._write_row_gradient, {"TOKENS": 64}),
     (hidden._sum_piece, {"ENTROPY": True}),
     (hidden._write_tile, {"slope": None}),
     (support._find_floor, {"TOP_K": True, "TOP_P": True, "LOWEST_BIT": 16, "TILE": support._TILE}),

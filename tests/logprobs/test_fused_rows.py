@@ -158,6 +158,23 @@ def test_columns_that_do_not_lie_side_by_side() -> None:
     assert torch.equal(apart, beside)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
+    source, token = random(3, 5003).to(DEVICE, dtype), torch.tensor([[7, 7], [0, 9], [5002, 1]], device=DEVICE)
+    gradients = []
+    for overwrite in (False, True):
+        leaf = source.clone().requires_grad_()
+        logits = leaf * 1.0
+        logprob, _ = vocab_logprobs(logits, token, Scoring(overwrite=overwrite))
+        logprob.sum().backward(retain_graph=True)
+        assert leaf.grad is not None
+        gradients.append(leaf.grad)
+        assert torch.equal(logits, leaf) != overwrite
+    assert torch.equal(*gradients)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logprob.sum().backward()
+
+
 def test_no_rows_and_no_columns() -> None:
     for shape in ((0, 5), (2, 0)):
         sums, picked = fused.row_sums(
@@ -178,7 +195,12 @@ def test_kernels_take_plain_tensors_and_stand_for_their_functions() -> None:
     """What only looks like a tensor with memory, such as a fake, goes through PyTorch's own operations."""
     assert runs_fused(torch.zeros(1, device=DEVICE))
     assert not runs_fused(torch.zeros(1).as_subclass(Subclass))
-    for eager, kernel in ((vocab._row_sums, fused.row_sums), (vocab._logits_gradient, fused.logits_gradient)):
+    pairs: tuple[tuple[Any, Any], ...] = (
+        (vocab._row_sums, fused.row_sums),
+        (vocab._logits_gradient, fused.logits_gradient),
+        (vocab._write_gradient, fused.write_gradient),
+    )
+    for eager, kernel in pairs:
         assert inspect.signature(eager) == inspect.signature(kernel)
     assert len(gradient.RowGradient.SCHEMA.split(",")) == 7
 
