@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face logprobs-alone check proofs test-gpu bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face logprobs-alone kernels check proofs test-gpu bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_wheel
@@ -38,7 +38,7 @@ test: $(VENV)/.vllm
 test-rest: $(VENV)/.vllm
 	$(PYTEST) -m "full and not proof" --junitxml=build/tests_rest.xml
 
-test-all: test test-rest
+test-all: test test-rest kernels
 
 # The typed keyword arguments of `lockstep.GRPO` and its like, from the sections of recipes.
 face: $(VENV)/.test
@@ -51,6 +51,11 @@ durations: test-all
 # The package as a stranger's training stack imports it: torch, numpy and pytest alone, without names newer than torch 2.9.
 logprobs-alone: $(VENV)-alone/.made
 	$(VENV)-alone/bin/python tests/logprobs/alone.py
+
+# Triton's kernels through its interpreter, and compiled for GPUs that are not here. In an environment of its own: vLLM for CPUs
+# does not start beside Triton.
+kernels: $(VENV)-triton/.made
+	$(VENV)-triton/bin/python tests/logprobs/interpreted.py
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -117,10 +122,17 @@ $(VENV)/.curve: $(VENV)/.run
 	else $(PIP) -e '.[vllm,megatron]'; fi
 	@touch $@
 
+# What torch and the tests of one package need, and no more.
+SMALL = test -x $(1)/bin/python || $(PYTHON) -m venv $(1) && PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/python -m pip install \
+	--quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt torch numpy pytest hypothesis
+
 $(VENV)-alone/.made: constraints.txt
-	@test -x $(VENV)-alone/bin/python || $(PYTHON) -m venv $(VENV)-alone
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt torch numpy pytest hypothesis
+	$(call SMALL,$(VENV)-alone)
+	@touch $@
+
+$(VENV)-triton/.made: constraints.txt
+	$(call SMALL,$(VENV)-triton) triton
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-alone runs build *.egg-info
+	rm -rf $(VENV) $(VENV)-alone $(VENV)-triton runs build *.egg-info

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lockstep_logprobs.checks import check_head, check_tokens
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
-from lockstep_logprobs.kernel import kernel
+from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
 from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, column_tiles, exchange, pick_logits, sum_block
 
@@ -97,6 +97,7 @@ def score_gradient(
         hidden.new_empty((2 + entropy, hidden.shape[0]), dtype=torch.float32),
         token.new_empty(token.shape, dtype=torch.float32),
     ),
+    fused="hidden",
 )
 def _hidden_row_sums(
     hidden: Tensor,
@@ -147,11 +148,10 @@ def _hidden_gradients(
     row = RowGradient(maximum, log_total, slope, offset, token, own, floor, temperature)
     hidden_sum = torch.zeros_like(hidden, dtype=torch.float32) if of_hidden else None
     weight_gradient = _like_if(of_weight, weight)
+    tiles = load_fused("hidden", "gradient_tiles") if runs_fused(hidden) else _gradient_tiles
     for columns, head_cD in _pieces(weight, hidden.dtype):
         head_sum = _zeros_in(weight_gradient[columns]) if of_weight else None
-        for rows, z, work in _tiles(hidden, head_cD, max_rows):
-            row[rows].write_(work, z, start + columns.start)
-            gradient = z.copy_(work)  # in the type of the matrix products; where that is fp32 they are one
+        for rows, gradient in tiles(hidden, head_cD, row, start + columns.start, max_rows):
             if hidden_sum is not None:
                 _add_product_(hidden_sum[rows], gradient, head_cD)
             if head_sum is not None:
@@ -180,6 +180,15 @@ def _tiles(
             memory = hidden.new_empty(len(hidden), len(head_cD))
         z = torch.mm(hidden, head_cD.t(), out=memory[: len(hidden)])[: rows.stop - rows.start]
         yield rows, z, z if z.dtype == torch.float32 else torch.empty_like(z, dtype=torch.float32)
+
+
+def _gradient_tiles(
+    hidden_MD: Tensor, head_cD: Tensor, row: RowGradient, start: int, max_rows: int | None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows with the gradient of their logits for a piece of the head, in the type of the matrix products."""
+    for rows, z, work in _tiles(hidden_MD, head_cD, max_rows):
+        row[rows].write_(work, z, start)
+        yield rows, z.copy_(work)  # where the type is fp32 they are one
 
 
 def _zeros_in(piece_cD: Tensor) -> Tensor:

@@ -57,6 +57,8 @@ class Scoring:
         entropy: Also compute the entropy.
         sampled: The one wanted token was sampled, so it belongs to the support even where it lies below the floor.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
+        overwrite: Backward writes the gradient of logits over them, which saves a copy. PyTorch refuses a later use of
+            them in backward. Compiled code, and logits whose rows overlap or have gaps, get a gradient of its own.
         row_invariant: On a CPU, a row has the same bits in any batch, and by its hidden state as by its logits; slower.
     """
 
@@ -65,6 +67,7 @@ class Scoring:
     entropy: bool = False
     sampled: bool = False
     max_rows: int | None = None
+    overwrite: bool = False
     row_invariant: bool = False
 
     def __post_init__(self) -> None:

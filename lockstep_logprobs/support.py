@@ -67,14 +67,21 @@ def support_floor(
     top_p = 1.0 if top_p is None else top_p
     if not top_p >= 0:
         raise ValueError(f"top_p is {top_p}, but is a probability; 1 keeps every token")
-    search = _Search(logits_Mv, shard, top_p, temperature, max_rows)
-    if top_k is not None and top_k > 0:
-        return search.within_top_k(top_k)
-    if top_p >= 1.0:
+    if (top_k is None or top_k <= 0) and top_p >= 1.0:
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
-    if search.shard.group is None and logits_Mv.shape[1] <= _FEW:
-        return search.nucleus(logits_Mv.float().sort(descending=True).values)
-    return search.within_vocabulary()
+    if shard.group is None:
+        return _whole_floor(logits_Mv, top_k or 0, top_p, temperature, max_rows)
+    return _Search(logits_Mv, shard, top_p, temperature, max_rows).find(top_k or 0)
+
+
+@kernel(
+    "(Tensor logits, int top_k, float top_p, float temperature, int? max_rows) -> Tensor",
+    lambda logits, *_: logits.new_empty(logits.shape[:1], dtype=torch.float32),
+    fused="support",
+)
+def _whole_floor(logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None) -> Tensor:
+    """The threshold where one process holds the vocabulary; below 1, `top_k` keeps all."""
+    return _Search(logits, WHOLE, top_p, temperature, max_rows).find(top_k)
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,14 @@ class _Search:
     top_p: float
     temperature: float
     max_rows: int | None
+
+    def find(self, top_k: int) -> Tensor:
+        """The threshold, found in the way that suits."""
+        if top_k > 0:
+            return self.within_top_k(top_k)
+        if self.shard.group is None and self.logits.shape[1] <= _FEW:
+            return self.nucleus(self.logits.float().sort(descending=True).values)
+        return self.within_vocabulary()
 
     def within_top_k(self, k: int) -> Tensor:
         """The threshold of top-k, and of top-p after it: with one all-gather."""

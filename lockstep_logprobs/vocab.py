@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep_logprobs.checks import check_rows
 from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
-from lockstep_logprobs.kernel import kernel
+from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
 from lockstep_logprobs.shard import Shard, blocks
 from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, exchange, pick_logits, sum_block, sum_tiles
 
@@ -39,6 +39,8 @@ def vocab_logprobs(
         RuntimeError: The ranks' shards overlap, or leave a gap.
     """
     check_rows(logits_Mv, token_MK, floor_M)
+    if scoring.overwrite and logits_Mv.requires_grad and logits_Mv.is_leaf:
+        raise ValueError("overwrite is for logits that were computed, but these are a leaf, whose values would be lost")
     return _VocabScores.apply(logits_Mv, token_MK, scoring, floor_M)
 
 
@@ -67,7 +69,15 @@ def score(logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor
 def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> Tensor:
     """The gradient of this rank's logits [M, v], in their type, from what `save_for_gradient` saved."""
     row, (logits_Mv,) = load_gradient(ctx, gradient_MK, gradient_M)
-    return _logits_gradient(logits_Mv, *row.tensors, row.temperature, ctx.scoring.shard.start, ctx.scoring.max_rows)
+    how = ctx.scoring.shard.start, ctx.scoring.max_rows
+    side_by_side = logits_Mv.stride(1) == 1 and logits_Mv.stride(0) >= logits_Mv.shape[1]
+    if not (ctx.scoring.overwrite and side_by_side) or torch.compiler.is_compiling():
+        return _logits_gradient(logits_Mv, *row.tensors, row.temperature, *how)
+    result_Mv = logits_Mv.detach()
+    write = load_fused("rows", "write_gradient") if runs_fused(result_Mv) else _write_gradient
+    write(result_Mv, result_Mv, row, *how)
+    torch.autograd.graph.increment_version(result_Mv)  # Triton does not, and a second use would be silently wrong
+    return result_Mv
 
 
 @kernel(
@@ -77,6 +87,7 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
         logits.new_empty((2 + entropy, logits.shape[0]), dtype=torch.float32),
         token.new_empty(token.shape, dtype=torch.float32),
     ),
+    fused="rows",
 )
 def _row_sums(
     logits: Tensor,
@@ -106,6 +117,7 @@ def _row_sums(
 @kernel(
     f"(Tensor logits, {RowGradient.SCHEMA}, float temperature, int start, int? max_rows) -> Tensor",
     lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+    fused="rows",
 )
 def _logits_gradient(
     logits: Tensor,
@@ -122,11 +134,16 @@ def _logits_gradient(
 ) -> Tensor:
     row = RowGradient(maximum, log_total, slope, offset, token, own, floor, temperature)
     result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    for piece, work in _work_blocks(logits, max_rows, result_Mv):
-        row[piece].write_(work, logits[piece], start)
+    _write_gradient(result_Mv, logits, row, start, max_rows)
+    return result_Mv
+
+
+def _write_gradient(result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, start: int, max_rows: int | None) -> None:
+    """Writes the gradient of logits, possibly over them."""
+    for piece, work in _work_blocks(logits_Mv, max_rows, result_Mv):
+        row[piece].write_(work, logits_Mv[piece], start)
         if work.dtype != result_Mv.dtype:
             result_Mv[piece].copy_(work)
-    return result_Mv
 
 
 def vocab_log_softmax(

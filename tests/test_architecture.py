@@ -33,6 +33,7 @@ ENGINES = {
     "mlflow": ("lockstep/run/trackers/mlflow.py",),
     "megatron": ("lockstep/learners/megatron/", "lockstep_logprobs/linear_ce.py"),
     "peft": ("lockstep/models/lora.py",),
+    "triton": ("lockstep_logprobs/fused/",),
 }
 LAZY_ENGINES = {
     "lockstep_logprobs/linear_ce.py",
@@ -64,6 +65,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("lockstep/config/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/losses/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/__init__.py", "imports_point_down"): "the public face, which imports on first use",
+    **{
+        (f"lockstep_logprobs/fused/{name}.py", "logprobs_need_torch_alone"): "imported on a GPU alone, by kernel.py"
+        for name in ("hidden", "lanes", "rows", "support")
+    },
     ("lockstep/api/options.py", "files_are_short"): "made by `make face`, and read by editors",
 }
 """(path, name of the rule) → why this file may break it."""
@@ -402,6 +407,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (package_imports_no_folder_beside_it, "lockstep/doctor/x.py", "def f():\n  import benchmarks.plan\n", 2),
     (engines_stay_in_their_place, "lockstep/samplers/torch/sampler.py", "def f():\n  import vllm\n", 2),
     (engines_stay_in_their_place, "lockstep_logprobs/linear_ce.py", "from megatron.core import x\n", 1),
+    (engines_stay_in_their_place, "lockstep_logprobs/vocab.py", "def f():\n  import triton\n", 2),
     (transformers_only_from_models_up, "lockstep/distributed/vocab.py", "from transformers import x\n", 1),
     (protocols_only, "lockstep/algorithms/ppo/a.py", "from lockstep.learners.torch.learner import TorchLearner\n", 1),
     (protocols_only, "lockstep/rollouts/rollout.py", "from lockstep.samplers import torch\n", 1),

@@ -1,0 +1,1 @@
+"""Triton kernels of the passes in this package: imported where tensors are on a GPU, by `kernel`, and nowhere else."""

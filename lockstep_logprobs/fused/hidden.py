@@ -1,0 +1,180 @@
+"""The passes of `hidden`: logits are multiplied out in tiles that stay in registers, and summed there in fp32.
+
+A program has some rows and one piece of the vocabulary, whose bounds do not depend on how many rows there are. Pieces
+are merged in their order. The gradient is that of the same logits to the bit: both passes multiply in the same tiles.
+"""
+
+# pyright: reportMissingImports=false
+# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, finite_base, launch
+from lockstep_logprobs.fused.rows import differentiate, pack, power_scale, with_adjacent_columns
+from lockstep_logprobs.gradient import RowGradient
+from lockstep_logprobs.shard import blocks
+from lockstep_logprobs.softmax import RowSums
+
+_ROWS, _COLUMNS = 64, 128
+"""A tile of logits."""
+
+_BYTES = 128
+"""Bytes of a hidden state that are multiplied at once."""
+
+_PIECE = 8192
+"""Columns of the vocabulary for one program; a multiple of a tile's."""
+
+
+def hidden_row_sums(
+    hidden: Tensor,
+    weight: Tensor,
+    token: Tensor,
+    start: int,
+    temperature: float,
+    entropy: bool,
+    max_rows: int | None,
+    row_invariant: bool,
+) -> tuple[Tensor, Tensor]:
+    """`hidden._hidden_row_sums`, row-invariant whatever is asked for; there is no block that `max_rows` could bound."""
+    if hidden.dtype == torch.bfloat16 and not hidden.is_cuda:
+        raise NotImplementedError(
+            "Triton's interpreter multiplies the bits of bf16 as integers; use fp16 or fp32 there"
+        )
+    (rows, depth), (columns, _), tokens = hidden.shape, weight.shape, token.shape[1]
+    picked_MK, pieces = torch.zeros_like(token, dtype=torch.float32).contiguous(), triton.cdiv(columns, _PIECE)
+    if not rows or not pieces:
+        return RowSums.zeros(rows, entropy, hidden.device).rows(), picked_MK
+    sums_RMT = hidden.new_empty((2 + entropy, rows, pieces), dtype=torch.float32)
+    states, head = with_adjacent_columns(hidden), with_adjacent_columns(weight.to(hidden.dtype))
+    sizes = rows, columns, depth, tokens, states.stride(0), head.stride(0), start, power_scale(temperature)
+    tiles = entropy, _ROWS, _COLUMNS, _BYTES // states.itemsize, _PIECE
+    programs = triton.cdiv(rows, _ROWS), pieces
+    launch(_sum_piece, programs, states, head, *pack(token), sums_RMT, picked_MK, *sizes, *tiles)
+    return RowSums.from_rows(sums_RMT).merge_tiles(temperature).rows(), picked_MK
+
+
+@triton.jit
+def _sum_piece(
+    hidden,
+    weight,
+    token,
+    sums,
+    picked,
+    rows,
+    columns,
+    depth,
+    tokens,
+    hidden_stride,
+    weight_stride,
+    start,
+    scale,
+    ENTROPY: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PIECE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    piece, pieces = tl.program_id(1), tl.num_programs(1)
+    maximum, total = tl.full((ROWS,), -float("inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
+    weighted = tl.zeros((ROWS,), tl.float32)
+    for first in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, columns), COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        z = _multiply(hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH)
+        for k in range(tokens):
+            wanted = tl.load(token + row * tokens + k, mask=row < rows, other=-1) - start
+            inside = (wanted >= first) & (wanted < tl.minimum(first + COLUMNS, columns))
+            z_wanted = tl.sum(tl.where(column[None, :] == wanted[:, None], z, 0.0), 1)
+            tl.store(picked + row * tokens + k, z_wanted, mask=inside & (row < rows))
+        z = tl.where(column[None, :] < columns, z, -float("inf"))
+        highest = tl.maximum(maximum, tl.max(z, 1))
+        base = finite_base(highest)
+        d, fall = (z - base[:, None]) * scale, (maximum - base) * scale
+        power, shrink = tl.exp2(d), tl.exp2(fall)
+        if ENTROPY:
+            weighted = shrink * (weighted + tl.maximum(fall, NOTHING) * total)
+            weighted += tl.sum(power * tl.maximum(d, NOTHING), 1)
+        maximum, total = highest, shrink * total + tl.sum(power, 1)
+    out = sums + row * pieces + piece
+    tl.store(out, maximum, mask=row < rows)
+    tl.store(out + rows * pieces, total, mask=row < rows)
+    if ENTROPY:
+        tl.store(out + 2 * rows * pieces, weighted / LOG2_E, mask=row < rows)
+
+
+def gradient_tiles(
+    hidden_MD: Tensor, head_cD: Tensor, row: RowGradient, start: int, max_rows: int | None
+) -> Iterator[tuple[slice, Tensor]]:
+    """`hidden._gradient_tiles`."""
+    states_MD, head = with_adjacent_columns(hidden_MD), with_adjacent_columns(head_cD)
+    columns, depth = head.shape
+    for own in blocks(len(states_MD), columns, hidden_MD.device, max_rows):
+        states, numbers = states_MD[own], pack(*row[own].tensors[:-1])
+        gradient = states.new_empty(len(states), columns)
+        sizes = len(states), columns, depth, row.token.shape[1], states.stride(0), head.stride(0), start
+        programs = triton.cdiv(len(states), _ROWS), triton.cdiv(columns, _COLUMNS)
+        tensors = states, head, gradient, *numbers
+        tiles = _ROWS, _COLUMNS, _BYTES // states.itemsize
+        launch(_write_tile, programs, *tensors, *sizes, power_scale(row.temperature), *tiles)
+        yield own, gradient
+
+
+@triton.jit
+def _write_tile(
+    hidden,
+    weight,
+    gradient,
+    maximum,
+    log_total,
+    slope,
+    offset,
+    token,
+    own,
+    rows,
+    columns,
+    depth,
+    tokens,
+    hidden_stride,
+    weight_stride,
+    start,
+    scale,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    z = _multiply(hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH)
+    m, log2_total = tl.load(maximum + row, mask=row < rows), tl.load(log_total + row, mask=row < rows) * LOG2_E
+    c = tl.load(offset + row, mask=row < rows)
+    h = tl.zeros_like(c) if slope is None else tl.load(slope + row, mask=row < rows) / LOG2_E
+    result = differentiate(z, -float("inf"), m[:, None], log2_total[:, None], h[:, None], c[:, None], scale)
+    for k in range(tokens):
+        wanted_id = tl.load(token + row * tokens + k, mask=row < rows, other=-1)
+        more = tl.where(wanted_id < 0, 0.0, tl.load(own + row * tokens + k, mask=row < rows, other=0.0))
+        result += tl.where(column[None, :] == (wanted_id - start)[:, None], more[:, None], 0.0)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    tl.store(gradient + row[:, None] * columns + column[None, :], result, mask=inside)
+
+
+@triton.jit
+def _multiply(hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH: tl.constexpr):
+    """A tile of logits, hidden · weightᵀ, in fp32; 0 beyond the rows and columns."""
+    z = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
+    column = column.to(tl.int64)
+    for first in range(0, depth, DEPTH):
+        d = first + tl.arange(0, DEPTH)
+        inside = (d < depth)[None, :]
+        a = tl.load(hidden + row[:, None] * hidden_stride + d[None, :], mask=(row < rows)[:, None] & inside, other=0.0)
+        b = tl.load(
+            weight + column[:, None] * weight_stride + d[None, :], mask=(column < columns)[:, None] & inside, other=0.0
+        )
+        z = tl.dot(a, tl.trans(b), z, input_precision="ieee")
+    return z

@@ -1,0 +1,208 @@
+"""Triton's kernels over logits against float64, and a row's bits in any company."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import Any
+
+import dense
+import pytest
+import torch
+from fused_device import BF16, DEVICE, MARKS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sharded import GRADIENT, VALUE, close, random, random_tokens
+from torch import Tensor
+
+from lockstep_logprobs import Scoring, gradient, vocab, vocab_logprobs
+from lockstep_logprobs.fused import rows as fused
+from lockstep_logprobs.kernel import runs_fused
+from lockstep_logprobs.softmax import RowSums
+
+pytestmark = MARKS
+
+TEMPERATURE = 0.7
+TILES = (1, 2, 7, 33, 4095, 4096, 4097, 9001)
+"""Columns: one, odd numbers, and what ends just before, at and after a tile."""
+
+
+@st.composite
+def examples(draw: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Logits [M, v] with equal, excluded and large numbers, tokens [M, K], some outside the vocabulary, and a floor."""
+    rows, columns, seed = draw(st.integers(1, 3)), draw(st.sampled_from(TILES)), draw(st.integers(0, 2**16))
+    logits = random(rows, columns, seed=seed, scale=draw(st.sampled_from([0.0, 1.0, 4.0])))
+    logits = logits + draw(st.sampled_from([0.0, -60.0, 60.0]))
+    logits[random(rows, columns, seed=seed + 1) > draw(st.sampled_from([1.0, 99.0]))] = -torch.inf
+    logits[:, seed % columns] = logits[0, 0].nan_to_num(neginf=1.0)  # no row is without a token
+    logits = logits.to(draw(st.sampled_from([torch.float32, torch.bfloat16])))
+    token = random_tokens(rows, draw(st.integers(0, 5)), vocabulary=columns + 2, seed=seed) - 1
+    kept = draw(st.none() | st.integers(1, columns))
+    floor = None if kept is None else logits.float().topk(kept).values[:, -1]  # a view with gaps
+    return logits, token, floor
+
+
+def reference(logits: Tensor, token: Tensor, floor: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropy and the gradient of `weigh`, in float64."""
+    leaf = logits.double().cpu().requires_grad_()
+    inside = leaf if floor is None else leaf.masked_fill(leaf < floor.cpu()[:, None], -torch.inf)
+    logprob, entropy = (
+        dense.picked_logprobs(inside / TEMPERATURE, token.cpu()),
+        -dense.sum_p_log_p(inside / TEMPERATURE),
+    )
+    weigh(logprob, entropy).backward()
+    assert leaf.grad is not None
+    return logprob.detach(), entropy.detach(), leaf.grad
+
+
+def weigh(logprob: Tensor, entropy: Tensor) -> Tensor:
+    """A loss of both; tokens of no probability are left out."""
+    weight = random(*logprob.shape, seed=1, scale=1.0).to(logprob)
+    return (weight * logprob.masked_fill(logprob.isneginf(), 0.0)).sum() + 0.3 * entropy.sum()
+
+
+@settings(max_examples=40)
+@given(example=examples())
+def test_values_and_gradients_are_those_of_float64(example: Any) -> None:
+    logits, token = example[0].to(DEVICE), example[1].to(DEVICE)
+    floor = None if example[2] is None else example[2].to(DEVICE)
+    leaf = logits.clone().requires_grad_()
+    logprob, entropy = vocab_logprobs(leaf, token, Scoring(temperature=TEMPERATURE, entropy=True), floor)
+    assert entropy is not None
+    weigh(logprob, entropy).backward()
+    assert leaf.grad is not None
+    expected_logprob, expected_entropy, expected = reference(logits, token, floor)
+    size = max(1.0, logits.nan_to_num(neginf=0.0).abs().max().item() / 16) / TEMPERATURE
+    close(logprob.cpu(), expected_logprob, atol=size * VALUE["atol"], rtol=VALUE["rtol"])
+    close(entropy.cpu(), expected_entropy, atol=size * VALUE["atol"], rtol=VALUE["rtol"])
+    rounding = BF16 if logits.dtype == torch.bfloat16 else 0.0
+    close(leaf.grad.cpu(), expected, atol=size * GRADIENT["atol"], rtol=size * GRADIENT["rtol"] + rounding)
+
+
+@pytest.mark.parametrize("bounds", [(0, 1, 9001), (0, 4500, 9001), (0, 4096, 8192, 9001), (0, 0, 9001)], ids=str)
+def test_partial_sums_of_shards_make_those_of_the_row(bounds: tuple[int, ...]) -> None:
+    logits, token = random(3, 9001).to(DEVICE), random_tokens(3, 2, vocabulary=9001).to(DEVICE)
+    merged, picked = RowSums.zeros(3, True, logits.device), torch.zeros(3, 2, device=DEVICE)
+    for start, end in itertools.pairwise(bounds):
+        sums, own = fused.row_sums(logits[:, start:end], token, None, start, TEMPERATURE, True, None, False)
+        merged, picked = merged.merge(RowSums.from_rows(sums), TEMPERATURE), picked + own
+    assert merged.weighted is not None
+    d = (logits - logits.amax(1, keepdim=True)).double() / TEMPERATURE
+    close(merged.total, d.exp().sum(1), rtol=2e-6, atol=0.0)
+    close(merged.weighted, (d.exp() * d).sum(1), rtol=2e-6, atol=0.0)
+    assert torch.equal(merged.maximum, logits.amax(1))
+    assert torch.equal(picked, logits.gather(1, token))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [5003, 8192])
+def test_a_rows_bits_depend_on_no_other_row_and_on_no_address(columns: int, dtype: torch.dtype) -> None:
+    """Each row alone, as a part of a batch, and where its memory begins anywhere."""
+    logits, token = random(6, columns, scale=3.0).to(DEVICE, dtype), random_tokens(6, 1, vocabulary=columns).to(DEVICE)
+    scoring = Scoring(entropy=True)
+    together = vocab.score(logits, token, scoring)
+    shifted = torch.empty(6, columns + 3, dtype=dtype, device=DEVICE)[:, 3:].copy_(logits)
+    for row in range(6):
+        for one in (logits[row : row + 1].clone(), logits[row : row + 1], shifted[row : row + 1]):
+            alone = vocab.score(one, token[row : row + 1], scoring)
+            assert torch.equal(alone.logprob[0], together.logprob[row])
+            assert alone.entropy is not None
+            assert together.entropy is not None
+            assert torch.equal(alone.entropy[0], together.entropy[row])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy says so where a GPU says nothing
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("column", [0, 4999])
+def test_a_number_that_is_none_is_not_lost(wrong: float, column: int) -> None:
+    logits = random(2, 5003)
+    logits[1, column] = wrong
+    leaf = logits.to(DEVICE).requires_grad_()
+    logprob, entropy = vocab_logprobs(leaf, torch.full((2, 1), 7, device=DEVICE), Scoring(entropy=True))
+    assert entropy is not None
+    assert logprob.isnan().tolist() == [[False], [True]]
+    assert entropy.isnan().tolist() == [False, True]
+    logprob.sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.isnan().any(1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
+    leaf = torch.full((2, 5003), -torch.inf, device=DEVICE, requires_grad=True)
+    floor = None if keep is None else torch.full((2,), 3.0, device=DEVICE)
+    logprob, entropy = vocab_logprobs(
+        leaf, torch.zeros(2, 1, dtype=torch.int64, device=DEVICE), Scoring(entropy=True), floor
+    )
+    assert entropy is not None
+    assert torch.equal(logprob.cpu(), torch.full((2, 1), -torch.inf))
+    assert torch.equal(entropy.cpu(), torch.zeros(2))
+    entropy.sum().backward()
+    assert leaf.grad is not None
+    assert not leaf.grad.any()
+
+
+def test_rows_far_apart_in_memory() -> None:
+    """More than 2³¹ numbers from the first: an offset in 32 bits would read elsewhere."""
+    memory = torch.empty(2**31 + 300, dtype=torch.bfloat16, device=DEVICE)  # of which two pages are touched
+    logits = memory.as_strided((3, 300), (2**30, 1))
+    logits.copy_(random(3, 300))
+    token = random_tokens(3, 1, vocabulary=300).to(DEVICE)
+    near, far = (vocab.score(z, token, Scoring()).logprob for z in (logits.clone(), logits))
+    assert torch.equal(near, far)
+
+
+def test_columns_that_do_not_lie_side_by_side() -> None:
+    logits, token = random(300, 4).to(DEVICE), random_tokens(4, 1, vocabulary=300).to(DEVICE)
+    apart, beside = (vocab.score(z, token, Scoring()).logprob for z in (logits.t(), logits.t().contiguous()))
+    assert torch.equal(apart, beside)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
+    source, token = random(3, 5003).to(DEVICE, dtype), torch.tensor([[7, 7], [0, 9], [5002, 1]], device=DEVICE)
+    gradients = []
+    for overwrite in (False, True):
+        leaf = source.clone().requires_grad_()
+        logits = leaf * 1.0
+        logprob, _ = vocab_logprobs(logits, token, Scoring(overwrite=overwrite))
+        logprob.sum().backward(retain_graph=True)
+        assert leaf.grad is not None
+        gradients.append(leaf.grad)
+        assert torch.equal(logits, leaf) != overwrite
+    assert torch.equal(*gradients)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logprob.sum().backward()
+
+
+def test_no_rows_and_no_columns() -> None:
+    for shape in ((0, 5), (2, 0)):
+        sums, picked = fused.row_sums(
+            torch.empty(shape, device=DEVICE),
+            torch.zeros(shape[0], 1, dtype=torch.int64, device=DEVICE),
+            None,
+            0,
+            1.0,
+            True,
+            None,
+            False,
+        )
+        assert torch.equal(sums, RowSums.zeros(shape[0], True, sums.device).rows())
+        assert not picked.any()
+
+
+def test_kernels_take_plain_tensors_and_stand_for_their_functions() -> None:
+    """What only looks like a tensor with memory, such as a fake, goes through PyTorch's own operations."""
+    assert runs_fused(torch.zeros(1, device=DEVICE))
+    assert not runs_fused(torch.zeros(1).as_subclass(Subclass))
+    pairs: tuple[tuple[Any, Any], ...] = (
+        (vocab._row_sums, fused.row_sums),
+        (vocab._logits_gradient, fused.logits_gradient),
+        (vocab._write_gradient, fused.write_gradient),
+    )
+    for eager, kernel in pairs:
+        assert inspect.signature(eager) == inspect.signature(kernel)
+    assert len(gradient.RowGradient.SCHEMA.split(",")) == 7
+
+
+class Subclass(Tensor): ...
