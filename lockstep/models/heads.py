@@ -227,11 +227,11 @@ def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Modul
         at: The last hidden states [m, D] at states of the rank's share, int64 [m].
         unit: The unit.
     """
-    sizes, hidden_mD = [batch.tokens.numel(), len(batch)], at(batch.read.state)
+    count, hidden_mD = batch.tokens.numel(), at(batch.read.state)
     with torch.autocast(hidden_mD.device.type, enabled=False):
         output_m = unit(hidden_mD.float()).squeeze(-1)
-    value, final_value = batch.cut.spread(output_m, batch.read.into, sum(sizes)).split(sizes)
-    return Outputs(value=value, final_value=final_value)
+    values = batch.cut.spread(output_m, batch.read.into, count + len(batch))
+    return Outputs(value=values[:count], final_value=values[count:])
 
 
 def value_unit(size: int, head: Head) -> nn.Linear:
