@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -289,7 +289,7 @@ def _gradients(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 packed_attention.register_autograd(_gradients, setup_context=_keep)
-_nodes: Any = torch.ops.lockstep
+_nodes = cast("Any", torch.ops.lockstep)
 
 
 def width_of(width: int, length: int) -> int:
