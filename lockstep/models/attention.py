@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +106,6 @@ class KernelLayout(ABC):
         """`attend`, by the products of a kernel."""
 
 
-@torch.compiler.disable  # each batch has other grids, and would be compiled again
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -133,14 +132,34 @@ def attention(
     Raises:
         InputError: If the model asks for something that its layout does not compute.
     """
+    how = scaling, layout, sliding_window, softcap, s_aux, exact
+    if torch.compiler.is_compiling() and isinstance(layout, Packed) and not exact and softcap is None and s_aux is None:
+        where = layout.to_cells, layout.from_cells, layout.sizes
+        return _nodes.packed_attention(query, key, value, *where, scaling, sliding_window), None
+    return _attend(module, query, key, value, *how), None
+
+
+@torch.compiler.disable  # each batch has other grids, and would be compiled again
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    layout: Layout | None,
+    window: int | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    exact: bool,
+) -> Tensor:
     name = type(module).__name__
     if layout is None:
         raise InputError(f"{name} hands no keyword arguments to its attention; such models do not run here")
-    how = int(module.layer_idx), query, key, value, scaling, sliding_window  # type: ignore[arg-type]
+    how = int(module.layer_idx), query, key, value, scaling, window  # type: ignore[arg-type]
     if not exact and softcap is None and s_aux is None:
-        return layout.attend(*how), None
+        return layout.attend(*how)
     if isinstance(layout, KernelLayout):
-        return layout.attend_by(Blockwise(softcap, s_aux), *how), None
+        return layout.attend_by(Blockwise(softcap, s_aux), *how)
     if exact:
         raise InputError(f"{name} cannot be computed exactly here; use agreement.exact=false")
     needs = "'softcap'" if s_aux is None else "'s_aux'"
@@ -162,11 +181,13 @@ class Packed(KernelLayout):
         to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
         from_cells: Cell of each token, int64 [N].
         shapes: Rows and width of each grid.
+        sizes: The same as a tensor on the CPU, into which a compiled graph does not look, int64 [2 · grids].
     """
 
     to_cells: Tensor
     from_cells: Tensor
     shapes: tuple[tuple[int, int], ...]
+    sizes: Tensor
 
     @classmethod
     def of(cls, batch: Batch, multiple: int = 1) -> Packed:
@@ -178,10 +199,11 @@ class Packed(KernelLayout):
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
         shapes = tuple((rows, width) for width, rows in Counter(widths).items())
         device = batch.tokens.device
-        return cls(token_C.to(device), first_B.to(device)[batch.row] + batch.position, shapes)
+        from_cells = first_B.to(device)[batch.row] + batch.position
+        return cls(token_C.to(device), from_cells, shapes, torch.tensor([size for shape in shapes for size in shape]))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
-        """The same layout, with each tensor changed."""
+        """The same layout, with each tensor changed but the sizes."""
         return replace(self, to_cells=change(self.to_cells), from_cells=change(self.from_cells))
 
     def attend_by(
@@ -203,6 +225,71 @@ class Packed(KernelLayout):
         cells = x[0].transpose(0, 1).index_select(0, self.to_cells)
         pieces = cells.split([rows * width for rows, width in self.shapes])
         return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+@torch.library.custom_op("lockstep::packed_attention", mutates_args=())
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    to_cells: Tensor,
+    from_cells: Tensor,
+    sizes: Tensor,
+    scaling: float,
+    window: int | None,
+) -> Tensor:
+    """`Packed.attend` as one node of a compiled graph, which is that of all batches: their grids are no part of it."""
+    layout = Packed(to_cells, from_cells, tuple((rows, width) for rows, width in sizes.view(-1, 2).tolist()), sizes)
+    return layout.attend_by(FUSED, 0, query, key, value, scaling, window)
+
+
+@torch.library.custom_op("lockstep::packed_attention_gradient", mutates_args=())
+def packed_attention_gradient(
+    of_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    to_cells: Tensor,
+    from_cells: Tensor,
+    sizes: Tensor,
+    scaling: float,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value; attention is computed again, since a node keeps nothing of what it did."""
+    layout = Packed(to_cells, from_cells, tuple((rows, width) for rows, width in sizes.view(-1, 2).tolist()), sizes)
+    given = [x.detach().requires_grad_() for x in (query, key, value)]
+    # A node is computed where torch records nothing; this lets it record again.
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key_set in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        exclude = exclude.remove(key_set)
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        of_query, of_key, of_value = torch.autograd.grad(
+            layout.attend_by(FUSED, 0, *given, scaling, window), given, of_out
+        )
+    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
+
+
+@packed_attention.register_fake
+def _(query: Tensor, *_: object) -> Tensor:
+    return query.new_empty(query.transpose(1, 2).shape)
+
+
+@packed_attention_gradient.register_fake
+def _(of_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.how = inputs[6:]
+
+
+def _gradients(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
+    return *_nodes.packed_attention_gradient(of_out, *ctx.saved_tensors, *ctx.how), *[None] * 5
+
+
+packed_attention.register_autograd(_gradients, setup_context=_keep)
+_nodes = cast("Any", torch.ops.lockstep)
 
 
 def width_of(width: int, length: int) -> int:

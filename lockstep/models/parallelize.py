@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.fx.experimental import _config as symbols
 from torch.utils._pytree import register_dataclass
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -83,7 +84,7 @@ def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compiles each layer around its attention, once for batches of all sizes.
+    """Compiles each layer, once for batches of all sizes: whole, where `attention` can be a node of its graph.
 
     Args:
         lm: The network; in place, so that names stay what they are. Cut it and checkpoint it afterwards.
@@ -94,6 +95,7 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
     """
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise InputError("learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave it out")
+    symbols.use_duck_shape = False  # numbers that are equal in the first batch, of tokens and cells, are not in others
     for layer in layers(lm):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 

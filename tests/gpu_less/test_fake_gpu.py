@@ -52,7 +52,8 @@ def onto(fake: FakeTensorMode, tensor: Tensor) -> Tensor:
 def move(fake: FakeTensorMode, model: nn.Module) -> None:
     """Moves a model, as `onto` does a tensor."""
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
+        tensors: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for held in tensors:
             held.update({name: None if x is None else onto(fake, x.detach()) for name, x in held.items()})
 
 

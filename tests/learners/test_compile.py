@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from transformers import PreTrainedModel
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
-from lockstep.models.parallelize import compile_layers
+from lockstep.models.heads import LogitsHead
+from lockstep.models.load import load_causal_lm
+from lockstep.models.parallelize import compile_layers, layers
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
@@ -33,6 +36,7 @@ def test_compiled_once_layers_learn_the_same_from_batches_of_all_lengths(models:
     spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
     plain, compiled = spec.build(), spec.build()
     compile_layers(network(compiled), backend="aot_eager")
+    counters.clear()
     graphs = []
     for seed, lengths in enumerate(LENGTHS):
         batch = ragged(lengths, seed)
@@ -41,6 +45,7 @@ def test_compiled_once_layers_learn_the_same_from_batches_of_all_lengths(models:
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] > 0, "nothing was compiled"
     assert len(set(graphs)) == 1, "a batch of other lengths was compiled anew"
+    assert not counters["graph_break"]
     expected = dict(plain.weights())
     for name, tensor in compiled.weights():
         torch.testing.assert_close(tensor, expected.pop(name), atol=1e-6, rtol=0.0)
@@ -67,3 +72,20 @@ def test_without_a_compiler_it_is_refused(models: Callable[..., Path], monkeypat
     section = SECTION.model_copy(update={"compile": True})
     with pytest.raises(ValueError, match=r"learner\.compile needs a C\+\+ compiler"):
         LearnerSpec(str(models("llama")), "logits", section, None, seed=0).build()
+
+
+@pytest.mark.full  # the first test sees that no graph breaks
+@pytest.mark.parametrize("kind", ["llama", "qwen2 window"])
+def test_a_layer_is_one_graph_with_its_attention(models: Callable[..., Path], kind: str) -> None:
+    torch.compiler.reset()
+    plain = load_causal_lm(models(kind))
+    whole = copy.deepcopy(plain)
+    for layer in layers(whole):
+        layer.forward = torch.compile(layer.forward, dynamic=True, fullgraph=True, backend="aot_eager")
+    batch, found = ragged(LENGTHS[0]), []
+    for lm in (plain, whole):
+        logprob = LogitsHead(lm, products=True)(batch).logprob
+        assert logprob is not None
+        found.append([logprob, *torch.autograd.grad(logprob.sum(), list(lm.parameters()))])
+    for expected, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
