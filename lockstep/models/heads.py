@@ -24,7 +24,7 @@ from lockstep.models.exact.linear import linear
 from lockstep.models.exact.model import computes_as_written, find_multiple, is_exact
 from lockstep.models.folder import carries_state
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
-from lockstep.models.last_layer import read_less
+from lockstep.models.last_layer import read_less, reads_less
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.mesh import own_range
@@ -288,9 +288,9 @@ def inputs(batch: Batch) -> dict[str, Any]:
     return Cut.of(batch, ALONE).inputs
 
 
-def states_at(backbone: nn.Module, cut: Cut, reads_less: bool, state_m: Tensor) -> Tensor:
+def states_at(backbone: nn.Module, cut: Cut, made_to: bool, state_m: Tensor) -> Tensor:
     """Some of the last hidden states [m, D], of a backbone whose last layer was made to `read_less` or was not."""
-    if reads_less:
+    if made_to and reads_less(backbone):
         return backbone(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)
     return states(backbone, cut).index_select(0, state_m)
 

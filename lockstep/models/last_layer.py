@@ -26,6 +26,12 @@ def read_less(lm: PreTrainedModel) -> bool:
     return True
 
 
+def reads_less(backbone: Any) -> bool:
+    """True if nothing was put over a last layer that was made to `read_less`: compiled, it would be one more graph."""
+    forward = vars(backbone.layers[-1]).get("forward")
+    return isinstance(forward, partial) and forward.func is compute_layer
+
+
 def compute_layer(layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any) -> Tensor:
     """States of a layer [1, n, D], or of its tokens `read` alone [1, m, D]."""
     if read is None:
