@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face logprobs-alone check proofs bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face logprobs-alone check proofs test-gpu bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_wheel
@@ -60,6 +60,10 @@ check: $(VENV)/.test
 
 proofs: $(VENV)/.vllm
 	$(BIN)/python -m pytest tests -m proof -s
+
+# What needs a GPU; scripts/gpu_bare.sh runs the part without vLLM on a machine's own torch, without a network.
+test-gpu: $(VENV)/.vllm
+	$(BIN)/python -m pytest -q tests/gpu -m gpu
 
 # A change of the code that is to change no number: the commit in benchmarks/bits_baseline and the working tree, bit for bit.
 bits: $(VENV)/.vllm

@@ -14,15 +14,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.harness import Row, environment, measure, save, table
+from lockstep.cluster.learner_group import launch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.config import LearnerSection, SamplerSection
+from lockstep.config import LearnerSection, Parallel, SamplerSection
+from lockstep.learners.base import Learner
 from lockstep.learners.rank import RankLearner
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
@@ -38,6 +41,9 @@ ENGINES = {
     "vLLM, shared memory": SamplerSection(backend="vllm", max_batch_size=16, transfer="shared_memory"),
     "vLLM, process group": SamplerSection(backend="vllm", max_batch_size=16, transfer="process_group"),
 }
+
+RANKS = ("torch, shared memory", "torch, process group")
+"""Engines that two ranks send weights to, as well."""
 
 
 def model_folder(root: Path, size: int) -> Path:
@@ -70,14 +76,16 @@ def copy_once(learner: RankLearner) -> Callable[[], None]:
     return copy
 
 
-def refit_seconds(learner: RankLearner, folder: Path, section: SamplerSection, repeats: int) -> list[float]:
+def refit_seconds(
+    learner: Learner, change: Callable[[], None], folder: Path, section: SamplerSection, repeats: int
+) -> list[float]:
     """Wall seconds of weight syncs, after a first one that sets up the memory between the processes."""
     computation = LearnerSection(device="cpu")
     replicas = SamplerPool(SamplerSpec(str(folder), section, computation), print)
     probe, seconds = random_probe(VOCABULARY, CONTEXT), []
     try:
         for version in range(repeats + 1):
-            _change(learner)
+            change()
             begun = time.perf_counter()
             sync_weights(learner, replicas, version, probe)
             seconds.append(time.perf_counter() - begun)
@@ -90,6 +98,16 @@ def refit_seconds(learner: RankLearner, folder: Path, section: SamplerSection, r
 def _change(learner: RankLearner) -> None:
     for parameter in learner.model.parameters():
         parameter.mul_(1.001)
+
+
+def ranks_seconds(folder: Path, section: SamplerSection, repeats: int) -> list[float]:
+    """The same where the weights are those of two ranks, which gather and send them."""
+    own = LearnerSection(device="cpu", parallel=Parallel(dp=2))
+    learner = launch(LearnerSpec(str(folder), "logits", own, None, 0), 600.0)
+    try:
+        return refit_seconds(learner, lambda: None, folder, section, repeats)
+    finally:
+        learner.close()
 
 
 def main() -> None:
@@ -108,8 +126,13 @@ def main() -> None:
             moved[f"{size} M"] = sum(tensor.nbytes for _, tensor in learner.weights())
             once = measure(copy_once(learner), args.repeats).wall_median_s
             for name, section in ENGINES.items():
-                mine = statistics.median(refit_seconds(learner, folder, section, args.repeats))
+                change = partial(_change, learner)
+                mine = statistics.median(refit_seconds(learner, change, folder, section, args.repeats))
                 rows.append(Row(f"{size} M, {name}", once, mine, once / mine))
+                print(rows[-1], flush=True)
+            for name in RANKS:
+                mine = statistics.median(ranks_seconds(folder, ENGINES[name], args.repeats))
+                rows.append(Row(f"{size} M, two ranks, {name}", once, mine, once / mine))
                 print(rows[-1], flush=True)
     print(environment())
     print(table(rows, "one copy", "seconds"))

@@ -16,6 +16,7 @@ from lockstep.commands import (
     doctor,
     export,
     generate,
+    gpu_check,
     judge_eval,
     plan,
     report,
@@ -41,6 +42,7 @@ COMMANDS = (
     watch,
     doctor,
     certify,
+    gpu_check,
     schema,
     completion,
 )

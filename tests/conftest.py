@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it"
     )
+    config.addinivalue_line("markers", 'vllm: needs vLLM, as `needs` says; for `-m "gpu and not vllm"`')
     config.addinivalue_line("markers", "gpu: needs a GPU; run by `pytest -m gpu`, and by nothing else")
     if "gpu" not in (config.getoption("markexpr") or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all other tests stay on the CPU, what they start too
@@ -44,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("lockstep")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
@@ -54,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("needs"):
             assert mark.args[0] in NEEDS, f"{item.nodeid} needs '{mark.args[0]}', which no one knows"
             item.user_properties.append(("needs", mark.args[0]))
+            if mark.args[0] == "vllm":
+                item.add_marker("vllm")
 
 
 @pytest.fixture(scope="session", autouse=True)

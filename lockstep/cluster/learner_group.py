@@ -7,7 +7,7 @@ result of one among those that compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.worker_proxy import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
+from lockstep.cluster.worker_proxy import Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import LearnerSection
 from lockstep.distributed.meeting import Host, Meeting
@@ -35,6 +35,8 @@ from lockstep.models.device import resolve_device
 from lockstep.models.folder import carries_state, read_config, skeleton
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.parallelize import require_divisible
+from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.transfer import Bucket
 
 _RANKS_WAIT_LONGER_S = 30.0
 """Ranks wait so much longer for each other than the driver does for them: its error names the verb, theirs a socket."""
@@ -111,6 +113,48 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> Mesh
     return learner
 
 
+class RankSender:
+    """Implements `weight_sync.outgoing.Sender` for weights that ranks hold: the first one sends, the others take part.
+
+    Args:
+        learner: The ranks.
+    """
+
+    def __init__(self, learner: MeshLearner) -> None:
+        self._learner, self._first = learner, learner.ranks[0]
+        self._joined = False
+
+    def join(self, meeting: Meeting | None) -> None:
+        if meeting is not None or self._joined:
+            self._first.call("join_receivers", meeting)
+        self._joined = meeting is not None
+
+    def buckets(self, stream: Outgoing) -> Generator[Bucket]:
+        parts = [rank.submit("take_part_in_weights", stream.dtype) for rank in self._learner.ranks[1:]]
+        try:
+            self._first.call("begin_sending", stream.dtype)
+            while (shipment := self._first.call("fill_bucket")) is not None:
+                stream.sent |= shipment.sent
+                yield shipment.bucket
+        except (WorkerDied, RemoteTimeout):  # the cause; errors of the other ranks would only hide it
+            while parts:
+                parts.pop().abandon()
+            self._learner.close()
+            raise
+        except RemoteError:  # perhaps since another rank died, which is then the one to name
+            self._learner.outcomes(parts)
+            raise
+        except GeneratorExit:
+            self._first.call("end_sending")
+            self._learner.outcomes(parts)
+            raise
+        self._learner.outcomes(parts)
+
+    def ship(self, bucket: Bucket) -> None:
+        if self._joined:
+            self._first.call("ship_bucket", bucket)
+
+
 class MeshLearner:
     """Implements `learners.base.Learner` over ranks.
 
@@ -122,10 +166,11 @@ class MeshLearner:
 
     def __init__(self, ranks: Sequence[Remote], section: LearnerSection, host: Host) -> None:
         self.ranks, self.section, self.host = ranks, section, host
+        self._sender = RankSender(self)
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""
-        self._outcomes([rank.pending for rank in self.ranks])
+        self.outcomes([rank.pending for rank in self.ranks])
 
     def logprobs(self, batch: Batch) -> Tensor:
         order, parts = self._on_shares("logprobs", batch)
@@ -163,7 +208,12 @@ class MeshLearner:
             self.close()
             raise
         finally:
-            self._outcomes(others)
+            self.outcomes(others)
+
+    @property
+    def sender(self) -> RankSender:
+        """Sends weights from the first rank."""
+        return self._sender
 
     def save(self, folder: Path) -> None:
         self._on_all("save", folder)
@@ -180,7 +230,7 @@ class MeshLearner:
             rank.close()
 
     def _on_all(self, verb: str, *args: Any) -> list[Any]:
-        return self._outcomes(rank.submit(verb, *args) for rank in self.ranks)
+        return self.outcomes(rank.submit(verb, *args) for rank in self.ranks)
 
     def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
         """Runs a verb on each data-parallel share of the rows, on all ranks of the model replica that takes it.
@@ -197,10 +247,10 @@ class MeshLearner:
             for number, rank in enumerate(self.ranks)
         ]
         first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
-        results = self._outcomes(calls)[first_of_last_stage::alike]
+        results = self.outcomes(calls)[first_of_last_stage::alike]
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
-    def _outcomes(self, calls: Iterable[Pending]) -> list[Any]:
+    def outcomes(self, calls: Iterable[Pending]) -> list[Any]:
         """Waits for all ranks; where one is lost, the process group is broken, and the others are ended too."""
         try:
             return outcomes(list(calls))

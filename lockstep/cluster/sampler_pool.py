@@ -21,7 +21,9 @@ from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.transfer import Carrier, GroupBroadcast, SharedMemory, join_group
+from lockstep.weight_sync.outgoing import Outgoing, Sender
+from lockstep.weight_sync.sender import LocalSender
+from lockstep.weight_sync.transfer import Bucket
 
 T = TypeVar("T")
 Block = tuple[int, Sequence[Request]]
@@ -108,8 +110,8 @@ class SamplerPool:
         self.restarts = 0
         self._loaded: _Loaded | None = None
         self._abandoned = False
-        self._shared_memory = SharedMemory()
-        self._group: GroupBroadcast | None = None
+        self._sender = LocalSender()
+        self._joined: Sender | None = None
         self.remotes = [
             workers.start(
                 spec,
@@ -219,37 +221,43 @@ class SamplerPool:
         self, remotes: Sequence[Remote], stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[Attestation]:
         """Streams weights to some workers; the next bucket is filled while they read one."""
-        carrier, calls = self._carrier_to(remotes), list[Pending]()
-        with contextlib.closing(carrier.buckets(stream)) as buckets:
+        sender, buckets = self._open(stream, remotes)
+        calls = list[Pending]()
+        with contextlib.closing(buckets):
             for bucket in buckets:
                 outcomes(calls)
                 calls = [remote.submit("receive", bucket) for remote in remotes]
-                _blaming(calls, partial(carrier.ship, bucket))
+                _blaming(calls, partial(sender.ship, bucket))
         outcomes(calls)
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
-    def _carrier_to(self, remotes: Sequence[Remote]) -> Carrier:
-        """The weight transport to some workers. Any worker can read shared memory; a process group has members."""
+    def _open(
+        self, stream: Iterable[tuple[str, Tensor]], remotes: Sequence[Remote]
+    ) -> tuple[Sender, Generator[Bucket]]:
+        """The sender of some weights, and its buckets: another process where it holds them, else this one."""
+        if isinstance(stream, Outgoing) and stream.sender is not None:
+            self._let_join(stream.sender, remotes)
+            return stream.sender, stream.sender.buckets(stream)
+        self._let_join(self._sender, remotes)
+        return self._sender, self._sender.buckets(stream)
+
+    def _let_join(self, sender: Sender, remotes: Sequence[Remote]) -> None:
+        """Makes a process group of a sender and some workers, where bytes go by one; one with all workers is kept."""
         match self._section.transfer:
             case "shared_memory":
-                return self._shared_memory
+                sender.join(None)
             case "process_group":
-                return self._group_with(remotes)
+                everyone = len(remotes) == len(self.remotes)
+                if not (everyone and self._joined is sender):
+                    width = self._section.tensor_parallel
+                    self._host = Host(self._address, 1 + len(remotes) * width, self._section.timeout_s)
+                    meeting = self._host.meeting
+                    calls = [remote.submit("join", meeting.of(1 + n * width)) for n, remote in enumerate(remotes)]
+                    _blaming(calls, partial(sender.join, meeting))
+                    outcomes(calls)
+                    self._joined = sender if everyone else None
             case _:
                 assert_never(self._section.transfer)
-
-    def _group_with(self, remotes: Sequence[Remote]) -> GroupBroadcast:
-        """A process group with some workers; the one with all of them is reused."""
-        if self._group is not None and len(remotes) == len(self.remotes):
-            return self._group
-        width = self._section.tensor_parallel
-        host = Host(self._address, 1 + len(remotes) * width, self._section.timeout_s)
-        calls = [remote.submit("join", host.meeting.of(1 + n * width)) for n, remote in enumerate(remotes)]
-        carrier = GroupBroadcast(_blaming(calls, lambda: join_group(host.store, host.meeting)))
-        outcomes(calls)
-        if len(remotes) == len(self.remotes):
-            self._group = carrier
-        return carrier
 
     def _insist(self, action: Callable[[], T], remotes: Sequence[Remote], restored: bool = True) -> T:
         """Retries an action with workers, restarting those that die over it.
@@ -297,7 +305,7 @@ class SamplerPool:
 
     def _start_again(self, remote: Remote) -> None:
         """Restarts a worker, and sends it the weights that the others hold, where these are known."""
-        self._group = None
+        self._joined = None
         remote.restart()
         if self._abandoned:  # meanwhile
             remote.close(at_once=True)

@@ -13,6 +13,7 @@ from lockstep.batch import Batch
 from lockstep.errors import RunError
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
+from lockstep.weight_sync.outgoing import Sender
 
 
 class NotSavedError(RunError):
@@ -55,6 +56,11 @@ class Learner(Protocol):
 
     def reset_optimizer(self) -> None:
         """Forgets the optimizer's moments; the schedule of the learning rate continues."""
+        ...
+
+    @property
+    def sender(self) -> Sender | None:
+        """Sends weights to inference engines from the process that holds them; None: that is this one."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

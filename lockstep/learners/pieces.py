@@ -64,8 +64,12 @@ class Piece(ABC):
         """Dimensions of the mesh over which the parameter is cut; one that FSDP made of two is called by both."""
 
     @abstractmethod
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Gathers the whole tensors, on every rank that has some of them; all those have to call it."""
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Gathers the whole tensors, on every rank that has some of them; all those have to call it.
+
+        Args:
+            dtype: Floating-point numbers are cast to it before; None: as they are.
+        """
 
     @abstractmethod
     def gradient(self) -> Tensor:

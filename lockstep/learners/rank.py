@@ -7,7 +7,7 @@ reads is decided by the sender of the rows.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
+from lockstep.learners.sending import SendsWeights
 from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import resolve_device
@@ -53,7 +54,7 @@ class MicroBatches:
             yield rows, (self.batch.select(rows) if rows else _IDLE).to(self.device)
 
 
-class RankLearner(ABC):
+class RankLearner(SendsWeights):
     """Implements `learners.base.Learner` for one rank, but for the passes themselves.
 
     Args:
@@ -132,14 +133,9 @@ class RankLearner(ABC):
         assert self._optimizer is not None, "this learner was built without an optimizer"
         self._optimizer.forget()
 
-    @abstractmethod
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights as in the protocol; all ranks have to iterate it together, and each gets everything."""
-
-    def take_part_in_weights(self) -> None:
-        """Iterates `weights` for the sake of the rank that sends them."""
-        for _ in self.weights():
-            pass
+    @property
+    def sender(self) -> None:
+        """None: a learner in this process has its weights here."""
 
     def save(self, folder: Path) -> None:
         own = [piece for piece in self.pieces if self._writes(piece)]

@@ -206,6 +206,10 @@ class Absent:
     def reset_optimizer(self) -> None:
         _refuse()
 
+    @property
+    def sender(self) -> None:
+        return _refuse()
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return _refuse()
 

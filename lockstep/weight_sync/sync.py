@@ -14,7 +14,7 @@ from lockstep.batch import Batch
 from lockstep.errors import BrokenPromiseError
 from lockstep.metrics import Last, Metrics
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
+from lockstep.weight_sync.outgoing import HasWeights, Outgoing, Sender, Sent, type_for
 
 _SEQUENCES, _LENGTH = 2, 32
 LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -25,22 +25,13 @@ class WeightSyncError(BrokenPromiseError):
     """The sampler does not hold what the learner sent."""
 
 
-@dataclass(frozen=True)
-class Sent:
-    """Fingerprints of a tensor, as `Attestation` has them; `columns` of matrices only."""
-
-    whole: int
-    columns: int | None
-
-
-class HasWeights(Protocol):
-    """A learner, or another holder of weights to send."""
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
-
-
 class WeightSource(HasWeights, Protocol):
     """The source of a sampler's weights: a learner as it is, or a `Snapshot` of it."""
+
+    @property
+    def sender(self) -> Sender | None:
+        """Sends them from the process that holds them; None: that is this one."""
+        ...
 
     def logprobs(self, batch: Batch) -> Tensor: ...
 
@@ -76,6 +67,10 @@ class Snapshot:
         copies = {name: _copy(tensor, dtype) for name, tensor in learner.weights()}
         return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
 
+    @property
+    def sender(self) -> None:
+        """None: copies are in this process."""
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.tensors.items()
 
@@ -84,32 +79,9 @@ class Snapshot:
         return self.probe_logprob
 
 
-def _type_of(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Returns the type of a tensor for a sampler of this type; only floating-point numbers are converted."""
-    return dtype if tensor.is_floating_point() else tensor.dtype
-
-
 def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    kind = _type_of(tensor, dtype)
+    kind = type_for(tensor, dtype)
     return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
-
-
-class Outgoing:
-    """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
-
-    Attributes:
-        sent: Fingerprints of the sent tensors, by name.
-    """
-
-    def __init__(self, learner: HasWeights, dtype: torch.dtype) -> None:
-        self.sent: dict[str, Sent] = {}
-        self._learner, self._dtype = learner, dtype
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._learner.weights():
-            cast = tensor.to(_type_of(tensor, self._dtype))
-            self.sent[name] = Sent(fingerprint(cast), column_fingerprint(cast) if cast.ndim == 2 else None)
-            yield name, cast
 
 
 def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: Batch | None = None) -> Metrics:
@@ -124,7 +96,7 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
     Raises:
         WeightSyncError: Names the tensors that differ or are missing on one side, or the caches that were kept.
     """
-    outgoing = Outgoing(learner, sampler.dtype)
+    outgoing = Outgoing(learner, sampler.dtype, learner.sender)
     attestations = sampler.load_weights(outgoing, version)
     for engine, held in enumerate(attestations, start=1):
         wrong = differing(outgoing.sent, held)

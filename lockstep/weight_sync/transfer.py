@@ -11,7 +11,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -19,12 +19,13 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 
 from lockstep.distributed.meeting import Meeting
 
 _CAPACITY = 1 << 26
 _ALIGNMENT = 64
+_TURNS = 2
+"""Stretches of shared memory that are filled in turn."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +83,20 @@ class Bucket:
         return cls(**fields, slots=tuple(slots))
 
 
-def join_group(store: Store, own: Meeting) -> dist.ProcessGroup:
+def join_group(own: Meeting) -> dist.ProcessGroup:
     """Joins a process group for weights alone, apart from torch's default one, which an engine may use itself.
 
     Returns when all are there. The sender has rank 0.
     """
-    group = dist.ProcessGroupGloo(store, own.rank, own.size, own.timeout)
+    group = dist.ProcessGroupGloo(own.store(), own.rank, own.size, own.timeout)
     return cast("dist.ProcessGroup", group)  # it has the same methods
 
 
 class Carrier(Protocol):
-    """The sender's side of a transfer."""
+    """Moves the bytes of buckets from the process that has the weights."""
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        """Fills buckets. A bucket's bytes stay until the one after the next is requested."""
+    def fill(self, number: int, slots: tuple[Slot, ...], tensors: Sequence[Tensor]) -> Bucket:
+        """Fills the next bucket. Its bytes stay until the one after the next is filled."""
         ...
 
     def ship(self, bucket: Bucket) -> None:
@@ -104,18 +105,15 @@ class Carrier(Protocol):
 
 
 class SharedMemory:
-    """Carries buckets by shared memory, two in turn: one is filled while the other is read. Nothing outlives it."""
+    """Carries buckets by shared memory, in turn: one is filled while the other is read. Nothing outlives it."""
 
     def __init__(self) -> None:
-        self._files = (_SharedFile(), _SharedFile())
+        self._files = [_SharedFile() for _ in range(_TURNS)]
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        for number, (slots, tensors) in enumerate(pack(stream)):
-            file = self._files[number % 2]
-            flat = file.bytes(_end(slots))
-            for slot, tensor in zip(slots, tensors, strict=True):
-                slot.of(flat).copy_(tensor)
-            yield Bucket(number, file.path, _end(slots), slots)
+    def fill(self, number: int, slots: tuple[Slot, ...], tensors: Sequence[Tensor]) -> Bucket:
+        file = self._files[number % _TURNS]
+        _fill(file.bytes(_end(slots)), slots, tensors)
+        return Bucket(number, file.path, _end(slots), slots)
 
     def ship(self, bucket: Bucket) -> None:
         """Does nothing: receivers see the written memory."""
@@ -148,13 +146,10 @@ class GroupBroadcast:
         self._group = group
         self._flat = torch.empty(0)
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        for number, (slots, tensors) in enumerate(pack(stream)):
-            flat = torch.empty(_end(slots), dtype=torch.uint8)
-            for slot, tensor in zip(slots, tensors, strict=True):
-                slot.of(flat).copy_(tensor)
-            self._flat = flat
-            yield Bucket(number, "", flat.numel(), slots)
+    def fill(self, number: int, slots: tuple[Slot, ...], tensors: Sequence[Tensor]) -> Bucket:
+        self._flat = torch.empty(_end(slots), dtype=torch.uint8)
+        _fill(self._flat, slots, tensors)
+        return Bucket(number, "", self._flat.numel(), slots)
 
     def ship(self, bucket: Bucket) -> None:
         self._group.broadcast([self._flat], _FROM_SENDER).wait()
@@ -179,23 +174,44 @@ def pack(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Slot, ...
         yield tuple(slots), tensors
 
 
-def unpack(bucket: Bucket, group: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
-    """The receiver's side: names and tensors of a bucket. The tensors may change once all have been taken.
+class Inbox:
+    """The receiver's side: takes tensors out of buckets. It keeps the sender's memory mapped from one to the next."""
 
-    Args:
-        bucket: The bucket that the sender announced.
-        group: The process group, where bytes come by it.
-    """
-    if bucket.place:
-        with Path(bucket.place).open("r+b") as file:
-            mapped = mmap.mmap(file.fileno(), bucket.size)
-            flat = torch.frombuffer(mapped, dtype=torch.uint8)
-    else:
-        assert group is not None, "a bucket without a place comes by the group that was joined before"
-        flat = torch.empty(bucket.size, dtype=torch.uint8)
-        group.broadcast([flat], _FROM_SENDER).wait()
-    for slot in bucket.slots:
-        yield slot.name, slot.of(flat)
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = None
+        self._mapped: dict[tuple[int, int], Tensor] = {}
+
+    def join(self, meeting: Meeting) -> None:
+        """Joins the process group by which bytes come where a bucket has no place."""
+        self._group = join_group(meeting)
+
+    def unpack(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of a bucket that was announced. The tensors may change once all have been taken."""
+        flat = self._map(bucket.place) if bucket.place else self._receive(bucket.size)
+        for slot in bucket.slots:
+            yield slot.name, slot.of(flat)
+
+    def _map(self, place: str) -> Tensor:
+        """The bytes of a file, which is the same as before only if its number is: paths are used again."""
+        with Path(place).open("r+b") as file:
+            found = os.fstat(file.fileno())
+            key = found.st_dev, found.st_ino
+            if key not in self._mapped or self._mapped[key].numel() < found.st_size:
+                if len(self._mapped) == _TURNS:
+                    self._mapped.clear()
+                self._mapped[key] = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+            return self._mapped[key]
+
+    def _receive(self, size: int) -> Tensor:
+        assert self._group is not None, "a bucket without a place comes by the group that was joined before"
+        flat = torch.empty(size, dtype=torch.uint8)
+        self._group.broadcast([flat], _FROM_SENDER).wait()
+        return flat
+
+
+def _fill(flat: Tensor, slots: Iterable[Slot], tensors: Iterable[Tensor]) -> None:
+    for slot, tensor in zip(slots, tensors, strict=True):
+        slot.of(flat).copy_(tensor)
 
 
 def _end(slots: Iterable[Slot]) -> int:

@@ -88,6 +88,8 @@ def test_a_death_during_a_refit_is_survived(start: Start, models: Callable[..., 
     class Slow:
         """Learner's weights, on whose way one of the receivers dies."""
 
+        sender = None
+
         def weights(self) -> Iterator[tuple[str, Tensor]]:
             for number, pair in enumerate(learner.weights()):
                 if number == 3 and replicas.restarts == 0:
@@ -113,6 +115,8 @@ def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
 
     class Dying:
         """Its process is killed while its weights are on their way."""
+
+        sender = None
 
         def weights(self) -> Iterator[tuple[str, Tensor]]:
             for number, pair in enumerate(remote.stream("weights")):

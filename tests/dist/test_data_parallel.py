@@ -15,10 +15,17 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 
 from lockstep.cluster.learner_group import MeshLearner, launch
-from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.sampler_pool import SamplerPool
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.worker_proxy import RemoteError, WorkerDied
+from lockstep.config import SamplerSection
 from lockstep.learners.base import train
 from lockstep.losses.preference import Preference
+from lockstep.models.load import load_causal_lm
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.outgoing import Outgoing, Sent, type_for
+from lockstep.weight_sync.sync import sync_weights
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
@@ -95,6 +102,42 @@ def test_an_error_on_ranks_leaves_them_usable(two: MeshLearner, tmp_path: Path) 
     assert "grad_norm" in train(two, batch, WeightedLogprob())
 
 
+@pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranks_send_their_weights_as_one_process_would(
+    two: MeshLearner, models: Callable[..., Path], transfer: str, dtype: torch.dtype
+) -> None:
+    """In the engine's type: fingerprints of what ranks cast before they gathered it are those of the whole, cast."""
+    section = SamplerSection.model_validate({"replicas": 2, "transfer": transfer})
+    pool = SamplerPool(SamplerSpec(str(models("qwen3", seed=1)), section, SECTION), print)
+    outgoing = Outgoing(two, dtype, two.sender)
+    try:
+        for version in (1, 2):
+            held = pool.load_weights(outgoing, version)
+    finally:
+        pool.close()
+    whole = {name: tensor.to(type_for(tensor, dtype)) for name, tensor in two.weights()}
+    assert outgoing.sent == {name: Sent.of(tensor) for name, tensor in whole.items()}
+    expected = {name: fingerprint(tensor.float()) for name, tensor in whole.items()}
+    assert [dict(one.fingerprints) for one in held] == [expected, expected]
+
+
+def test_a_sampler_in_the_driver_takes_what_ranks_send(two: MeshLearner, models: Callable[..., Path]) -> None:
+    sampler = TorchSampler(load_causal_lm(models("qwen3", seed=1)), 2)
+    sync_weights(two, sampler, 1)
+    for name, tensor in two.weights():
+        assert torch.equal(sampler.show(name), tensor)
+
+
+def test_a_weight_sync_that_breaks_off_leaves_ranks_usable(two: MeshLearner) -> None:
+    outgoing = Outgoing(two, torch.float32, two.sender)
+    buckets = two.sender.buckets(outgoing)
+    next(buckets)
+    buckets.close()
+    assert [bucket.number for bucket in two.sender.buckets(outgoing)] == [0]
+    assert outgoing.sent == {name: Sent.of(tensor) for name, tensor in two.weights()}
+
+
 def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
     batch = ragged(LENGTHS)
     two.forward_backward(batch, WeightedLogprob())
@@ -104,6 +147,15 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
     assert not any(rank.alive() for rank in two.ranks)
     with pytest.raises(WorkerDied, match="died before"):
         two.logprobs(batch)
+
+
+@pytest.mark.parametrize(("rank", "verb"), [(0, "begin_sending"), (1, "take_part_in_weights")])
+def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(spec: LearnerSpec, rank: int, verb: str) -> None:
+    learner = launch(over(spec, dp=2), timeout_s=400.0)
+    kill_soon(learner, rank)
+    with pytest.raises(WorkerDied, match=f"worker logits learner rank {rank} died in {verb}: killed by SIGKILL"):
+        list(learner.sender.buckets(Outgoing(learner, torch.float32, learner.sender)))
+    assert not any(rank.alive() for rank in learner.ranks)
 
 
 @pytest.mark.parametrize(("rank", "verb"), [(0, "weights"), (1, "take_part_in_weights")])

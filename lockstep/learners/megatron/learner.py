@@ -57,13 +57,15 @@ class MegatronLearner(RankLearner):
         super().load(folder)
         self._copy_embedding()
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yields weights stage by stage; each tensor goes to the other stages once its own ranks have gathered it."""
         group, here = self._ranks.group("pp"), self._ranks.index("pp")
-        own = (found for piece in self._own for found in piece.gather())
+        own = (found for piece in self._own for found in piece.gather(dtype))
         for stage, names in enumerate(self._announced):
             for name, shape in names:
-                tensor = next(own)[1].contiguous() if stage == here else torch.empty(shape, device=self.device)
+                tensor = (
+                    next(own)[1].contiguous() if stage == here else torch.empty(shape, dtype=dtype, device=self.device)
+                )
                 if group is not None:
                     dist.broadcast(tensor, dist.get_global_rank(group, stage), group=group)
                 yield name, tensor

@@ -16,6 +16,7 @@ from lockstep.learners.megatron.model import Stage
 from lockstep.learners.pieces import Box, Piece
 from lockstep.models.heads import canonical
 from lockstep.models.megatron import ParameterSlice, places
+from lockstep.weight_sync.outgoing import type_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +37,10 @@ class MegatronPiece(Piece):
     def cut_over(self) -> frozenset[str]:
         return frozenset(("pp",) if self.dim is None else ("pp", "tp"))
 
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         for box in self.boxes:
-            yield canonical(box.name), self._whole(box, box.read(self.local))
+            own = box.read(self.local)
+            yield canonical(box.name), self._whole(box, own.to(type_for(own, dtype)))
 
     def gradient(self) -> Tensor:
         gradient = self.parameter.grad

@@ -44,11 +44,11 @@ class TorchLearner(RankLearner):
         for piece in set(self._held) - set(learned):
             piece.parameter.requires_grad_(False)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights as in the protocol; adapters merged, which changes nothing that is held here, or apart."""
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yields weights, see `SendsWeights`; adapters merged, which changes nothing that is held here, or apart."""
         for piece in self._held:
             if not (self._merges and is_adapter(piece.name)):
-                yield from piece.gather()
+                yield from piece.gather(dtype)
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer
 

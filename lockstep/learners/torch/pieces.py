@@ -12,6 +12,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from lockstep.learners.pieces import Box, Piece
 from lockstep.models.heads import canonical
+from lockstep.weight_sync.outgoing import type_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,10 @@ class TorchPiece(Piece):
         placements = held.placements if isinstance(held, DTensor) else ()
         return frozenset(name for name, placed in zip(names, placements, strict=True) if not placed.is_replicate())
 
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         held = self.parameter.detach()
         weight = held if self.merged is None else self.merged(held)
+        weight = weight.to(type_for(weight, dtype))
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import chain
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -22,7 +21,7 @@ from lockstep.samplers.torch.rows import Response
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.transfer import Bucket, join_group, unpack
+from lockstep.weight_sync.transfer import Bucket, Inbox
 
 
 class ModelSampler(ABC):
@@ -43,7 +42,7 @@ class ModelSampler(ABC):
         self._lm, self._max_batch_size, self._bf16, self._raw_logprobs = lm, max_batch_size, bf16, raw_logprobs
         self._context = context_of(lm.config)
         self.version: int | None = None
-        self._group: dist.ProcessGroup | None = None
+        self._inbox = Inbox()
 
     @abstractmethod
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
@@ -73,10 +72,10 @@ class ModelSampler(ABC):
         return [self.attest(version)]
 
     def join(self, meeting: Meeting) -> None:
-        self._group = join_group(meeting.store(), meeting)
+        self._inbox.join(meeting)
 
     def receive(self, bucket: Bucket) -> None:
-        self._take(unpack(bucket, self._group))
+        self._take(self._inbox.unpack(bucket))
 
     def attest(self, version: int) -> Attestation:
         self.version = version

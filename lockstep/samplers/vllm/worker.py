@@ -9,7 +9,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 from vllm.config import set_current_vllm_config
@@ -25,7 +24,7 @@ from lockstep.samplers.vllm.landings import as_in_files, survey
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
 from lockstep.samplers.vllm.readback import Readable, find_tied_names, readable
 from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.transfer import Bucket, join_group, unpack
+from lockstep.weight_sync.transfer import Bucket, Inbox
 
 if current_platform.is_cpu():
     torch.cpu._init_amx()  # the bf16 kernels use tiles that a process must request first, and do not do so
@@ -38,14 +37,12 @@ class WeightReceiver:
     model_runner: Any
     vllm_config: Any
     device: torch.device
-    _group: dist.ProcessGroup | None = None
     _rows: int | None = None
 
     def join_carrier(self, meeting: str) -> None:
         """Joins the process group by which buckets come; `meeting` is that of the first of the engine's ranks."""
         first = Meeting(**json.loads(meeting))
-        own = first.of(first.rank + get_tp_group().rank_in_group)
-        self._group = join_group(own.store(), own)
+        self._inbox.join(first.of(first.rank + get_tp_group().rank_in_group))
 
     def receive_weights(self, announced: str) -> None:
         """Takes a bucket."""
@@ -125,10 +122,14 @@ class WeightReceiver:
 
     def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
         """The tensors of a bucket that are parameters here. Layers keep them until they are complete: so, copies."""
-        for name, tensor in unpack(bucket, self._group):
+        for name, tensor in self._inbox.unpack(bucket):
             self._received[name] = fingerprint(tensor)
             if name in self._names:
                 yield name, tensor.to(self.device, copy=True)
+
+    @cached_property
+    def _inbox(self) -> Inbox:
+        return Inbox()
 
     @cached_property
     def _network(self) -> PreTrainedModel:

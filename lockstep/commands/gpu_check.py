@@ -1,0 +1,42 @@
+"""`lockstep gpu-check`: what works on this machine's GPUs, and how well, in minutes."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep.commands.arguments import Parsers
+from lockstep.errors import InputError
+from lockstep.paths import path_argument
+from lockstep.process_defaults import spare_modules
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    check = parsers.add_parser(
+        "gpu-check",
+        help="say what works on this machine's GPUs, and how fast, in minutes",
+        epilog="Exit codes: 0 ok, 1 a check failed, 2 could not start, 4 a promise is broken.",
+    )
+    check.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: the GPU, if there is one"
+    )
+    check.add_argument("--minutes", metavar="N", type=float, default=10.0, help="no check begins later (default: 10)")
+    check.add_argument(
+        "--out", metavar="FOLDER", type=path_argument, default="gpu-check", help="of the two files (default: gpu-check)"
+    )
+    check.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit code."""
+    from pathlib import Path
+
+    out = Path(options.out)
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; name a folder")
+    if not options.minutes > 0:
+        raise InputError(f"--minutes is {options.minutes:g}; give a number above 0")
+    with spare_modules():
+        from lockstep.gpu_check.command import check_machine
+
+    return check_machine(options.device, options.minutes, out)

@@ -1,0 +1,242 @@
+"""The checks of a machine: each measures, or says why it cannot, or finds that a promise is broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from lockstep.algorithms.base import Load
+from lockstep.algorithms.exactness import explain_inexact_sampler
+from lockstep.cluster.learner_group import launch
+from lockstep.cluster.sampler_pool import SamplerPool
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.config import AgreementSection, SamplerSection
+from lockstep.config.machinery import DType
+from lockstep.errors import BrokenPromiseError
+from lockstep.gpu_check.trial import Trial
+from lockstep.learners.base import Learner, train
+from lockstep.losses.cross_entropy import CrossEntropyLoss
+from lockstep.models.folder import read_config, skeleton
+from lockstep.objectives.tally import Tally
+from lockstep.plan.memory import Rank
+from lockstep.plan.sizes import Sizes
+from lockstep.samplers.base import Sampler
+from lockstep.weight_sync.sync import random_probe, sync_weights
+
+_WAIT_S = 300.0
+"""The longest that one call of another process may take."""
+_REPEATS = 5
+_UPDATES = 8
+
+Measured = Mapping[str, float | str]
+"""Figures of a check, by name with their unit."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: Its name.
+        measure: Measures; raises what is wrong.
+        missing: What this machine lacks for it; None: nothing.
+    """
+
+    name: str
+    measure: Callable[[], Measured]
+    missing: str | None = None
+
+
+def list_checks(trial: Trial) -> list[Check]:
+    """All checks, the quick ones first."""
+    dtypes: tuple[DType, ...] = ("fp32", "bf16")
+    no_vllm = None if importlib.util.find_spec("vllm") else "vLLM is not installed"
+    one_gpu = None if trial.gpus > 1 else "it takes two GPUs"
+    return [
+        Check("copy", partial(measure_copy, trial)),
+        Check("products", partial(measure_products, trial)),
+        *(Check(f"learner, {dtype}", partial(measure_learner, trial, dtype)) for dtype in dtypes),
+        *(Check(f"torch sampler, {dtype}", partial(measure_torch_sampler, trial, dtype)) for dtype in dtypes),
+        *(
+            Check(f"weight sync, {way}", partial(measure_sync, trial, trial.sampler(transfer=way)))
+            for way in ("shared_memory", "process_group")
+        ),
+        Check("learner over all GPUs", partial(measure_ranks, trial), one_gpu),
+        Check("vLLM, bf16", partial(measure_vllm, trial), no_vllm),
+    ]
+
+
+def measure_copy(trial: Trial) -> Measured:
+    """Reads and writes memory of the device, and moves as much from the host."""
+    here = torch.zeros(trial.scale.copied, dtype=torch.uint8, device=trial.device)
+    there = torch.zeros_like(here)
+    host = torch.zeros(trial.scale.copied // 8, dtype=torch.uint8, pin_memory=trial.device.type == "cuda")
+    seconds = _time(trial, lambda: there.copy_(here))
+    moved = _time(trial, lambda: here[: len(host)].copy_(host, non_blocking=True))
+    return {"read and written, GB/s": 2 * len(here) / seconds / 1e9, "from the host, GB/s": len(host) / moved / 1e9}
+
+
+def measure_products(trial: Trial) -> Measured:
+    """Multiplies square matrices."""
+    return {f"{name}, TFLOP/s": _products(trial, dtype) / 1e12 for name, dtype in _TYPES.items()}
+
+
+_TYPES: Mapping[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def _products(trial: Trial, dtype: torch.dtype) -> float:
+    """Operations per second of a product in this type."""
+    size = trial.scale.product
+    left = torch.randn(size, size, device=trial.device, dtype=dtype)
+    out = torch.empty_like(left)
+    return 2 * size**3 / _time(trial, lambda: torch.mm(left, left, out=out))
+
+
+def measure_learner(trial: Trial, dtype: DType) -> Measured:
+    """Trains on one batch again and again: speed, memory against the plan, and whether the loss falls."""
+    if trial.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    spec = trial.learner(dtype)
+    learner, batch = spec.build(), trial.batch
+    losses = [_loss(learner, trial)]
+    begun = time.perf_counter()
+    losses += [_loss(learner, trial) for _ in range(_UPDATES)]
+    seconds = (time.perf_counter() - begun) / _UPDATES
+    if not losses[-1] < losses[0]:
+        raise BrokenPromiseError(
+            f"{_UPDATES} updates on one batch took the loss from {losses[0]:.3f} to {losses[-1]:.3f}"
+        )
+    sizes = Sizes.of(skeleton(read_config(str(trial.folder)), str(trial.folder)))
+    tokens, work = len(batch.tokens), 6 * (sizes.policy - sizes.table)
+    load = Load(trial.scale.prompt + trial.scale.response, 1, trial.scale.rows)
+    planned = Rank(sizes, spec.section, load).peak.size
+    found = {
+        "tokens/s": tokens / seconds,
+        "share of products": work * tokens / seconds / _products(trial, _TYPES[dtype]),
+        "loss, before": losses[0],
+        "loss, after": losses[-1],
+    }
+    if trial.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+        found |= {"peak, GB": peak / 1e9, "planned, GB": planned / 1e9, "peak / planned": peak / planned}
+    return found
+
+
+def _loss(learner: Learner, trial: Trial) -> float:
+    return train(learner, trial.batch, CrossEntropyLoss()).floats()["loss"]
+
+
+def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
+    """Samples with the torch sampler, and lets a learner with the same weights score the tokens."""
+    section, computation, spec = trial.sampler(), trial.computation(dtype), trial.learner(dtype)
+    inexact = explain_inexact_sampler(str(trial.folder), section, computation)
+    if inexact is None:
+        computation, spec = computation.compute_exactly(), replace(spec, section=spec.section.compute_exactly())
+    sampler, learner = SamplerSpec(str(trial.folder), section, computation).open_here(), spec.build()
+    found = _agree(trial, sampler, learner, dtype)
+    if inexact is None and found["not equal to the bit"]:
+        raise BrokenPromiseError(
+            f"sampler and learner compute exactly here, and {found['not equal to the bit']:,.0f} of "
+            f"{found['tokens compared']:,.0f} tokens differ, by up to {found['largest |Δ|, nats']:.2g} nats"
+        )
+    return {**found, "exact": "yes" if inexact is None else inexact}
+
+
+def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> dict[str, float]:
+    """Samples, and compares log-probabilities token by token."""
+    sampler.generate(trial.requests[:2], trial.sampling)
+    begun = time.perf_counter()
+    batch = sampler.generate(trial.requests, trial.sampling)
+    seconds = time.perf_counter() - begun
+    tally = Tally.of(learner.logprobs(batch), batch["sampler_logprob"], batch.mask, batch.lengths)
+    bound = AgreementSection().bound(trial.computation(dtype).is_bf16)
+    if tally.breaks(bound):
+        raise BrokenPromiseError(
+            f"sampler and learner disagree on {tally.mismatches:,} of {tally.tokens:,.0f} tokens, by up to "
+            f"{tally.largest:.2g} nats: more than the bound {bound:g} on the mean of e^|Δ|"
+        )
+    return {
+        "tokens/s": tally.tokens / seconds,
+        "tokens compared": tally.tokens,
+        "not equal to the bit": float(tally.mismatches),
+        "largest |Δ|, nats": tally.largest,
+    }
+
+
+def measure_sync(trial: Trial, section: SamplerSection) -> Measured:
+    """Sends weights to a torch sampler in a process of its own, and compares fingerprints of what it holds."""
+    learner = trial.learner("fp32").build()
+    pool = SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation("fp32")), print)
+    try:
+        return _send(trial, learner, pool)
+    finally:
+        pool.close()
+
+
+def _send(trial: Trial, learner: Learner, pool: SamplerPool) -> dict[str, float]:
+    """Sends weights several times; a broken promise is raised."""
+    probe = random_probe(trial.scale.vocabulary, trial.scale.prompt + trial.scale.response)
+    size = sum(tensor.numel() * pool.dtype.itemsize for _, tensor in learner.weights())
+    attested, seconds = 0.0, list[float]()
+    for version in range(3):
+        begun = time.perf_counter()
+        attested = sync_weights(learner, pool, version, probe).floats()["refit/attested"]
+        seconds.append(time.perf_counter() - begun)
+    return {"sync GB/s": size / min(seconds) / 1e9, "sync, s": min(seconds), "tensors attested": attested}
+
+
+def measure_ranks(trial: Trial) -> Measured:
+    """Trains over all GPUs, and compares log-probabilities with those of one."""
+    alone = trial.learner("fp32").build()
+    many = launch(trial.learner("fp32", ranks=trial.gpus), _WAIT_S)
+    try:
+        gap = float((alone.logprobs(trial.batch) - many.logprobs(trial.batch)).abs().max())
+        first = _loss(many, trial)
+        begun = time.perf_counter()
+        last = [_loss(many, trial) for _ in range(_UPDATES)][-1]
+        seconds = (time.perf_counter() - begun) / _UPDATES
+    finally:
+        many.close()
+    if not gap <= _LARGEST_GAP_OF_RANKS or not last < first:
+        raise BrokenPromiseError(
+            f"{trial.gpus} ranks differ from one by {gap:.2g} nats; the loss went {first} → {last}"
+        )
+    return {"tokens/s": len(trial.batch.tokens) / seconds, "largest |Δ| to one GPU, nats": gap}
+
+
+_LARGEST_GAP_OF_RANKS = 1e-3
+
+
+def measure_vllm(trial: Trial) -> Measured:
+    """The same agreement with vLLM, after a weight sync."""
+    section = trial.sampler(backend="vllm")
+    learner = trial.learner("bf16").build()
+    pool = SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation("bf16")), print)
+    try:
+        return {**_send(trial, learner, pool), **_agree(trial, pool, learner, "bf16")}
+    finally:
+        pool.close()
+
+
+def _time(trial: Trial, work: Callable[[], object]) -> float:
+    """Seconds of some work, the fastest of several times."""
+    work()
+    seconds = list[float]()
+    for _ in range(_REPEATS):
+        _wait(trial)
+        begun = time.perf_counter()
+        work()
+        _wait(trial)
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+def _wait(trial: Trial) -> None:
+    """Waits until the device has done its work."""
+    if trial.device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,127 @@
+"""The model and the work of a check of a machine: random weights and random tokens, so that nothing has to be there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.config.machinery import Computation, DType, LearnerSection, Optimizer, Parallel, SamplerSection
+from lockstep.models.device import resolve_device
+from lockstep.types import Request, SamplingParams
+
+_OPTIMIZER = Optimizer(lr=1e-3)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The extent of the work.
+
+    Attributes:
+        hidden: Hidden size of the model.
+        layers: Its layers.
+        vocabulary: Its tokens.
+        rows: Sequences that are sampled and trained on.
+        prompt: Tokens of each prompt.
+        response: Tokens of each response.
+        product: Rows and columns of the matrices that are multiplied.
+        copied: Bytes that are copied.
+    """
+
+    hidden: int
+    layers: int
+    vocabulary: int
+    rows: int
+    prompt: int
+    response: int
+    product: int
+    copied: int
+
+    @classmethod
+    def for_memory(cls, memory: int | None) -> Scale:
+        """The work that a GPU with so many bytes has room for, several times over; None: a CPU."""
+        if memory is None:
+            return cls(64, 2, 512, 8, 16, 16, 512, 1 << 24)
+        if memory < 30e9:
+            return cls(1024, 12, 32_000, 64, 128, 128, 8192, 1 << 29)
+        return cls(2048, 16, 32_000, 128, 256, 256, 8192, 1 << 31)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model in a folder, and what is done with it.
+
+    Attributes:
+        folder: The model.
+        device: Where it computes.
+        gpus: Number of GPUs there.
+        scale: The extent of the work.
+    """
+
+    folder: Path
+    device: torch.device
+    gpus: int
+    scale: Scale
+
+    @classmethod
+    def make(cls, folder: Path, device: torch.device, gpus: int, scale: Scale) -> Trial:
+        """Writes the model."""
+        config = AutoConfig.for_model(
+            "llama",
+            vocab_size=scale.vocabulary,
+            hidden_size=scale.hidden,
+            intermediate_size=scale.hidden * 11 // 4,
+            num_hidden_layers=scale.layers,
+            num_attention_heads=max(2, scale.hidden // 128),
+            num_key_value_heads=max(1, scale.hidden // 256),
+            max_position_embeddings=scale.prompt + scale.response,
+            tie_word_embeddings=False,
+        )
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        return cls(folder, device, gpus, scale)
+
+    def computation(self, dtype: DType) -> Computation:
+        """Device and type of learner and sampler."""
+        return Computation(device="cuda" if self.device.type == "cuda" else "cpu", dtype=dtype)
+
+    def learner(self, dtype: DType, ranks: int = 1) -> LearnerSpec:
+        """A learner on one device, or on several with a part of the model and of the rows each."""
+        section = LearnerSection.of(self.computation(dtype), parallel=Parallel(dp=ranks))
+        return LearnerSpec(str(self.folder), "logits", section, _OPTIMIZER, seed=0)
+
+    def sampler(self, **options: str) -> SamplerSection:
+        """A sampler that has room for all rows at once."""
+        return SamplerSection.model_validate({"max_batch_size": self.scale.rows, "max_restarts": 0, **options})
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """Prompts of random tokens."""
+        keys = torch.tensor([keyed.key("gpu-check", row) for row in range(self.scale.rows)])
+        tokens = keyed.bits(keys, torch.arange(self.scale.prompt)).remainder(self.scale.vocabulary).tolist()
+        return [Request(tuple(row), keyed.key("response", number)) for number, row in enumerate(tokens)]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling of responses: all to their full length."""
+        return SamplingParams(self.scale.response)
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Sequences of random tokens, all of them trained on but the first."""
+        rows, length = self.scale.rows, self.scale.prompt + self.scale.response
+        keys = torch.tensor([keyed.key("batch", row) for row in range(rows)])
+        tokens = keyed.bits(keys, torch.arange(length)).remainder(self.scale.vocabulary).flatten()
+        mask = (torch.arange(length) > 0).repeat(rows)
+        return Batch(tokens, torch.full((rows,), length), {"mask": mask})
+
+
+def find_device(name: str) -> torch.device:
+    """The device that is checked; `auto` is the GPU where there is one."""
+    return resolve_device(Computation.model_validate({"device": name}).device)

@@ -1,0 +1,97 @@
+"""`lockstep gpu-check` on a CPU: each check measures, tells what is wrong, and keeps no other from running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep import cli, exit_codes
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.errors import BrokenPromiseError, InputError
+from lockstep.gpu_check import checks, command
+from lockstep.gpu_check.checks import Check, list_checks
+from lockstep.gpu_check.command import check_machine
+from lockstep.gpu_check.trial import Scale, Trial
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    return Trial.make(tmp_path_factory.mktemp("trial"), CPU, 0, Scale.for_memory(None))
+
+
+def test_each_check_measures_or_says_what_it_lacks(trial: Trial) -> None:
+    found = {check.name: check for check in list_checks(trial)}
+    assert found["learner over all GPUs"].missing == "it takes two GPUs"
+    for name in ("copy", "products", "learner, bf16", "weight sync, shared_memory"):
+        measured = found[name].measure()
+        assert measured
+        assert all(value > 0 for value in measured.values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_sampler_and_learner_are_exact_where_they_can_be(trial: Trial, dtype: str) -> None:
+    (check,) = [check for check in list_checks(trial) if check.name == f"torch sampler, {dtype}"]
+    measured = check.measure()
+    assert measured["exact"] == "yes"
+    assert measured["tokens compared"] == trial.scale.rows * trial.scale.response
+    assert measured["not equal to the bit"] == 0
+
+
+def test_another_model_in_the_sampler_breaks_the_promise(trial: Trial, tmp_path: Path) -> None:
+    other = Trial.make(tmp_path, CPU, 0, replace(trial.scale, layers=1))
+    sampler = SamplerSpec(str(other.folder), trial.sampler(), trial.computation("fp32")).open_here()
+    with pytest.raises(BrokenPromiseError, match="128 of 128 tokens"):
+        checks._agree(trial, sampler, trial.learner("fp32").build(), "fp32")
+
+
+def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> checks.Measured:
+        raise BrokenPromiseError("the sampler has other weights")
+
+    def failed() -> checks.Measured:
+        raise IndexError("no such stream")
+
+    listed: Sequence[Check] = []
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(command, "list_checks", lambda _: listed)
+    states: list[tuple[Sequence[Check], int]] = [
+        ([Check("good", lambda: {"GB/s": 3.25}), Check("absent", broken, "it takes two GPUs")], exit_codes.OK),
+        ([Check("fails", failed), Check("good", lambda: {"GB/s": 3.25})], exit_codes.CRASH),
+        ([Check("breaks", broken), Check("fails", failed)], exit_codes.BROKEN),
+    ]
+    for listed, code in states:
+        assert check_machine("cpu", 1.0, tmp_path) == code
+        told = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
+        assert [one["check"] for one in told] == [check.name for check in listed]
+    assert "IndexError: no such stream" in told[1]["note"]
+    assert "in failed" in told[1]["trace"]
+    page = (tmp_path / "gpu_check.md").read_text()
+    assert "| breaks | broken |" in page
+    assert page in capsys.readouterr().out
+
+
+def test_no_check_begins_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "list_checks", lambda _: [Check("good", lambda: {"GB/s": 3.25})])
+    check_machine("cpu", 1e-9, tmp_path)
+    (told,) = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
+    assert (told["state"], told["note"]) == ("skipped", "no time was left")
+
+
+def test_wrong_words_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="name a folder"):
+        cli.parse(["gpu-check", "--out", str(tmp_path / "file")]).command(
+            cli.parse(["gpu-check", "--out", str(tmp_path / "file")])
+        )
+    options = cli.parse(["gpu-check", "--device", "cuda", "--out", str(tmp_path / "out")])
+    with pytest.raises(InputError, match="torch sees no GPU"):
+        options.command(options)
