@@ -23,7 +23,7 @@ from lockstep.models.cut import Cut
 from lockstep.models.exact.linear import linear
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import carries_state
-from lockstep.models.last_layer import read_less
+from lockstep.models.last_layer import read_less, takes_read
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.mesh import own_range
@@ -95,7 +95,8 @@ class LogitsHead(nn.Module):
         super().__init__()
         self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
         self._products = logits_are_products(lm) if products is None else products
-        self._reads_less = ranks.size("tp") == 1 and read_less(lm)
+        if ranks.size("tp") == 1:
+            read_less(lm)
 
     def forward(self, batch: Batch) -> Outputs:
         cut = Cut.of(batch, self._ranks, self._side_by_side, find_multiple(self.lm))
@@ -109,7 +110,7 @@ class LogitsHead(nn.Module):
             return Logits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
-        hidden_mD = states_at(self.lm.base_model, cut, self._reads_less, state_m)
+        hidden_mD = states_at(self.lm.base_model, cut, state_m)
         return Products(hidden_mD, *own_rows(head.weight, self._ranks), is_exact(self.lm))
 
 
@@ -122,14 +123,15 @@ class ValueHead(nn.Module):
         self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
         self._head: Head = head
         self.value = value_unit(self._size, head)
-        self._reads_less = ranks.size("tp") == 1 and read_less(backbone)
+        if ranks.size("tp") == 1:
+            read_less(backbone)
         with torch.no_grad():
             for name, tensor in self.first_weights().items():
                 self.get_parameter(name).copy_(tensor)
 
     def forward(self, batch: Batch) -> Outputs:
         cut = Cut.of(batch, self._ranks, self._side_by_side)
-        return value_outputs(batch, cut, partial(states_at, self.backbone, cut, self._reads_less), self.value)
+        return value_outputs(batch, cut, partial(states_at, self.backbone, cut), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
         """First weights of the unit, by the names of its parameters."""
@@ -295,9 +297,9 @@ def inputs(batch: Batch) -> dict[str, Any]:
     return Cut.of(batch, ALONE).inputs
 
 
-def states_at(backbone: nn.Module, cut: Cut, reads_less: bool, state_m: Tensor) -> Tensor:
-    """Some of the last hidden states [m, D], of a backbone whose last layer was made to `read_less` or was not."""
-    if reads_less:
+def states_at(backbone: PreTrainedModel, cut: Cut, state_m: Tensor) -> Tensor:
+    """Some of the last hidden states [m, D]; the last layer computes no others where it can."""
+    if takes_read(backbone):
         return backbone(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)
     return states(backbone, cut).index_select(0, state_m)
 

@@ -10,20 +10,39 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep.models.families.registry import family_of
 
+_MARK = "takes_read"
+"""A name in a backbone's own attributes."""
 
-def read_less(lm: PreTrainedModel) -> bool:
-    """Lets the last layer take `read`, if the family's layers are plain; false where they are not."""
-    if family_of(lm.config).plain is None:
-        return False
+
+def read_less(lm: PreTrainedModel) -> None:
+    """Lets the last layer take `read`, if the family's layers are plain and nothing else has changed it."""
+    if family_of(lm.config).plain is not None and "forward" not in vars(last := _last(lm)):
+        vars(last)["forward"] = partial(compute_layer, last)
+        vars(lm.base_model)[_MARK] = True
+
+
+def read_all(lm: PreTrainedModel) -> None:
+    """Undoes `read_less`: layers that are compiled would be compiled anew for a single state."""
+    if takes_read(lm):
+        vars(_last(lm)).pop("forward")
+        vars(lm.base_model).pop(_MARK)
+
+
+def takes_read(lm: PreTrainedModel) -> bool:
+    """True if a call of the backbone may say which of the last states it reads."""
+    return _MARK in vars(lm.base_model)
+
+
+def _last(lm: PreTrainedModel) -> nn.Module:
     backbone: Any = lm.base_model
     last = backbone.layers[-1]
-    vars(last).setdefault("forward", partial(compute_layer, last))
-    return True
+    assert isinstance(last, nn.Module)
+    return last
 
 
 def compute_layer(layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any) -> Tensor:
