@@ -220,7 +220,7 @@ def value_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Tensor], unit: 
         at: The last hidden states [m, D] at states of the share, int64 [m].
         unit: The unit.
     """
-    own, sizes = _valued(batch), [batch.tokens.numel(), len(batch)]
+    own, sizes = _list_valued(batch), [batch.tokens.numel(), len(batch)]
     here, state_m = cut.locate(torch.cat([align.state_before(own), align.state_after(batch)]))
     into = torch.cat([own, torch.arange(len(batch), device=own.device) + sizes[0]])
     hidden_mD = at(state_m)
@@ -230,7 +230,7 @@ def value_outputs(batch: Batch, cut: Cut, at: Callable[[Tensor], Tensor], unit: 
     return Outputs(value=value, final_value=final_value)
 
 
-def _valued(batch: Batch) -> Tensor:
+def _list_valued(batch: Batch) -> Tensor:
     """Flat indices of the tokens whose V a batch asks for; the first of a sequence has no state before it."""
     match batch.values:
         case "all":
@@ -297,7 +297,7 @@ def inputs(batch: Batch) -> dict[str, Any]:
     return Cut.of(batch, ALONE).inputs
 
 
-def states_at(backbone: PreTrainedModel, cut: Cut, state_m: Tensor) -> Tensor:
+def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
     """Some of the last hidden states [m, D]; the last layer computes no others where it can."""
     if takes_read(backbone):
         return backbone(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)

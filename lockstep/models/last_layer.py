@@ -20,22 +20,23 @@ _MARK = "takes_read"
 
 
 def read_less(lm: PreTrainedModel) -> None:
-    """Lets the last layer take `read`, if the family's layers are plain and nothing else has changed it."""
-    if family_of(lm.config).plain is not None and "forward" not in vars(last := _last(lm)):
+    """Lets the last layer take `read`, if the family's layers are plain; once, as it may have been wrapped since."""
+    if family_of(lm.config).plain is not None and not takes_read(lm.base_model):
+        last = _last(lm)
         vars(last)["forward"] = partial(compute_layer, last)
         vars(lm.base_model)[_MARK] = True
 
 
 def read_all(lm: PreTrainedModel) -> None:
     """Undoes `read_less`: layers that are compiled would be compiled anew for a single state."""
-    if takes_read(lm):
+    if takes_read(lm.base_model):
         vars(_last(lm)).pop("forward")
         vars(lm.base_model).pop(_MARK)
 
 
-def takes_read(lm: PreTrainedModel) -> bool:
+def takes_read(backbone: nn.Module) -> bool:
     """True if a call of the backbone may say which of the last states it reads."""
-    return _MARK in vars(lm.base_model)
+    return _MARK in vars(backbone)
 
 
 def _last(lm: PreTrainedModel) -> nn.Module:
