@@ -12,7 +12,7 @@ Head = Literal["logits", "value", "reward"]
 reward model's head is a critic's without a bias, which pairs could not teach it."""
 
 Values = Literal["all", "masked", "final"]
-"""Values that a critic gives: before all tokens and after each sequence; before masked ones and after; or only after."""
+"""Values of a critic: before all tokens and after each sequence, before masked ones and after, or only after."""
 
 Baseline = Literal["mean", "leave_one_out", "none"]
 """Baseline that is subtracted from a response's reward: the mean of its group, that of the others in it, or nothing."""

@@ -24,7 +24,7 @@ from lockstep.models.exact.linear import linear
 from lockstep.models.exact.model import computes_as_written, find_multiple, is_exact
 from lockstep.models.folder import carries_state
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
-from lockstep.models.last_layer import read_less, reads_less
+from lockstep.models.last_layer import read_less, takes_read
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.mesh import own_range
@@ -96,7 +96,8 @@ class LogitsHead(nn.Module):
         super().__init__()
         self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
         self._products = logits_are_products(lm) if products is None else products
-        self._reads_less = ranks.size("tp") == 1 and read_less(lm)
+        if ranks.size("tp") == 1:
+            read_less(lm)
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
@@ -116,7 +117,7 @@ class LogitsHead(nn.Module):
             return Logits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
-        hidden_mD = states_at(self.lm.base_model, cut, self._reads_less, state_m)
+        hidden_mD = states_at(self.lm.base_model, cut, state_m)
         return Products(hidden_mD, *own_rows(head.weight, self._ranks), is_exact(self.lm))
 
 
@@ -129,7 +130,8 @@ class ValueHead(nn.Module):
         self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
         self._head: Head = head
         self.value = value_unit(self._size, head)
-        self._reads_less = ranks.size("tp") == 1 and read_less(backbone)
+        if ranks.size("tp") == 1:
+            read_less(backbone)
         with torch.no_grad():
             for name, tensor in self.first_weights().items():
                 self.get_parameter(name).copy_(tensor)
@@ -142,7 +144,7 @@ class ValueHead(nn.Module):
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
-        return value_outputs(laid, partial(states_at, self.backbone, laid.cut, self._reads_less), self.value)
+        return value_outputs(laid, partial(states_at, self.backbone, laid.cut), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
         """First weights of the unit, by the names of its parameters."""
@@ -288,9 +290,9 @@ def inputs(batch: Batch) -> dict[str, Any]:
     return Cut.of(batch, ALONE).inputs
 
 
-def states_at(backbone: nn.Module, cut: Cut, made_to: bool, state_m: Tensor) -> Tensor:
-    """Some of the last hidden states [m, D], of a backbone whose last layer was made to `read_less` or was not."""
-    if made_to and reads_less(backbone):
+def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
+    """Some of the last hidden states [m, D]; the last layer computes no others where it can."""
+    if takes_read(backbone):
         return backbone(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)
     return states(backbone, cut).index_select(0, state_m)
 

@@ -92,29 +92,29 @@ class LaidOut(Batch):
 
 def read_masked(batch: Batch, cut: Cut) -> Read:
     """Reads the states before masked tokens, which have one."""
-    own_M = _masked(batch)
+    own_M = _list_masked(batch)
     return Read.of(cut, align.state_before(own_M), own_M)
 
 
 def read_values(batch: Batch, cut: Cut) -> Read:
     """Reads the states before the tokens whose values a batch asks for, and those after sequences."""
-    own_M, count = _valued(batch), batch.tokens.numel()
+    own_M, count = _list_valued(batch), batch.tokens.numel()
     after_B = torch.arange(len(batch), device=batch.tokens.device) + count
     state_M = torch.cat([align.state_before(own_M), align.state_after(batch)])
     return Read.of(cut, state_M, torch.cat([own_M, after_B]))
 
 
-def _masked(batch: Batch) -> Tensor:
+def _list_masked(batch: Batch) -> Tensor:
     return (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
 
 
-def _valued(batch: Batch) -> Tensor:
+def _list_valued(batch: Batch) -> Tensor:
     """Indices of the tokens whose values a batch asks for; the first of a sequence has no state before it."""
     match batch.values:
         case "all":
             return align.target_indices(batch)
         case "masked":
-            return _masked(batch)
+            return _list_masked(batch)
         case "final":
             return torch.zeros(0, dtype=torch.int64, device=batch.tokens.device)
         case _:

@@ -10,26 +10,40 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep.models.families.registry import family_of
 
+_MARK = "takes_read"
+"""A name in a backbone's own attributes."""
 
-def read_less(lm: PreTrainedModel) -> bool:
-    """Lets the last layer take `read`, if the family's layers are plain; false where they are not."""
-    if family_of(lm.config).plain is None:
-        return False
+
+def read_less(lm: PreTrainedModel) -> None:
+    """Lets the last layer take `read`, if the family's layers are plain; once, as it may have been wrapped since."""
+    if family_of(lm.config).plain is not None and not takes_read(lm.base_model):
+        last = _last(lm)
+        vars(last)["forward"] = partial(compute_layer, last)
+        vars(lm.base_model)[_MARK] = True
+
+
+def read_all(lm: PreTrainedModel) -> None:
+    """Undoes `read_less`: layers that are compiled would be compiled anew for a single state."""
+    if takes_read(lm.base_model):
+        vars(_last(lm)).pop("forward")
+        vars(lm.base_model).pop(_MARK)
+
+
+def takes_read(backbone: nn.Module) -> bool:
+    """True if a call of the backbone may say which of the last states it reads."""
+    return _MARK in vars(backbone)
+
+
+def _last(lm: PreTrainedModel) -> nn.Module:
     backbone: Any = lm.base_model
     last = backbone.layers[-1]
-    vars(last).setdefault("forward", partial(compute_layer, last))
-    return True
-
-
-def reads_less(backbone: Any) -> bool:
-    """True if nothing was put over a last layer that was made to `read_less`: compiled, it would be one more graph."""
-    forward = vars(backbone.layers[-1]).get("forward")
-    return isinstance(forward, partial) and forward.func is compute_layer
+    assert isinstance(last, nn.Module)
+    return last
 
 
 def compute_layer(layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any) -> Tensor:

@@ -27,6 +27,7 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.families.registry import family_of, list_tensor_parallel
+from lockstep.models.last_layer import read_all
 
 register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
 
@@ -95,6 +96,7 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
     """
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise InputError("learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave it out")
+    read_all(lm)
     symbols.use_duck_shape = False  # numbers that are equal in the first batch, of tokens and cells, are not in others
     for layer in layers(lm):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)

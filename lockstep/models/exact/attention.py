@@ -181,14 +181,14 @@ class _Causal(torch.autograd.Function):
         softcap: float | None,
         groups: int,
     ) -> Tensor:
-        parts, how = list[Tensor](), (window, softcap, groups)
+        parts, kept, how = list[Tensor](), tuple[Tensor | None, ...](), (window, softcap, groups)
         before = k.shape[1] * groups - q.shape[1]
         for start, stop, first in _pieces(q, k, groups, window):
             queries, keys = slice(start * groups - before, stop * groups - before), slice(first, stop)
-            found = _piece_weights(q[:, queries], k[:, keys], sinks, (start, stop, first), *how)
+            kept = found = _piece_weights(q[:, queries], k[:, keys], sinks, (start, stop, first), *how)
             parts.append(_mix(found[0], v[:, keys]))
         out = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        ctx.save_for_backward(q, k, v, sinks, out, *(found if len(parts) == 1 else ()))
+        ctx.save_for_backward(q, k, v, sinks, out, *(kept if len(parts) == 1 else ()))
         ctx.how = how
         return out
 
