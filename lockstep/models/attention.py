@@ -326,7 +326,7 @@ def _newest(new: int, known: int, window: int | None, device: torch.device) -> T
 
 
 def find_visible(position_R: Tensor, width: int, window: int | None) -> Tensor:
-    """Which of the first tokens of each row its token at a position sees, bool [R, width]."""
+    """Finds the tokens that a token of each row sees from its position, bool [R, width]."""
     column = torch.arange(width, device=position_R.device)
     seen = column <= position_R[:, None]
     return seen if window is None else seen & (column > position_R[:, None] - window)
@@ -409,5 +409,5 @@ class Cached(KernelLayout):
         return self._masks[key]
 
     def _find_visible(self, window: int | None) -> Tensor:
-        """What the newest token of each row sees of what is read, bool [B, keys]."""
+        """Finds the tokens that the newest one of each row sees, of those that are read, bool [B, width]."""
         return find_visible(self.filled, self._read, window)

@@ -61,7 +61,7 @@ def can_step(lm: PreTrainedModel) -> bool:
 
 @dataclass(frozen=True)
 class _LowRank:
-    """What an adapter adds to some columns of the results of `_Linears`."""
+    """The part of an adapter, which is added to some columns of the results of `_Linears`."""
 
     start: int
     a: Tensor
