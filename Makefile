@@ -52,10 +52,10 @@ durations: test-all
 logprobs-alone: $(VENV)-alone/.made
 	$(VENV)-alone/bin/python tests/logprobs/alone.py
 
-# Triton's kernels through its interpreter, and compiled for GPUs that are not here. In an environment of its own: vLLM for CPUs
-# does not start beside Triton.
+# Triton's kernels through its interpreter, and compiled for GPUs that are not here. Triton has a folder of its own, beside which
+# torch alone is seen: vLLM for CPUs does not start where it is installed.
 kernels: $(VENV)-triton/.made
-	$(VENV)-triton/bin/python tests/logprobs/interpreted.py
+	PYTHONPATH=$(VENV)-triton $(VENV)-alone/bin/python tests/logprobs/interpreted.py
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -122,16 +122,14 @@ $(VENV)/.curve: $(VENV)/.run
 	else $(PIP) -e '.[vllm,megatron]'; fi
 	@touch $@
 
-# What torch and the tests of one package need, and no more.
-SMALL = test -x $(1)/bin/python || $(PYTHON) -m venv $(1) && PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/python -m pip install \
-	--quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt torch numpy pytest hypothesis
-
 $(VENV)-alone/.made: constraints.txt
-	$(call SMALL,$(VENV)-alone)
+	@test -x $(VENV)-alone/bin/python || $(PYTHON) -m venv $(VENV)-alone
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt torch numpy pytest hypothesis
 	@touch $@
 
-$(VENV)-triton/.made: constraints.txt
-	$(call SMALL,$(VENV)-triton) triton
+$(VENV)-triton/.made: $(VENV)-alone/.made
+	rm -rf $(VENV)-triton
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet --no-deps --target $(VENV)-triton -c constraints.txt triton
 	@touch $@
 
 clean:

@@ -49,7 +49,8 @@ def support_floor(
     Top-k keeps the k largest logits and all that equal the smallest of these. Top-p then keeps, of what is left and
     renormalized, the likeliest tokens up to the one with which their probability reaches p, and all that equal it; the
     likeliest token always stays. In a search over the whole vocabulary, logits that are closer than two millionths of a
-    nat may count as equal. The threshold is the same on all ranks, to the bit, however the vocabulary is cut.
+    nat may count as equal. The threshold is the same on all ranks, to the bit, however the vocabulary is cut; but on
+    a GPU Triton's kernel for one process may decide otherwise than shards where p is reached to seven digits.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.

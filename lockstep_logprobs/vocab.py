@@ -70,14 +70,18 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
     """The gradient of this rank's logits [M, v], in their type, from what `save_for_gradient` saved."""
     row, (logits_Mv,) = load_gradient(ctx, gradient_MK, gradient_M)
     how = ctx.scoring.shard.start, ctx.scoring.max_rows
-    side_by_side = logits_Mv.stride(1) == 1 and logits_Mv.stride(0) >= logits_Mv.shape[1]
-    if not (ctx.scoring.overwrite and side_by_side) or torch.compiler.is_compiling():
+    if not ctx.scoring.overwrite or torch.compiler.is_compiling() or not _lies_row_by_row(logits_Mv):
         return _logits_gradient(logits_Mv, *row.tensors, row.temperature, *how)
     result_Mv = logits_Mv.detach()
     write = load_fused("rows", "write_gradient") if runs_fused(result_Mv) else _write_gradient
     write(result_Mv, result_Mv, row, *how)
     torch.autograd.graph.increment_version(result_Mv)  # Triton does not, and a second use would be silently wrong
     return result_Mv
+
+
+def _lies_row_by_row(logits_Mv: Tensor) -> bool:
+    """Tells whether each row has memory of its own, without gaps."""
+    return logits_Mv.stride(1) == 1 and logits_Mv.stride(0) >= logits_Mv.shape[1]
 
 
 @kernel(

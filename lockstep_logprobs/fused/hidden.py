@@ -93,7 +93,6 @@ def _sum_piece(
             inside = (wanted >= first) & (wanted < tl.minimum(first + COLUMNS, columns))
             z_wanted = tl.sum(tl.where(column[None, :] == wanted[:, None], z, 0.0), 1)
             tl.store(picked + row * tokens + k, z_wanted, mask=inside & (row < rows))
-        z = tl.where(column[None, :] < columns, z, -float("inf"))
         highest = tl.maximum(maximum, tl.max(z, 1))
         base = finite_base(highest)
         d, fall = (z - base[:, None]) * scale, (maximum - base) * scale
@@ -166,7 +165,7 @@ def _write_tile(
 
 @triton.jit
 def _multiply(hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH: tl.constexpr):
-    """A tile of logits, hidden · weightᵀ, in fp32; 0 beyond the rows and columns."""
+    """A tile of logits, hidden · weightᵀ, in fp32; −∞ beyond the columns."""
     z = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     column = column.to(tl.int64)
     for first in range(0, depth, DEPTH):
@@ -177,4 +176,4 @@ def _multiply(hidden, weight, row, column, rows, columns, depth, hidden_stride, 
             weight + column[:, None] * weight_stride + d[None, :], mask=(column < columns)[:, None] & inside, other=0.0
         )
         z = tl.dot(a, tl.trans(b), z, input_precision="ieee")
-    return z
+    return tl.where((column < columns)[None, :], z, -float("inf"))

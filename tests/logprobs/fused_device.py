@@ -12,7 +12,7 @@ import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-pytest.importorskip("triton", reason="Triton has an environment of its own: `make kernels`")
+pytest.importorskip("triton", reason="Triton has a folder of its own: `make kernels`")
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("Triton's kernels run on a GPU, or with TRITON_INTERPRET=1", allow_module_level=True)
 

@@ -2,8 +2,8 @@
 
     python tests/logprobs/interpreted.py
 
-The environment has torch, numpy, pytest, hypothesis and triton, which must not be installed beside vLLM for CPUs;
-`make kernels` makes it. `lockstep` cannot be imported there, so tests/conftest.py is not read.
+Torch, numpy, pytest, hypothesis and triton can be imported, the last of which must not be beside vLLM for CPUs;
+`make kernels` sees to it. What `lockstep` needs cannot be, so tests/conftest.py is not read.
 """
 
 from __future__ import annotations

@@ -33,6 +33,11 @@ def of_logits(rows: int) -> Scored:
     return function
 
 
+def of_logits_to_overwrite(rows: int) -> Scored:
+    scoring = Scoring(overwrite=True, max_rows=rows)
+    return lambda logits: vocab_logprobs(logits * 1.0, TOKEN, scoring)[0].sum()
+
+
 def of_hidden_states(rows: int) -> Scored:
     scoring = Scoring(entropy=True, max_rows=rows)
 
@@ -71,6 +76,7 @@ def of_soft_targets(rows: int) -> Scored:
 
 FUNCTIONS = {
     "logits": of_logits,
+    "logits to overwrite": of_logits_to_overwrite,
     "hidden states": of_hidden_states,
     "top-k": in_the_support(5, 1.0),
     "top-k and top-p": in_the_support(5, 0.9),
