@@ -136,10 +136,9 @@ def attention(
     if torch.compiler.is_compiling() and isinstance(layout, Packed) and not exact and softcap is None and s_aux is None:
         where = layout.to_cells, layout.from_cells, layout.sizes
         return _nodes.attend_packed(query, key, value, *where, scaling, sliding_window), None
-    return _attend(module, query, key, value, *how), None
+    return _attend_apart(module, query, key, value, *how), None
 
 
-@torch.compiler.disable  # each batch has other grids, and would be compiled again
 def _attend(
     module: nn.Module,
     query: Tensor,
@@ -165,6 +164,9 @@ def _attend(
     needs = "'softcap'" if s_aux is None else "'s_aux'"
     raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {type(layout).__name__}")
 
+
+# No part of a compiled graph: each batch has other grids, and would be compiled again.
+_attend_apart = cast("Any", torch.compiler.disable(_attend))
 
 AttentionInterface.register(NAME, attention)
 AttentionInterface.register(EXACT, partial(attention, exact=True))
@@ -262,7 +264,8 @@ def differentiate_packed(
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     for key_set in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         exclude = exclude.remove(key_set)
-    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+    recorded = torch._C._ForceDispatchKeyGuard(include, exclude)  # pyright: ignore[reportCallIssue] (stub of another)
+    with recorded, torch.enable_grad():
         of_query, of_key, of_value = torch.autograd.grad(
             layout.attend_by(FUSED, 0, *given, scaling, window), given, of_out
         )
