@@ -16,15 +16,15 @@ from lockstep.types import SamplingParams, Values
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where each token is: in which sequence, and at which place of it, int64 [N] each."""
+class TokenPlaces:
+    """The place of each token: its sequence, and its position in it, int64 [N] each."""
 
     row: Tensor
     position: Tensor
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Places:
+    def map(self, change: Callable[[Tensor], Tensor]) -> TokenPlaces:
         """The same, with each tensor changed."""
-        return Places(change(self.row), change(self.position))
+        return TokenPlaces(change(self.row), change(self.position))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Batch:
     top_k: int = 0
     entropy: bool = True
     values: Values = "all"
-    places: Places | None = field(default=None, repr=False)
+    places: TokenPlaces | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if int(self.lengths.sum()) != self.tokens.numel():
@@ -116,9 +116,9 @@ class Batch:
         """Tokens of each group of sequences, int64 [B / group_size], on the CPU."""
         return self.lengths.view(-1, self.group_size).sum(1)
 
-    def placed(self) -> Self:
+    def keep_places(self) -> Self:
         """The same batch, which keeps where its tokens are."""
-        return self if self.places is not None else replace(self, places=Places(self.row, self.position))
+        return self if self.places is not None else replace(self, places=TokenPlaces(self.row, self.position))
 
     def rows_of(self, groups: Sequence[int]) -> list[int]:
         """The sequences of these groups, in order."""

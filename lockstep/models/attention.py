@@ -135,11 +135,10 @@ def attention(
     how = scaling, layout, sliding_window, softcap, s_aux, exact
     if torch.compiler.is_compiling() and isinstance(layout, Packed) and not exact and softcap is None and s_aux is None:
         where = layout.to_cells, layout.from_cells, layout.sizes
-        return _nodes.packed_attention(query, key, value, *where, scaling, sliding_window), None
-    return _attend(module, query, key, value, *how), None
+        return _nodes.attend_packed(query, key, value, *where, scaling, sliding_window), None
+    return _attend_apart(module, query, key, value, *how), None
 
 
-@torch.compiler.disable  # each batch has other grids, and would be compiled again
 def _attend(
     module: nn.Module,
     query: Tensor,
@@ -165,6 +164,9 @@ def _attend(
     needs = "'softcap'" if s_aux is None else "'s_aux'"
     raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {type(layout).__name__}")
 
+
+# No part of a compiled graph: each batch has other grids, and would be compiled again.
+_attend_apart = cast("Any", torch.compiler.disable(_attend))
 
 AttentionInterface.register(NAME, attention)
 AttentionInterface.register(EXACT, partial(attention, exact=True))
@@ -194,7 +196,7 @@ class Packed(KernelLayout):
         """The layout of a batch, in grids whose widths are multiples."""
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
         widths = [width + -width % multiple for width in accumulate(length_B.tolist(), width_of)]
-        cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).placed()
+        cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).keep_places()
         token_C = batch.starts[order_B][cells.row] + torch.minimum(cells.position, length_B[cells.row] - 1)
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
         shapes = tuple((rows, width) for width, rows in Counter(widths).items())
@@ -227,8 +229,8 @@ class Packed(KernelLayout):
         return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
 
-@torch.library.custom_op("lockstep::packed_attention", mutates_args=())
-def packed_attention(
+@torch.library.custom_op("lockstep::attend_packed", mutates_args=())
+def attend_packed(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -243,8 +245,8 @@ def packed_attention(
     return layout.attend_by(FUSED, 0, query, key, value, scaling, window)
 
 
-@torch.library.custom_op("lockstep::packed_attention_gradient", mutates_args=())
-def packed_attention_gradient(
+@torch.library.custom_op("lockstep::differentiate_packed", mutates_args=())
+def differentiate_packed(
     of_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -262,19 +264,20 @@ def packed_attention_gradient(
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     for key_set in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         exclude = exclude.remove(key_set)
-    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+    recorded = torch._C._ForceDispatchKeyGuard(include, exclude)  # pyright: ignore[reportCallIssue] (stub of another)
+    with recorded, torch.enable_grad():
         of_query, of_key, of_value = torch.autograd.grad(
             layout.attend_by(FUSED, 0, *given, scaling, window), given, of_out
         )
     return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
 
 
-@packed_attention.register_fake
+@attend_packed.register_fake
 def _(query: Tensor, *_: object) -> Tensor:
     return query.new_empty(query.transpose(1, 2).shape)
 
 
-@packed_attention_gradient.register_fake
+@differentiate_packed.register_fake
 def _(of_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
@@ -285,10 +288,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
-    return *_nodes.packed_attention_gradient(of_out, *ctx.saved_tensors, *ctx.how), *[None] * 5
+    return *_nodes.differentiate_packed(of_out, *ctx.saved_tensors, *ctx.how), *[None] * 5
 
 
-packed_attention.register_autograd(_gradients, setup_context=_keep)
+attend_packed.register_autograd(_gradients, setup_context=_keep)
 _nodes = cast("Any", torch.ops.lockstep)
 
 

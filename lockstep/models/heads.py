@@ -101,7 +101,7 @@ class LogitsHead(nn.Module):
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
-        batch = batch.placed()
+        batch = batch.keep_places()
         cut = Cut.of(batch, self._ranks, self._side_by_side, find_multiple(self.lm))
         return LaidOut.of(batch, cut, read_masked(batch, cut))
 
@@ -138,7 +138,7 @@ class ValueHead(nn.Module):
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Finds where the tokens of a batch are, as `LogitsHead.lay_out` does."""
-        batch = batch.placed()
+        batch = batch.keep_places()
         cut = Cut.of(batch, self._ranks, self._side_by_side)
         return LaidOut.of(batch, cut, read_values(batch, cut))
 

@@ -108,7 +108,7 @@ class Stage(nn.Module):
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
-        batch = batch.placed()
+        batch = batch.keep_places()
         cut = Cut.of(batch, self._ranks)
         return LaidOut.of(batch, cut, (read_masked if scores_tokens(self._head) else read_values)(batch, cut))
 
