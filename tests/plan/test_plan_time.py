@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -40,7 +41,8 @@ def inference() -> Inference:
 
 def test_products_of_a_pass_that_learns_are_those_that_torch_counts(models: Callable[..., Path], rank: Rank) -> None:
     """Attention is left out of both: torch counts what kernels compute, and that is more than what is seen."""
-    learner, batch = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, 0).build(), ragged([30])
+    learner, some = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, 0).build(), ragged([30])
+    batch = some.with_columns({"mask": torch.ones_like(some.mask)})
     with FlopCounterMode(display=False) as counter:
         learner.forward_backward(batch, WeightedLogprob())
     products = sum(flops for kind, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(kind))
