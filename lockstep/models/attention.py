@@ -259,15 +259,14 @@ def differentiate_packed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; attention is computed again, since a node keeps nothing of what it did."""
     layout = Packed(to_cells, from_cells, tuple((rows, width) for rows, width in sizes.view(-1, 2).tolist()), sizes)
-    given = [x.detach().requires_grad_() for x in (query, key, value)]
+    given = q, k, v = [x.detach().requires_grad_() for x in (query, key, value)]
     # A node is computed where torch records nothing; this lets it record again.
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     for key_set in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         exclude = exclude.remove(key_set)
-    recorded = torch._C._ForceDispatchKeyGuard(include, exclude)  # pyright: ignore[reportCallIssue] (stub of another)
-    with recorded, torch.enable_grad():
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
         of_query, of_key, of_value = torch.autograd.grad(
-            layout.attend_by(FUSED, 0, *given, scaling, window), given, of_out
+            layout.attend_by(FUSED, 0, q, k, v, scaling, window), given, of_out
         )
     return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
 
