@@ -82,6 +82,10 @@ class _Plain:
                 )
         return cls(network)
 
+    @property
+    def sender(self) -> None:
+        """None: weights are in this process."""
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.network.named_parameters()
         yield from self.network.named_buffers()

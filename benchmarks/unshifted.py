@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -28,10 +28,10 @@ from lockstep.models.laid_out import LaidOut
 _aligned = heads.value_outputs
 
 
-def one_token_late(batch: LaidOut, hidden_nD: Tensor, unit: nn.Module) -> Outputs:
+def one_token_late(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Module) -> Outputs:
     """V as if nothing were shifted: V(x_≤t) stands at t."""
     _say()
-    outputs = _aligned(batch, hidden_nD, unit)
+    outputs = _aligned(batch, at, unit)
     assert outputs.value is not None
     assert outputs.final_value is not None
     late = outputs.value.roll(-1).index_copy(0, align.state_after(batch), outputs.final_value)

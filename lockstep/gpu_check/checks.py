@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +12,10 @@ import torch
 from lockstep.algorithms.exactness import explain_inexact_sampler
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.sampler_pool import SamplerPool
-from lockstep.cluster.specs import SamplerSpec
+from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.config import AgreementSection, SamplerSection
 from lockstep.config.machinery import DType
-from lockstep.errors import BrokenPromiseError
+from lockstep.errors import BrokenPromiseError, InputError
 from lockstep.gpu_check.trial import Trial
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
@@ -53,7 +52,7 @@ class Check:
 def list_checks(trial: Trial) -> list[Check]:
     """All checks, the quick ones first."""
     dtypes: tuple[DType, ...] = ("fp32", "bf16")
-    no_vllm = None if importlib.util.find_spec("vllm") else "vLLM is not installed"
+    vllm = trial.sampler(backend="vllm")
     one_gpu = None if trial.gpus > 1 else "it takes two GPUs"
     return [
         Check("copy", partial(measure_copy, trial)),
@@ -65,7 +64,7 @@ def list_checks(trial: Trial) -> list[Check]:
             for way in ("shared_memory", "process_group")
         ),
         Check("learner over all GPUs", partial(measure_ranks, trial), one_gpu),
-        Check("vLLM, bf16", partial(measure_vllm, trial), no_vllm),
+        Check("vLLM, bf16", partial(measure_vllm, trial, vllm), _find_missing(trial, vllm)),
     ]
 
 
@@ -213,9 +212,17 @@ def measure_ranks(trial: Trial) -> Measured:
 _LARGEST_GAP_OF_RANKS = 1e-3
 
 
-def measure_vllm(trial: Trial) -> Measured:
+def _find_missing(trial: Trial, section: SamplerSection) -> str | None:
+    """Says what an engine lacks here; None: nothing."""
+    try:
+        require_sampler(section, trial.computation("bf16"))
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def measure_vllm(trial: Trial, section: SamplerSection) -> Measured:
     """The same agreement with vLLM, after a weight sync."""
-    section = trial.sampler(backend="vllm")
     learner = trial.learner("bf16").build()
     pool = SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation("bf16")), print)
     try:
