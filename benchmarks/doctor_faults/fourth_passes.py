@@ -56,8 +56,8 @@ def rolling_buffer(short: int) -> type[TorchBackend]:
     """Decoding keeps the window in a ring that is some tokens too short; the pass over the prompt needs no ring."""
 
     class Ring(Cached):
-        def _inside(self, window: int) -> Tensor:
-            return super()._inside(window - short)
+        def _find_visible(self, window: int | None) -> Tensor:
+            return super()._find_visible(None if window is None else window - short)
 
     return keeping(Ring)
 
