@@ -68,7 +68,7 @@ proofs: $(VENV)/.vllm
 
 # What needs a GPU; scripts/gpu_bare.sh runs the part without vLLM on a machine's own torch, without a network.
 test-gpu: $(VENV)/.vllm
-	$(BIN)/python -m pytest -q tests/gpu -m gpu
+	$(BIN)/python -m pytest -q tests/gpu tests/logprobs -m gpu
 
 # A change of the code that is to change no number: the commit in benchmarks/bits_baseline and the working tree, bit for bit.
 bits: $(VENV)/.vllm

@@ -19,7 +19,7 @@ if [ -e "${wheels[0]}" ]; then
 fi
 export PYTHONPATH=$PWD:$site
 mkdir -p "$2"
-"$python" -m pytest -q tests/gpu -m "gpu and not vllm" --junitxml="$2/tests.xml" 2>&1 | tee "$2/tests.log"
+"$python" -m pytest -q tests/gpu tests/logprobs -m "gpu and not vllm" --junitxml="$2/tests.xml" 2>&1 | tee "$2/tests.log"
 tested=${PIPESTATUS[0]}
 "$python" -m lockstep gpu-check --out "$2"
 checked=$?
