@@ -3,8 +3,9 @@
     python -m benchmarks.floor --prompts 256 --prompt-tokens 24 --new-tokens 16 --minibatches 2 --hidden 64 --vocab 256
     python -m benchmarks.floor --hidden 512 --layers 8 --steps 4 --warmup 1 [--exact] [--algorithm grpo]
 
-A step is that of `benchmarks.lockstep_ppo` or `benchmarks.lockstep_group`, on one thread. One more step is run with its
-products noted; each kind of product, by operation, shapes and strides, is then timed on operands of its own.
+A step is that of `benchmarks.lockstep_ppo` or `benchmarks.lockstep_group`, on one thread. The products of one step are
+noted, by operation, shapes and strides, and made again behind each of the others, on operands of their own: in turn, so
+that a busy machine slows both. Their operands are warmer than a step's, and torch's own attention is not among them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks import lockstep_group, lockstep_ppo
 from lockstep.process_defaults import keep_freed_memory
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-_REST, _LEAST_S, _TIMINGS = "rest of the step", 0.004, 5
+_REST = "rest of the step"
 
 Operand = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides."""
@@ -90,49 +91,62 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def seconds_of(product: Product) -> float:
-    """CPU seconds of one product, the least of some timings."""
+class Replay:
+    """The products of a step on operands of their own, to be made again beside each step.
+
+    Args:
+        seen: Numbers of products, by phase.
+    """
+
+    def __init__(self, seen: Mapping[str, Counter[Product]]) -> None:
+        self._seen = {name: dict(counted) for name, counted in seen.items()}
+        kinds = {product for counted in self._seen.values() for product in counted}
+        self._calls = {product: _prepare(product) for product in kinds}
+
+    def __call__(self) -> dict[str, float]:
+        """CPU seconds of the products of each phase."""
+        return {name: sum(map(self._time, *zip(*counted.items(), strict=True))) for name, counted in self._seen.items()}
+
+    def _time(self, product: Product, count: int) -> float:
+        call, start = self._calls[product], time.process_time()
+        for _ in range(count):
+            call()
+        return time.process_time() - start
+
+
+def _prepare(product: Product) -> Callable[[], object]:
+    """One product, with memory for what comes out."""
     name, *operands = product
     a, b = (torch.empty_strided(shape, stride).normal_() for shape, stride in operands)
     multiply: Callable[..., Tensor] = torch.mm if name == "mm" else torch.bmm
     out = multiply(a, b)
-    repeats = 1
-    while True:
-        start = time.process_time()
-        for _ in range(repeats):
-            multiply(a, b, out=out)
-        if time.process_time() - start >= _LEAST_S:
-            break
-        repeats *= 2
-    seen: list[float] = []
-    for _ in range(_TIMINGS):
-        start = time.process_time()
-        for _ in range(repeats):
-            multiply(a, b, out=out)
-        seen.append((time.process_time() - start) / repeats)
-    return min(seen)
+    return lambda: multiply(a, b, out=out)
 
 
 def measure_phases(args: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
-    """CPU seconds of each phase of a step, the median of some, and those of its products."""
+    """CPU seconds of each phase of a step, and those of its products, made in turn; medians of some steps."""
     clock = PhaseClock()
     make = lockstep_ppo.step_of if args.algorithm == "ppo" else lockstep_group.step_of
     with tempfile.TemporaryDirectory() as folder:
         step, _ = make(Path(folder), args, clock)
-        steps: list[dict[str, float]] = []
-        for number in range(args.warmup + args.steps):
+        for number in range(args.warmup):
+            step(number)
+        with Products(clock) as products:
+            step(args.warmup)
+        replay, steps, floors = Replay(products.seen), list[dict[str, float]](), list[dict[str, float]]()
+        replay()
+        for number in range(args.warmup + 1, args.warmup + 1 + args.steps):
             clock.turn()
             clock.spent.clear()
             step(number)
             clock.turn()
             steps.append(dict(clock.spent))
-        with Products(clock) as products:
-            step(args.warmup + args.steps)
-    kinds = {product for counted in products.seen.values() for product in counted}
-    each = {product: seconds_of(product) for product in kinds}
-    floor = {name: sum(each[p] * n for p, n in counted.items()) for name, counted in products.seen.items()}
-    taken = {name: statistics.median(one[name] for one in steps[args.warmup :]) for name in steps[-1]}
-    return taken, floor
+            floors.append(replay())
+    return _medians(steps), _medians(floors)
+
+
+def _medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(one[name] for one in found) for name in found[-1]}
 
 
 def main() -> None:
