@@ -16,6 +16,7 @@ from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.config import AgreementSection, SamplerSection
 from lockstep.config.machinery import DType
 from lockstep.errors import BrokenPromiseError, InputError
+from lockstep.gpu_check.scores import measure_scores
 from lockstep.gpu_check.trial import Trial
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
@@ -57,6 +58,10 @@ def list_checks(trial: Trial) -> list[Check]:
     return [
         Check("copy", partial(measure_copy, trial)),
         Check("products", partial(measure_products, trial)),
+        *(
+            Check(f"log-probabilities, {dtype}", partial(measure_scores, trial, dtype, _TYPES[dtype]))
+            for dtype in dtypes
+        ),
         *(Check(f"learner, {dtype}", partial(measure_learner, trial, dtype)) for dtype in dtypes),
         *(Check(f"torch sampler, {dtype}", partial(measure_torch_sampler, trial, dtype)) for dtype in dtypes),
         *(

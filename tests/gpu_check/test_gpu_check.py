@@ -13,7 +13,7 @@ import torch
 from lockstep import cli, exit_codes
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.errors import BrokenPromiseError, InputError
-from lockstep.gpu_check import checks, command
+from lockstep.gpu_check import checks, command, scores
 from lockstep.gpu_check.checks import Check, list_checks
 from lockstep.gpu_check.command import check_machine
 from lockstep.gpu_check.rates import find_rates
@@ -45,6 +45,17 @@ def test_sampler_and_learner_are_exact_where_they_can_be(trial: Trial, dtype: st
     assert measured["exact"] == "yes"
     assert measured["tokens compared"] == trial.scale.rows * trial.scale.response
     assert measured["not equal to the bit"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_scores_are_compared_with_float64(trial: Trial, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (check,) = [check for check in list_checks(trial) if check.name == f"log-probabilities, {dtype}"]
+    measured = check.measure()
+    assert {"log p", "entropy", "gradient", "from hidden states", "top-k", "top-p"} == measured.keys()
+    true = scores.token_scores
+    monkeypatch.setattr(scores, "token_scores", lambda logits, *rest: true(logits * 1.05, *rest))
+    with pytest.raises(BrokenPromiseError, match=r"differ from float64 on the host: log p"):
+        check.measure()
 
 
 def test_another_model_in_the_sampler_breaks_the_promise(trial: Trial, tmp_path: Path) -> None:
