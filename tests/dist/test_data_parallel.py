@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,12 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 from torch import Tensor
 
-from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.learner_group import MeshLearner, RankSender, launch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.worker_proxy import RemoteError, WorkerDied
 from lockstep.config import SamplerSection
+from lockstep.distributed.meeting import Meeting
 from lockstep.learners.base import train
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
@@ -27,6 +28,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
 from lockstep.weight_sync.outgoing import Outgoing, Sent, type_for
 from lockstep.weight_sync.sync import sync_weights
+from lockstep.weight_sync.transfer import Bucket
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
@@ -46,6 +48,13 @@ def two(spec: LearnerSpec) -> Iterator[MeshLearner]:
 
 def fingerprints_of(tensor: Tensor) -> Sent:
     return Sent(fingerprint(tensor), column_fingerprint(tensor) if tensor.ndim == 2 else None)
+
+
+def kill(name: str) -> None:
+    """Kills a worker by its name."""
+    pid = next(child.pid for child in multiprocessing.active_children() if child.name == name)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 def kill_soon(learner: MeshLearner, rank: int) -> None:
@@ -124,6 +133,42 @@ def test_ranks_send_their_weights_as_one_process_would(
     whole = {name: tensor.to(type_for(tensor, dtype)) for name, tensor in two.weights()}
     assert outgoing.sent == {name: fingerprints_of(tensor) for name, tensor in whole.items()}
     expected = {name: fingerprint(tensor.float()) for name, tensor in whole.items()}
+    assert [dict(one.fingerprints) for one in held] == [expected, expected]
+
+
+class Killing:
+    """Sends as another sender does, but kills an engine, once, when the first bucket is on its way."""
+
+    def __init__(self, sender: RankSender, victim: str) -> None:
+        self._sender, self._victim = sender, victim
+
+    def join(self, meeting: Meeting | None) -> None:
+        self._sender.join(meeting)
+
+    def buckets(self, stream: Outgoing) -> Generator[Bucket]:
+        for bucket in self._sender.buckets(stream):
+            if self._victim:
+                kill(self._victim)
+                self._victim = ""
+            yield bucket
+
+    def ship(self, bucket: Bucket) -> None:
+        self._sender.ship(bucket)
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
+def test_an_engine_that_dies_while_ranks_send_is_started_again_and_gets_all(
+    two: MeshLearner, models: Callable[..., Path], transfer: str
+) -> None:
+    section = SamplerSection.model_validate({"replicas": 2, "transfer": transfer, "timeout_s": 60.0})
+    pool = SamplerPool(SamplerSpec(str(models("qwen3", seed=1)), section, SECTION), print)
+    try:
+        pool.ready()
+        held = pool.load_weights(Outgoing(two, torch.float32, Killing(two.sender, "sampler 2")), 1)
+        assert pool.restarts == 1
+    finally:
+        pool.close()
+    expected = {name: fingerprint(tensor) for name, tensor in two.weights()}
     assert [dict(one.fingerprints) for one in held] == [expected, expected]
 
 
