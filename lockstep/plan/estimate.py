@@ -95,9 +95,7 @@ class MemoryEstimate:
     @property
     def budget(self) -> CacheBudget | None:
         """The room of an engine's cache on its device; None: its size is set, or it grows as it is needed."""
-        if self.sampler is None or not self.sampler.least:
-            return None
-        return CacheBudget(self.sampler.cache, self.sampler.least, self.beside_engine + self.sampler.weights)
+        return None if self.sampler is None else self.sampler.budget(self.beside_engine)
 
     @property
     def machine(self) -> int:

@@ -307,11 +307,14 @@ class Generation:
         least = max(context, min(sequences, _FEWEST_SEQUENCES) * load.generated) if stays else 0
         return cls(weights, per_token * max(sequences * load.generated, least), per_token * least, stays)
 
+    def budget(self, beside: int) -> CacheBudget | None:
+        """The room of its cache beside so many bytes of a device; None: its size is set, or it grows as needed."""
+        return CacheBudget(self.cache, self.least, beside + self.weights) if self.least else None
+
     def limit(self, memory: int, beside: int) -> Generation:
         """The same with a cache that has room beside so many bytes of a device, where its size is not set."""
-        if not self.least:
-            return self
-        return replace(self, cache=CacheBudget(self.cache, self.least, beside + self.weights).choose(memory))
+        budget = self.budget(beside)
+        return self if budget is None else replace(self, cache=budget.choose(memory))
 
     @property
     def size(self) -> int:

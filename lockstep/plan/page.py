@@ -86,10 +86,8 @@ def _time(search: Search, estimate: MemoryEstimate, rates: Rates) -> str:
     time = StepTime.of(estimate.ranks, search.recipe.inference, rates)
     phases = {"generate": time.generate, "refit": time.refit, "score": time.score, "learn": time.learn}
     lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items() if seconds]
-    longest = (
-        "a step, every response as long as it may be" if time.generate else "a step, every row as long as it may be"
-    )
-    return summary_table([*lines, (longest, f"{time.total:,.3g} s")])
+    what = "response" if time.generate else "row"
+    return summary_table([*lines, (f"a step, every {what} as long as it may be", f"{time.total:,.3g} s")])
 
 
 def amount(number: int, what: str) -> str:
