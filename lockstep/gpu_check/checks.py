@@ -17,7 +17,7 @@ from lockstep.config import AgreementSection, SamplerSection
 from lockstep.config.machinery import DType
 from lockstep.errors import BrokenPromiseError, InputError
 from lockstep.gpu_check.scores import measure_scores
-from lockstep.gpu_check.trial import Trial
+from lockstep.gpu_check.trial import TYPES, Trial
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.objectives.tally import Tally
@@ -29,7 +29,10 @@ _WAIT_S = 300.0
 """The longest that one call of another process may take."""
 _REPEATS = 5
 FEW_ROWS = 8
+"""Rows of a product so thin that it takes as long as its weights take to be read."""
 _UPDATES = 8
+_LARGEST_GAP_OF_RANKS = 1e-3
+"""Nats between log-probabilities over all GPUs and those of one."""
 
 Measured = Mapping[str, float | str]
 """Figures of a check, by name with their unit."""
@@ -52,23 +55,19 @@ class Check:
 
 def list_checks(trial: Trial) -> list[Check]:
     """All checks, the quick ones first."""
-    dtypes: tuple[DType, ...] = ("fp32", "bf16")
     vllm = trial.sampler(backend="vllm")
-    one_gpu = None if trial.gpus > 1 else "it takes two GPUs"
+    second_gpu = None if trial.gpus > 1 else "it takes two GPUs"
     return [
         Check("copy", partial(measure_copy, trial)),
         Check("products", partial(measure_products, trial)),
-        *(
-            Check(f"log-probabilities, {dtype}", partial(measure_scores, trial, dtype, _TYPES[dtype]))
-            for dtype in dtypes
-        ),
-        *(Check(f"learner, {dtype}", partial(measure_learner, trial, dtype)) for dtype in dtypes),
-        *(Check(f"torch sampler, {dtype}", partial(measure_torch_sampler, trial, dtype)) for dtype in dtypes),
+        *(Check(f"log-probabilities, {dtype}", partial(measure_scores, trial, dtype)) for dtype in TYPES),
+        *(Check(f"learner, {dtype}", partial(measure_learner, trial, dtype)) for dtype in TYPES),
+        *(Check(f"torch sampler, {dtype}", partial(measure_torch_sampler, trial, dtype)) for dtype in TYPES),
         *(
             Check(f"weight sync, {way}", partial(measure_sync, trial, trial.sampler(transfer=way)))
             for way in ("shared_memory", "process_group")
         ),
-        Check("learner over all GPUs", partial(measure_ranks, trial), one_gpu),
+        Check("learner over all GPUs", partial(measure_ranks, trial), second_gpu),
         Check("vLLM, bf16", partial(measure_vllm, trial, vllm), _find_missing(trial, vllm)),
     ]
 
@@ -86,15 +85,12 @@ def measure_copy(trial: Trial) -> Measured:
 def measure_products(trial: Trial) -> Measured:
     """Multiplies square matrices, and few rows with one, as decoding does."""
     found: dict[str, float] = {}
-    for name, dtype in _TYPES.items():
+    for name, dtype in TYPES.items():
         found[f"{name}, TFLOP/s"] = multiply(trial, dtype, trial.scale.product) / 1e12
         rows, weights = FEW_ROWS, trial.scale.product**2 * dtype.itemsize
         seconds = 2 * rows * trial.scale.product**2 / multiply(trial, dtype, rows)
         found[f"{name}, weights read by {rows} rows, GB/s"] = weights / seconds / 1e9
     return found
-
-
-_TYPES: Mapping[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def multiply(trial: Trial, dtype: torch.dtype, rows: int) -> float:
@@ -122,7 +118,7 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
     rank = trial.rank(dtype)
     found = {
         "tokens/s": len(batch.tokens) / seconds,
-        "share of products": count_learning(rank) / seconds / multiply(trial, _TYPES[dtype], trial.scale.product),
+        "share of products": count_learning(rank) / seconds / multiply(trial, TYPES[dtype], trial.scale.product),
         "loss, before": losses[0],
         "loss, after": losses[-1],
     }
@@ -212,9 +208,6 @@ def measure_ranks(trial: Trial) -> Measured:
             f"{trial.gpus} ranks differ from one by {gap:.2g} nats; the loss went {first} → {last}"
         )
     return {"tokens/s": len(trial.batch.tokens) / seconds, "largest |Δ| to one GPU, nats": gap}
-
-
-_LARGEST_GAP_OF_RANKS = 1e-3
 
 
 def _find_missing(trial: Trial, section: SamplerSection) -> str | None:

@@ -101,9 +101,7 @@ def _make(check: Check, late: bool) -> Outcome:
         measured = check.measure()
     except BrokenPromiseError as error:
         return Outcome(check.name, "broken", {}, str(error), time.monotonic() - begun)
-    except (
-        Exception
-    ) as error:  # a check of a stranger's machine may fail in any way, and the others are made all the same
+    except Exception as error:  # on an unknown machine a check may fail in any way; the others are made all the same
         note = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}".splitlines()[0]
         return Outcome(check.name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
     return Outcome(check.name, "ok", measured, "", time.monotonic() - begun)

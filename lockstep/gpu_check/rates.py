@@ -7,22 +7,20 @@ from dataclasses import replace
 
 from lockstep.config.machinery import DType
 from lockstep.gpu_check.checks import FEW_ROWS, Measured
-from lockstep.gpu_check.trial import Trial
+from lockstep.gpu_check.trial import TYPES, Trial
 from lockstep.plan.time import Rates, sampling_seconds
-
-
-def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Rates]:
-    """Rates in each type in which all was measured that they need."""
-    dtypes: tuple[DType, ...] = ("fp32", "bf16")
-    needed = {dtype: ("products", f"learner, {dtype}", f"torch sampler, {dtype}", _SYNC) for dtype in dtypes}
-    return {dtype: _rates(trial, measured, dtype) for dtype in dtypes if measured.keys() >= set(needed[dtype])}
-
 
 _SYNC = "weight sync, shared_memory"
 
 
+def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Rates]:
+    """Rates in each type in which all was measured that they need."""
+    needed = {dtype: {"products", f"learner, {dtype}", f"torch sampler, {dtype}", _SYNC} for dtype in TYPES}
+    return {dtype: _rates(trial, measured, dtype) for dtype in TYPES if measured.keys() >= needed[dtype]}
+
+
 def _rates(trial: Trial, measured: Mapping[str, Measured], dtype: DType) -> Rates:
-    """Rates in one type. The time of a layer is what is left of a decoding pass behind products and reading."""
+    """Rates in one type. The time of a layer is what a decoding pass takes besides products and reading."""
     products = measured["products"]
     known = Rates(
         products=1e12 * float(products[f"{dtype}, TFLOP/s"]),

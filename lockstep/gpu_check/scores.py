@@ -10,7 +10,7 @@ from torch import Tensor
 from lockstep.config.machinery import DType
 from lockstep.distributed.sampling import hidden_scores, token_scores
 from lockstep.errors import BrokenPromiseError
-from lockstep.gpu_check.trial import Trial
+from lockstep.gpu_check.trial import TYPES, Trial
 from lockstep.types import SamplingParams
 
 _PLAIN, _TOP_K, _TOP_P = SamplingParams(1), SamplingParams(1, top_k=50), SamplingParams(1, top_p=0.9)
@@ -24,14 +24,14 @@ _BORDER = 0.02
 """Share of rows in which a token within rounding of top-p's border may be decided otherwise."""
 
 
-def measure_scores(trial: Trial, dtype: DType, torch_type: torch.dtype) -> dict[str, float]:
+def measure_scores(trial: Trial, dtype: DType) -> dict[str, float]:
     """Scores random logits and hidden states, and compares with float64.
 
     Raises:
         BrokenPromiseError: An error is above its bound.
     """
     draw = torch.Generator().manual_seed(0)
-    rows, vocabulary = trial.scale.rows, trial.scale.vocabulary
+    rows, vocabulary, torch_type = trial.scale.rows, trial.scale.vocabulary, TYPES[dtype]
     logits_MV = (_SPREAD * torch.randn(rows, vocabulary, generator=draw)).to(torch_type)
     hidden_MD = torch.randn(rows, _WIDTH, generator=draw).to(torch_type)
     weight_VD = (_SPREAD / _WIDTH**0.5 * torch.randn(vocabulary, _WIDTH, generator=draw)).to(torch_type)

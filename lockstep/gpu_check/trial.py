@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.types import Request, SamplingParams
 
+TYPES: Mapping[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _OPTIMIZER = Optimizer(lr=1e-3)
 
 
