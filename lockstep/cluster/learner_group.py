@@ -166,7 +166,7 @@ class MeshLearner:
 
     def __init__(self, ranks: Sequence[Remote], section: LearnerSection, host: Host) -> None:
         self.ranks, self.section, self.host = ranks, section, host
-        self._sender = RankSender(self)
+        self.sender = RankSender(self)
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""
@@ -209,11 +209,6 @@ class MeshLearner:
             raise
         finally:
             self.outcomes(others)
-
-    @property
-    def sender(self) -> RankSender:
-        """Sends weights from the first rank."""
-        return self._sender
 
     def save(self, folder: Path) -> None:
         self._on_all("save", folder)

@@ -204,6 +204,11 @@ class Packed(KernelLayout):
         from_cells = first_B.to(device)[batch.row] + batch.position
         return cls(token_C.to(device), from_cells, shapes, torch.tensor([size for shape in shapes for size in shape]))
 
+    @classmethod
+    def in_grids(cls, to_cells: Tensor, from_cells: Tensor, sizes: Tensor) -> Packed:
+        """The layout whose grids have these sizes."""
+        return cls(to_cells, from_cells, tuple((rows, width) for rows, width in sizes.view(-1, 2).tolist()), sizes)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
         """The same layout, with each tensor changed but the sizes."""
         return replace(self, to_cells=change(self.to_cells), from_cells=change(self.from_cells))
@@ -241,8 +246,7 @@ def attend_packed(
     window: int | None,
 ) -> Tensor:
     """`Packed.attend` as one node of a compiled graph, which is that of all batches: their grids are no part of it."""
-    layout = Packed(to_cells, from_cells, tuple((rows, width) for rows, width in sizes.view(-1, 2).tolist()), sizes)
-    return layout.attend_by(FUSED, 0, query, key, value, scaling, window)
+    return Packed.in_grids(to_cells, from_cells, sizes).attend_by(FUSED, 0, query, key, value, scaling, window)
 
 
 @torch.library.custom_op("lockstep::differentiate_packed", mutates_args=())
@@ -258,7 +262,7 @@ def differentiate_packed(
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; attention is computed again, since a node keeps nothing of what it did."""
-    layout = Packed(to_cells, from_cells, tuple((rows, width) for rows, width in sizes.view(-1, 2).tolist()), sizes)
+    layout = Packed.in_grids(to_cells, from_cells, sizes)
     given = q, k, v = [x.detach().requires_grad_() for x in (query, key, value)]
     # A node is computed where torch records nothing; this lets it record again.
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()

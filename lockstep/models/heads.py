@@ -203,18 +203,18 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
         batch: A batch of N tokens.
         at: The vocabulary at states of the rank's share, int64 [m].
     """
-    own, places = batch.read.into, at(batch.read.state)
+    own, vocabulary = batch.read.into, at(batch.read.state)
 
     def spread(column: Tensor) -> Tensor:
         return batch.cut.spread(column, own, batch.tokens.numel())
 
     if batch.top_k:
-        token_mK, logprob_mK = places.likeliest(batch.top_k)
+        token_mK, logprob_mK = vocabulary.likeliest(batch.top_k)
         return Outputs(top_token=spread(token_mK), top_logprob=spread(logprob_mK))
     sampling, token_m = batch.sampling or PLAIN, batch.tokens[own]
     if "top_token" in batch.token:
         token_m = torch.cat([token_m[:, None], batch["top_token"][own]], 1)
-    logprob, entropy_m = places.scores(token_m, sampling, batch.entropy)
+    logprob, entropy_m = vocabulary.scores(token_m, sampling, batch.entropy)
     logprob, entropy_N = spread(logprob), None if entropy_m is None else spread(entropy_m)
     if token_m.dim() == 1:
         return Outputs(logprob=logprob, entropy=entropy_N)

@@ -169,9 +169,9 @@ def differentiate(z, lowest, maximum, log2_total, slope, offset, scale):
     return tl.where(z < lowest, 0.0, gradient)
 
 
-def with_adjacent_columns(logits: Tensor) -> Tensor:
-    """The logits, copied where the columns of a row do not lie side by side."""
-    return logits if logits.stride(1) == 1 else logits.contiguous()
+def with_adjacent_columns(matrix: Tensor) -> Tensor:
+    """The matrix, copied where the columns of a row do not lie side by side."""
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
 
 
 def pack(*small: Tensor | None) -> list[Tensor | None]:

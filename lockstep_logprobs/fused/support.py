@@ -106,15 +106,15 @@ def _weigh_from(logits, columns, a, b, c, lowest, base, scale, BY_MASS: tl.const
 
 @triton.jit
 def _maximum(logits, columns, TILE: tl.constexpr):
-    """The row's largest logit; not a number where one is none."""
+    """The row's largest logit; NaN if any logit is NaN."""
     lane = tl.arange(0, TILE)
     maximum = tl.full((TILE,), -float("inf"), tl.float32)
     for first in range(0, columns, TILE):
         column = first + lane
         z = tl.load(logits + column, mask=column < columns, other=-float("inf")).to(tl.float32)
         maximum = tl.maximum(maximum, z, propagate_nan=tl.PropagateNan.ALL)
-    spoilt = tl.max((maximum != maximum).to(tl.int32), 0) > 0
-    return tl.where(spoilt, float("nan"), tl.max(maximum, 0))
+    has_nan = tl.max((maximum != maximum).to(tl.int32), 0) > 0
+    return tl.where(has_nan, float("nan"), tl.max(maximum, 0))
 
 
 @triton.jit
