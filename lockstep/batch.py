@@ -42,8 +42,7 @@ class Batch:
         top_k: Outputs of a learner: 0, the log-probabilities of the tokens themselves; or so many of the
             likeliest tokens in the place of each.
         entropy: Whether outputs of a learner have the entropy in the place of each masked token, too.
-        values: Which values outputs of a critic have: before all tokens and after each sequence, before masked tokens
-            and after each sequence, or only after each sequence.
+        values: Which values outputs of a critic have, see `Values`.
         places: Where each token is, on the device of the tokens; None: it is found each time it is asked for.
     """
 

@@ -12,7 +12,8 @@ Head = Literal["logits", "value", "reward"]
 reward model's head is a critic's without a bias, which pairs could not teach it."""
 
 Values = Literal["all", "masked", "final"]
-"""Values of a critic: before all tokens and after each sequence, before masked ones and after, or only after."""
+"""Values of a critic: before all tokens and after each sequence; before masked tokens and after each sequence; or only
+after each sequence."""
 
 Baseline = Literal["mean", "leave_one_out", "none"]
 """Baseline that is subtracted from a response's reward: the mean of its group, that of the others in it, or nothing."""

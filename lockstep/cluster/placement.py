@@ -1,7 +1,7 @@
 """The placement of a run: which device of which machine each learner rank and each inference engine lives on.
 
-It is computed from the recipe and from the devices that there are, and from nothing else. `lockstep plan`, the dry run
-and the launch read the same object, so that what runs is what was planned.
+It is computed from the recipe and the available devices, and from nothing else. `lockstep plan`, the dry run and the
+launch read the same object, so that what runs is what was planned.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Devices:
 
     @classmethod
     def of_cores(cls, processes: Processes) -> Self:
-        """Shares of a machine's cores, one for each process: there are as many as are asked for."""
+        """Shares of one machine's cores, as many as the processes need."""
         return cls(1, max(processes.devices, 1), on_gpu=False)
 
     @classmethod
     def of_machines_like(cls, gpus: int, processes: Processes) -> Self:
-        """Machines with so many GPUs each, as many as are asked for."""
+        """As many machines with `gpus` GPUs each as the processes need."""
         return cls(max(-(-processes.devices // gpus), 1), gpus, on_gpu=True)
 
 
@@ -101,7 +101,7 @@ class Place:
         return self.first + len(self.devices) - 1
 
     def environment(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Environment variables by which a process of this machine sees its own GPUs alone.
+        """Environment variables with which a process of this machine sees only its own GPUs.
 
         Args:
             inherited: Environment of this process, which may itself see only some of the machine's GPUs.
@@ -154,7 +154,7 @@ class Placement:
         return Placement.of(self.devices, processes)
 
     def describe(self) -> str:
-        """Says in a line what is where."""
+        """Describes in one line which processes are on which devices."""
         parts = [f"learner on {self._span(self.ranks)}"] if self.ranks else []
         if self.engines:
             each = f", {self.processes.width} each," if self.processes.width > 1 else ""

@@ -242,7 +242,7 @@ class SamplerPool:
         return self._sender, self._sender.buckets(stream)
 
     def _let_join(self, sender: Sender, remotes: Sequence[Remote]) -> None:
-        """Makes a process group of a sender and some workers, where bytes go by one; one with all workers is kept."""
+        """Lets a sender and some workers join a process group, if bytes go by one; a group of all workers is kept."""
         match self._section.transfer:
             case "shared_memory":
                 sender.join(None)

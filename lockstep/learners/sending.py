@@ -49,7 +49,7 @@ class SendsWeights(ABC):
         """
 
     def take_part_in_weights(self, dtype: torch.dtype | None = None) -> None:
-        """Iterates `weights` for the sake of the rank that sends them."""
+        """Iterates `weights`, so that the rank that sends them can gather."""
         for _ in self.weights(dtype):
             pass
 

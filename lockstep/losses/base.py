@@ -42,8 +42,8 @@ class Loss(Protocol):
     """Called by a learner on each micro-batch; returns the *sum* over active tokens, rows or pairs, and metrics.
 
     The learner divides the gradient once, by the count of what is active over all micro-batches and ranks. A loss that
-    says `reads_entropy = False` is given no entropies, and one that says `reads_values = "masked"`, or "final", no
-    values before other tokens; what is not given costs nothing.
+    says `reads_entropy = False` is given no entropies; one that says `reads_values = "masked"`, or "final", only those
+    `Values`. What is not given costs nothing.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""A micro-batch as a model reads it: where its tokens are is found once, on the CPU, and goes to the device with them.
+"""A micro-batch as a model reads it: the places of its tokens are found once, on the CPU, and go to the device with it.
 
 Letters: N tokens of the batch, n of this rank's share of it, m of those that are read.
 """
@@ -27,7 +27,7 @@ class Read:
 
     Attributes:
         state: Their places in the share, int64 [m].
-        into: What they are the outputs of: the places in a column, int64 [m].
+        into: Where each goes: its place in a column of outputs, int64 [m].
     """
 
     state: Tensor
@@ -35,7 +35,7 @@ class Read:
 
     @classmethod
     def of(cls, cut: Cut, state_M: Tensor, into_M: Tensor) -> Read:
-        """Those of states of the batch that are in this rank's share."""
+        """Reads those of the batch's states that are in this rank's share."""
         here, state_m = cut.locate(state_M)
         return cls(state_m, into_M[here])
 
@@ -50,7 +50,8 @@ class LaidOut(Batch):
 
     Attributes:
         cut: This rank's share.
-        read: The outputs that are read: of masked tokens; or values, those after sequences behind those of N tokens.
+        read: The outputs that are read: those of masked tokens; or, for a critic, values, of which those after
+            sequences go behind the places of the N tokens.
         masked: The mask with which it was laid out, and the indices of its tokens; None: there was no mask.
     """
 

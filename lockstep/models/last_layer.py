@@ -1,8 +1,9 @@
-"""The last layer of a decoder, behind its attention computed only where its states are read.
+"""The last layer of a decoder: behind its attention it computes only the tokens whose states are read.
 
-Other layers' states are keys and values of those that follow; the last one's are read by the head alone, which scores
-responses and no prompts. What is left out had no gradient either. Rows do not depend on their neighbors in exact
-models, so no log-probability changes by a bit; sums over rows, such as a weight's gradient, are rounded differently.
+Later layers make keys and values of the states of all tokens; the states of the last layer are read by the head alone,
+which scores responses and no prompts. What is left out had no gradient either. Rows do not depend on their neighbors in
+exact models, so no log-probability changes by a bit; sums over rows, such as a weight's gradient, are rounded
+differently.
 """
 
 from __future__ import annotations

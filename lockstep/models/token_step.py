@@ -61,7 +61,7 @@ def can_step(lm: PreTrainedModel) -> bool:
 
 @dataclass(frozen=True)
 class _LowRank:
-    """The part of an adapter, which is added to some columns of the results of `_Linears`."""
+    """The adapter of one map of `_Linears`: its output is added to that map's columns."""
 
     start: int
     a: Tensor

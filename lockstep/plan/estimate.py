@@ -94,7 +94,7 @@ class MemoryEstimate:
 
     @property
     def budget(self) -> CacheBudget | None:
-        """The room of an engine's cache on its device; None: its size is set, or it grows as it is needed."""
+        """The room of an engine's cache on its device; None: its size is set, or it grows as needed."""
         return None if self.sampler is None else self.sampler.budget(self.beside_engine)
 
     @property

@@ -272,7 +272,7 @@ class Generation:
     Attributes:
         weights: Bytes of weights; 0 if it shares the learner's.
         cache: Bytes of keys and values of the longest sequences that are generated side by side.
-        least: Bytes of the fewest with which it is started; 0: its cache grows as it is needed, or its size is set.
+        least: Bytes of the smallest cache with which it starts; 0: its cache grows as needed, or its size is set.
         stays: True if it keeps its cache, in a process of its own, while learners work.
     """
 

@@ -79,7 +79,7 @@ class Served(Protocol):
         """Joins the process group that weights come by, where they do not come by shared memory.
 
         Args:
-            meeting: Of this process; of the first rank, and the others follow, where an engine has several.
+            meeting: That of this process; where an engine has several ranks, of the first: the others take the next.
         """
         ...
 

@@ -13,11 +13,11 @@ USABLE = 0.92
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """The room of an engine's cache, which it takes when it starts, by plan; in bytes of each device.
+    """The room that the plan leaves for the cache of an engine that reserves it at its start; in bytes of each device.
 
     Attributes:
         wanted: Keys and values of the longest sequences that are generated side by side.
-        least: The fewest with which it is started.
+        least: The fewest bytes with which the engine starts.
         beside: Everything else on the device: the engine's weights, and a learner's ranks at their peak.
     """
 

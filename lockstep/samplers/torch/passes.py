@@ -19,7 +19,7 @@ from lockstep.samplers.torch.rows import SharedPrompt
 
 
 def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
-    """Cuts consecutive rows into passes of so many at most, and of so many tokens, but for one longer row."""
+    """Cuts rows, in their order, into passes of at most `rows` rows and `tokens` tokens; a longer row has its own."""
     passes, start, held = list[range](), 0, 0
     for row, length in enumerate(lengths):
         if row > start and (row == start + rows or held + length > tokens):

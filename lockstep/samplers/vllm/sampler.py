@@ -115,7 +115,7 @@ class VLLMSampler:
         self._on_worker("receive_weights", bucket.json())
 
     def attest(self, version: int) -> Attestation:
-        """Ends a weight sync: drops caches, and says what is held. Memory of the cache is taken behind that."""
+        """Ends a weight sync: drops caches, and says what is held. Only then is memory taken for a new cache."""
         found = json.loads(self._on_worker("attest_weights"))
         if self._without_cache:
             self._engine.wake_up(["kv_cache"])
@@ -177,7 +177,7 @@ class VLLMSampler:
         } | json.loads(self._on_worker("attention_of_layers"))
 
     def wake(self) -> None:
-        """Takes the GPU's memory again; that of the cache behind the weight sync, where the weights are a learner's."""
+        """Takes the GPU's memory again; for the cache only after the weight sync, if the weights are a learner's."""
         if self._sleeps:
             self._engine.wake_up(["weights"] if self._without_cache else None)
 
