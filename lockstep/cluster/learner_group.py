@@ -122,12 +122,12 @@ class RankSender:
 
     def __init__(self, learner: MeshLearner) -> None:
         self._learner, self._first = learner, learner.ranks[0]
-        self._joined = False
+        self.meeting: Meeting | None = None
 
     def join(self, meeting: Meeting | None) -> None:
-        if meeting is not None or self._joined:
+        if meeting != self.meeting:
             self._first.call("join_receivers", meeting)
-        self._joined = meeting is not None
+        self.meeting = meeting
 
     def buckets(self, stream: Outgoing) -> Generator[Bucket]:
         parts = [rank.submit("take_part_in_weights", stream.dtype) for rank in self._learner.ranks[1:]]
@@ -137,21 +137,32 @@ class RankSender:
                 stream.note(shipment.sent)
                 yield shipment.bucket
         except (WorkerDied, RemoteTimeout):  # the cause; errors of the other ranks would only hide it
-            while parts:
-                parts.pop().abandon()
-            self._learner.close()
+            self._give_up(parts)
             raise
         except RemoteError:  # perhaps since another rank died, which is then the one to name
             self._learner.outcomes(parts)
             raise
         except GeneratorExit:
-            self._first.call("end_sending")
-            self._learner.outcomes(parts)
+            self._end(parts)
             raise
         self._learner.outcomes(parts)
 
+    def _end(self, parts: list[Pending]) -> None:
+        """Ends a weight sync that broke off; what is left is gathered, since all ranks are in the middle of it."""
+        try:
+            self._first.call("end_sending")
+        except (WorkerDied, RemoteTimeout):
+            self._give_up(parts)
+            raise
+        self._learner.outcomes(parts)
+
+    def _give_up(self, parts: Iterable[Pending]) -> None:
+        for part in parts:
+            part.abandon()
+        self._learner.close()
+
     def ship(self, bucket: Bucket) -> None:
-        if self._joined:
+        if self.meeting is not None:
             self._first.call("ship_bucket", bucket)
 
 

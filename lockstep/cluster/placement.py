@@ -75,7 +75,7 @@ class Devices:
 
     @classmethod
     def of_machines_like(cls, gpus: int, processes: Processes) -> Self:
-        """As many machines with `gpus` GPUs each as the processes need."""
+        """Machines with `gpus` GPUs each, as many as the processes need."""
         return cls(max(-(-processes.devices // gpus), 1), gpus, on_gpu=True)
 
 

@@ -15,7 +15,7 @@ from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import Item
 from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
-from lockstep.distributed.meeting import Host
+from lockstep.distributed.meeting import Host, Meeting
 from lockstep.errors import InputError, RunError
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
@@ -111,7 +111,8 @@ class SamplerPool:
         self._loaded: _Loaded | None = None
         self._abandoned = False
         self._sender = LocalSender()
-        self._joined: Sender | None = None
+        self._host: Host | None = None  # of the newest group: it lives as long
+        self._meeting: Meeting | None = None  # of a group with all workers
         self.remotes = [
             workers.start(
                 spec,
@@ -248,14 +249,14 @@ class SamplerPool:
                 sender.join(None)
             case "process_group":
                 everyone = len(remotes) == len(self.remotes)
-                if not (everyone and self._joined is sender):
+                if not everyone or self._meeting is None or sender.meeting != self._meeting:
                     width = self._section.tensor_parallel
                     self._host = Host(self._address, 1 + len(remotes) * width, self._section.timeout_s)
                     meeting = self._host.meeting
                     calls = [remote.submit("join", meeting.of(1 + n * width)) for n, remote in enumerate(remotes)]
                     _blaming(calls, partial(sender.join, meeting))
                     outcomes(calls)
-                    self._joined = sender if everyone else None
+                    self._meeting = meeting if everyone else None
             case _:
                 assert_never(self._section.transfer)
 
@@ -305,7 +306,7 @@ class SamplerPool:
 
     def _start_again(self, remote: Remote) -> None:
         """Restarts a worker, and sends it the weights that the others hold, where these are known."""
-        self._joined = None
+        self._meeting = None
         remote.restart()
         if self._abandoned:  # meanwhile
             remote.close(at_once=True)
@@ -333,6 +334,8 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
     """Does the sender's part of a collective; where that fails, raises the receivers' error, which says more."""
     try:
         return action()
+    except (WorkerDied, RemoteTimeout):  # of the process that sends
+        raise
     except RuntimeError:
         outcomes(calls)
         raise

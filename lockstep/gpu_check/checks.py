@@ -55,7 +55,7 @@ class Check:
 
 def list_checks(trial: Trial) -> list[Check]:
     """All checks, the quick ones first."""
-    vllm = trial.sampler(backend="vllm")
+    vllm = trial.sampler(backend="vllm", kv_cache_gib=trial.cache_gib)
     second_gpu = None if trial.gpus > 1 else "it takes two GPUs"
     return [
         Check("copy", partial(measure_copy, trial)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 import platform
 import tempfile
 import time
@@ -77,13 +79,13 @@ def check_machine(device: str, minutes: float, out: Path) -> int:
                 outcomes.append(_make(check, late=time.monotonic() > end))
             progress.step(number, {}, 0)
         rates = find_rates(trial, {outcome.check: outcome.measured for outcome in outcomes if outcome.state == "ok"})
-    page = render(machine, outcomes)
     found = {
         "machine": dict(machine),
         "rates": {dtype: asdict(own) for dtype, own in rates.items()},
         "checks": [asdict(outcome) for outcome in outcomes],
     }
     (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    page = render(machine, outcomes)
     (out / "gpu_check.md").write_text(page, encoding="utf-8")
     print(page)
     print(f"{out}/gpu_check.json has all of it; please send it with an issue, also where everything is ok")
@@ -96,6 +98,8 @@ def _make(check: Check, late: bool) -> Outcome:
     reason = check.missing or ("no time was left" if late else None)
     if reason is not None:
         return Outcome(check.name, "skipped", {}, reason)
+    gc.collect()
+    torch.cuda.empty_cache()  # what earlier checks had is memory of this one
     begun = time.monotonic()
     try:
         measured = check.measure()
@@ -136,7 +140,8 @@ def render(machine: Mapping[str, str], outcomes: Sequence[Outcome]) -> str:
 def _show(value: float | str) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+    whole = math.isfinite(value) and (value == int(value) or abs(value) >= 1000)
+    return f"{value:,.0f}" if whole else f"{value:.3g}"
 
 
 def _version(package: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from lockstep.config.machinery import DType
 from lockstep.gpu_check.checks import FEW_ROWS, Measured
 from lockstep.gpu_check.trial import TYPES, Trial
-from lockstep.plan.time import Rates, sampling_seconds
+from lockstep.plan.time import Engines, Rates, sampling_seconds
 
 _SYNC = "weight sync, shared_memory"
 
@@ -31,5 +31,5 @@ def _rates(trial: Trial, measured: Mapping[str, Measured], dtype: DType) -> Rate
     )
     rank, scale = trial.rank(dtype), trial.scale
     seconds = scale.rows * scale.response / float(measured[f"torch sampler, {dtype}"]["tokens/s"])
-    left = seconds - sampling_seconds(rank, trial.sampler(), scale.response, known)
+    left = seconds - sampling_seconds(rank, Engines(1, 1, scale.rows), scale.response, known)
     return replace(known, layer_s=max(0.0, left) / (scale.response * scale.layers))

@@ -17,7 +17,7 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.machinery import Computation, DType, LearnerSection, Optimizer, Parallel, SamplerSection
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import read_config, skeleton
-from lockstep.plan.memory import Rank
+from lockstep.plan.memory import FP32, Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.types import Request, SamplingParams
 
@@ -108,7 +108,13 @@ class Trial:
         sizes = Sizes.of(skeleton(read_config(str(self.folder)), str(self.folder)))
         return Rank(sizes, self.learner(dtype).section, Load(length, 1, rows, scored=rows, generated=length))
 
-    def sampler(self, **options: str) -> SamplerSection:
+    @property
+    def cache_gib(self) -> float:
+        """Room for keys and values of all rows, twice over: an engine takes no more of a device that others use."""
+        sizes, tokens = self.rank("fp32").sizes, self.scale.rows * (self.scale.prompt + self.scale.response)
+        return 2 * FP32 * sizes.cache * tokens / 2**30
+
+    def sampler(self, **options: str | float) -> SamplerSection:
         """A sampler that has room for all rows at once."""
         return SamplerSection.model_validate({"max_batch_size": self.scale.rows, "max_restarts": 0, **options})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -135,8 +135,15 @@ def attention(
     how = scaling, layout, sliding_window, softcap, s_aux, exact
     if torch.compiler.is_compiling() and isinstance(layout, Packed) and not exact and softcap is None and s_aux is None:
         where = layout.to_cells, layout.from_cells, layout.sizes
-        return _nodes.attend_packed(query, key, value, *where, scaling, sliding_window), None
+        return _nodes.attend_packed(*_cast(query, key, value), *where, scaling, sliding_window), None
     return _attend_apart(module, query, key, value, *how), None
+
+
+def _cast(*tensors: Tensor) -> Iterator[Tensor]:
+    """Tensors as autocast hands them to attention: a compiled graph runs without it, so nothing inside casts them."""
+    kind = tensors[0].device.type
+    enabled = torch.is_autocast_enabled(kind)
+    return (tensor.to(torch.get_autocast_dtype(kind)) if enabled else tensor for tensor in tensors)
 
 
 def _attend(

@@ -17,27 +17,27 @@ from transformers import PreTrainedModel
 from lockstep.models.families.registry import family_of
 
 _MARK = "takes_read"
-"""A name in a backbone's own attributes."""
+"""A name in a backbone's own attributes: True or False, once that is decided."""
 
 
 def read_less(lm: PreTrainedModel) -> None:
     """Lets the last layer take `read`, if the family's layers are plain; once, as it may have been wrapped since."""
-    if family_of(lm.config).plain is not None and not takes_read(lm.base_model):
+    if family_of(lm.config).plain is not None and _MARK not in vars(lm.base_model):
         last = _last(lm)
         vars(last)["forward"] = partial(compute_layer, last)
         vars(lm.base_model)[_MARK] = True
 
 
 def read_all(lm: PreTrainedModel) -> None:
-    """Undoes `read_less`: layers that are compiled would be compiled anew for a single state."""
+    """Undoes `read_less`, for good: layers that are compiled would be compiled anew for a single state."""
     if takes_read(lm.base_model):
         vars(_last(lm)).pop("forward")
-        vars(lm.base_model).pop(_MARK)
+    vars(lm.base_model)[_MARK] = False
 
 
 def takes_read(backbone: nn.Module) -> bool:
     """True if a call of the backbone may say which of the last states it reads."""
-    return _MARK in vars(backbone)
+    return vars(backbone).get(_MARK, False)
 
 
 def _last(lm: PreTrainedModel) -> nn.Module:

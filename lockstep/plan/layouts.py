@@ -18,6 +18,7 @@ from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.backend import find_backend
+from lockstep.samplers.cache_budget import USABLE
 
 _WITHIN_A_MACHINE = 8
 """GPUs of a machine, and greatest tp that is proposed: tensor-parallel ranks wait for each other four times a layer."""
@@ -96,7 +97,8 @@ class Search:
     def _estimate(self, learner: LearnerSection, processes: Processes, changes: Changes) -> MemoryEstimate:
         devices = Devices.of_machines_like(min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes)
         placement = Placement.of(devices, processes)
-        return MemoryEstimate.of(self.recipe, self.sizes, placement, learner, changes.max_batch_size, self.memory)
+        usable = int(USABLE * self.memory)
+        return MemoryEstimate.of(self.recipe, self.sizes, placement, learner, changes.max_batch_size, usable)
 
     def layouts(self, gpus: int) -> list[Parallel]:
         """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel ranks first."""

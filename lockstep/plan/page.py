@@ -11,7 +11,7 @@ from lockstep.errors import InputError
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Changes, Search, cache_override, overrides
 from lockstep.plan.sizes import readable
-from lockstep.plan.time import Rates, StepTime
+from lockstep.plan.time import Engines, Rates, StepTime
 from lockstep.report.terminal import summary_table
 
 _SHOWN = 12
@@ -83,7 +83,9 @@ def _model(search: Search, name: str, gpus: int) -> str:
 
 def _time(search: Search, estimate: MemoryEstimate, rates: Rates) -> str:
     """Seconds of a step by phase."""
-    time = StepTime.of(estimate.ranks, search.recipe.inference, rates)
+    processes = estimate.placement.processes
+    engines = Engines(max(1, processes.engines), processes.width, estimate.sequences)
+    time = StepTime.of(estimate.ranks, search.recipe.inference, engines, rates)
     phases = {"generate": time.generate, "refit": time.refit, "score": time.score, "learn": time.learn}
     lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items() if seconds]
     what = "response" if time.generate else "row"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.base import Inference
-from lockstep.config import SamplerSection
 from lockstep.errors import InputError
 from lockstep.models.heads import scores_tokens
 from lockstep.plan.memory import BF16, FP32, Rank
@@ -61,6 +60,21 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Engines:
+    """The inference engines that share a step's prompts.
+
+    Attributes:
+        count: Number of them.
+        width: Devices of each.
+        sequences: Sequences that one generates side by side, at most.
+    """
+
+    count: int
+    width: int
+    sequences: int
+
+
+@dataclass(frozen=True)
 class StepTime:
     """Seconds of a step by phase.
 
@@ -82,12 +96,13 @@ class StepTime:
         return self.generate + self.refit + self.score + self.learn
 
     @classmethod
-    def of(cls, ranks: Mapping[str, Rank], inference: Inference | None, rates: Rates) -> StepTime:
+    def of(cls, ranks: Mapping[str, Rank], inference: Inference | None, engines: Engines, rates: Rates) -> StepTime:
         """Estimates a step.
 
         Args:
             ranks: One rank of each learner, by name, the policy first: see `MemoryEstimate`.
             inference: What samples; None: nothing does.
+            engines: How many engines sample, and on how many devices each.
             rates: Of one device.
         """
         policy = ranks["policy"]
@@ -97,7 +112,7 @@ class StepTime:
         learn = sum(count_learning(rank) for rank in ranks.values()) / speed
         if inference is None or inference.sampling is None or not policy.load.generated:
             return cls(0.0, 0.0, score, learn)
-        generate = sampling_seconds(policy, inference.sampler, inference.sampling.max_tokens, rates)
+        generate = sampling_seconds(policy, engines, inference.sampling.max_tokens, rates)
         return cls(generate, _item(policy) * policy.sizes.policy / rates.sync, score, learn)
 
 
@@ -127,24 +142,24 @@ def count_learning(rank: Rank) -> float:
     return (4 if rank.learner.activation_checkpointing else 3) * _forward(rank, tokens)
 
 
-def sampling_seconds(policy: Rank, sampler: SamplerSection, new: int, rates: Rates) -> float:
+def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> float:
     """Seconds of sampling: each response's prompt, then passes of one token for all rows of an engine.
 
     Args:
         policy: One of its ranks; `load.scored` is the number of responses.
-        sampler: The engines.
+        engines: How many, on how many devices each.
         new: Tokens of a response.
         rates: Of one device.
     """
     sizes, load = policy.sizes, policy.load
-    rows = -(-load.scored // max(1, sampler.engines))
-    together = min(rows, sampler.max_batch_size)
+    rows = -(-load.scored // engines.count)
+    together = min(rows, engines.sequences)
     prompt, context = load.generated - new, load.generated - new / 2
     weights = sizes.layers * sizes.products + _head(sizes)
     read = _item(policy) * (weights + together * context * sizes.cache)
     work = together * (2 * weights + 4 * sizes.layers * sizes.queries * context)
-    one_pass = max(read / rates.memory, work / rates.products) + sizes.layers * rates.layer_s
-    prompts = 2 * rows * prompt * weights / (rates.products * rates.learner)
+    one_pass = max(read / rates.memory, work / rates.products) / engines.width + sizes.layers * rates.layer_s
+    prompts = 2 * rows * prompt * weights / (rates.products * rates.learner) / engines.width
     return -(-rows // together) * new * one_pass + prompts
 
 

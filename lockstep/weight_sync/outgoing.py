@@ -29,7 +29,13 @@ class HasWeights(Protocol):
 
 
 class Sender(Protocol):
-    """Sends weights from the process that holds them. Receivers learn of each bucket from the caller."""
+    """Sends weights from the process that holds them. Receivers learn of each bucket from the caller.
+
+    Attributes:
+        meeting: The process group that it has joined last; None: bytes go by shared memory.
+    """
+
+    meeting: Meeting | None
 
     def join(self, meeting: Meeting | None) -> None:
         """Joins the receivers' process group, by which bytes go from now on; None: they go by shared memory."""

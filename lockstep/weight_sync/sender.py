@@ -16,8 +16,10 @@ class LocalSender:
     def __init__(self) -> None:
         self._shared_memory = SharedMemory()
         self._carrier: Carrier = self._shared_memory
+        self.meeting: Meeting | None = None
 
     def join(self, meeting: Meeting | None) -> None:
+        self.meeting = meeting
         self._carrier = self._shared_memory if meeting is None else GroupBroadcast(join_group(meeting))
 
     def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:

@@ -18,7 +18,7 @@ from lockstep.gpu_check.checks import Check, list_checks
 from lockstep.gpu_check.command import check_machine
 from lockstep.gpu_check.rates import find_rates
 from lockstep.gpu_check.trial import Scale, Trial
-from lockstep.plan.time import Rates, sampling_seconds
+from lockstep.plan.time import Engines, Rates, sampling_seconds
 
 CPU = torch.device("cpu")
 TINY = Scale(hidden=64, layers=2, vocabulary=512, rows=8, prompt=16, response=16, product=512, copied=1 << 20)
@@ -115,7 +115,7 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
 
 def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
     wanted = Rates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9)
-    seconds = sampling_seconds(trial.rank("fp32"), trial.sampler(), trial.scale.response, wanted)
+    seconds = sampling_seconds(trial.rank("fp32"), Engines(1, 1, trial.scale.rows), trial.scale.response, wanted)
     measured: dict[str, checks.Measured] = {
         "products": {"fp32, TFLOP/s": 2.0, f"fp32, weights read by {checks.FEW_ROWS} rows, GB/s": 30.0},
         "learner, fp32": {"share of products": 0.5},

@@ -31,9 +31,15 @@ def network(learner: RankLearner) -> PreTrainedModel:
     return lm
 
 
-def test_compiled_once_layers_learn_the_same_from_batches_of_all_lengths(models: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_compiled_once_layers_learn_the_same_from_batches_of_all_lengths(
+    models: Callable[..., Path], dtype: str
+) -> None:
     """Without inductor, which takes a minute here: its numbers are a proof."""
-    spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
+    torch.compiler.reset()
+    counters.clear()
+    section = SECTION.model_copy(update={"dtype": dtype})
+    spec = LearnerSpec(str(models("llama")), "logits", section, OPTIMIZER, seed=0)
     plain, compiled = spec.build(), spec.build()
     compile_layers(network(compiled), backend="aot_eager")
     counters.clear()

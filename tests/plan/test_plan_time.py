@@ -20,9 +20,10 @@ from lockstep.errors import InputError
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import Sizes
-from lockstep.plan.time import Rates, StepTime, count_learning
+from lockstep.plan.time import Engines, Rates, StepTime, count_learning
 
 RATES = Rates(products=1e12, learner=0.5, memory=1e11, layer_s=1e-3, sync=1e9)
+ENGINES = Engines(count=1, width=1, sequences=8)
 LOAD = Load(sequence=64, group=1, rows=8, updates=2, scored=16, generated=64)
 
 
@@ -34,7 +35,7 @@ def rank(models: Callable[..., Path]) -> Rank:
 
 @pytest.fixture
 def inference() -> Inference:
-    found = load("ppo_arithmetic", ["sampling.max_tokens=32", "sampler.max_batch_size=8"]).expect(Algorithm).inference
+    found = load("ppo_arithmetic", ["sampling.max_tokens=32"]).expect(Algorithm).inference
     assert found is not None
     return found
 
@@ -53,24 +54,29 @@ def test_products_of_a_pass_that_learns_are_those_that_torch_counts(models: Call
 
 def test_phases_are_what_the_rates_make_of_them(rank: Rank, inference: Inference) -> None:
     ranks = {"policy": rank, "reference": replace(rank, trained=False)}
-    time = StepTime.of(ranks, inference, RATES)
+    time = StepTime.of(ranks, inference, ENGINES, RATES)
     assert time.total == pytest.approx(time.generate + time.refit + time.score + time.learn)
     assert time.refit == pytest.approx(4 * rank.sizes.policy / 1e9)
     assert time.learn == pytest.approx(count_learning(rank) / 0.5e12)
     assert time.score == pytest.approx(time.learn / 3 * (1 + 1 / 8)), (
         "the exact policy scores one response of eight again"
     )
-    fast = StepTime.of(ranks, inference, replace(RATES, memory=1e15, products=1e20))
+    fast = StepTime.of(ranks, inference, ENGINES, replace(RATES, memory=1e15, products=1e20))
     assert fast.generate == pytest.approx(2 * 32 * rank.sizes.layers * 1e-3, rel=1e-3), "two waves of eight rows"
 
 
 def test_more_ranks_and_engines_share_the_work(rank: Rank, inference: Inference) -> None:
-    one = StepTime.of({"policy": rank}, inference, RATES)
+    one = StepTime.of({"policy": rank}, inference, ENGINES, RATES)
     learner = SECTION.model_copy(update={"parallel": SECTION.parallel.model_copy(update={"dp": 2})})
-    engines = replace(inference, sampler=inference.sampler.model_copy(update={"replicas": 2}))
-    two = StepTime.of({"policy": replace(rank, learner=learner)}, engines, RATES)
+    two = StepTime.of({"policy": replace(rank, learner=learner)}, inference, replace(ENGINES, count=2), RATES)
     assert two.learn == pytest.approx(one.learn / 2)
     assert two.generate == pytest.approx(one.generate / 2)
+
+
+def test_a_wide_engine_reads_and_multiplies_faster(rank: Rank, inference: Inference) -> None:
+    free = replace(RATES, layer_s=0.0)
+    one, wide = (StepTime.of({"policy": rank}, inference, replace(ENGINES, width=width), free) for width in (1, 4))
+    assert wide.generate == pytest.approx(one.generate / 4)
 
 
 def test_layers_that_are_computed_again_cost_a_pass_more(rank: Rank) -> None:

@@ -68,14 +68,14 @@ class Readable:
         return fingerprint(whole)
 
     def tensor(self) -> Tensor:
-        """The whole tensor, as it is computed with; where ranks hold parts of it, all of them have to call this."""
+        """The whole tensor, as this rank computes with it; where ranks hold parts of it, all have to call this."""
         device = get_tp_group().device
         if self.own is None:
             return _copy(self.landings, torch.empty(self.shape, dtype=self.dtype, device=device))
         whole = _copy(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
         # Of each byte all ranks but one have 0, so the sum has its bits, of NaN and −0 as well.
         dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
-        return whole
+        return _copy(self.landings, whole)  # a part that an earlier rank has, too, may differ here
 
     def _straight(self, landing: Landing) -> bool:
         """True if rows of the tensor are rows of a packed parameter."""

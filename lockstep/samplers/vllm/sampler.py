@@ -116,7 +116,7 @@ class VLLMSampler:
 
     def attest(self, version: int) -> Attestation:
         """Ends a weight sync: drops caches, and says what is held. Only then is memory taken for a new cache."""
-        found = json.loads(self._on_worker("attest_weights"))
+        found = agree_on(list(map(json.loads, self._on_workers("attest_weights"))))
         if self._without_cache:
             self._engine.wake_up(["kv_cache"])
             self._without_cache = False
@@ -275,9 +275,12 @@ class VLLMSampler:
 
     def _on_worker(self, verb: str, *arguments: str) -> Any:
         """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
+        return self._on_workers(verb, *arguments)[0]
+
+    def _on_workers(self, verb: str, *arguments: str) -> list[Any]:
+        """Runs a method of `worker.WeightReceiver` on all workers. Returns their answers."""
         with self._exit_if_worker_lost():
-            result, *_ = self._engine.collective_rpc(verb, args=arguments)
-        return result
+            return self._engine.collective_rpc(verb, args=arguments)
 
     @contextmanager
     def _exit_if_worker_lost(self) -> Iterator[None]:
@@ -288,6 +291,21 @@ class VLLMSampler:
             if self._lost():
                 _end_without_worker()
             raise
+
+
+def agree_on(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The answer of all tensor-parallel workers to `attest_weights`; what they hold unlike is equal to nothing."""
+    found, *others = answers
+    for kind in ("fingerprints", "columns"):
+        for name in {name for answer in answers for name in answer[kind]}:
+            if len({answer[kind].get(name) for answer in answers}) > 1:
+                found[kind][name] = _UNLIKE
+    assert all(answer["tied"] == found["tied"] for answer in others), "workers run one model"
+    return found
+
+
+_UNLIKE = -1
+"""A fingerprint that no tensor has, but by a chance of 2⁻⁶⁴."""
 
 
 def _end_without_worker() -> None:
