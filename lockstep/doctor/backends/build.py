@@ -19,6 +19,8 @@ from lockstep.report.progress import Progress
 @contextmanager
 def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Backend]]:
     """All of them, by name, in the recipe's order; they are closed at the end. `shown` is what the user sees."""
+    for name in recipe.backends:
+        _require_cpu(recipe, name)
     ranks = max((ranks_of(name).ranks for name in recipe.backends if _over_ranks(name)), default=0)
     width = max((ranks_of(name).tp for name in recipe.backends if name.startswith("vllm")), default=0)
     sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
@@ -42,13 +44,18 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
         from lockstep.doctor.backends.vllm import VLLMBackend
 
         return VLLMBackend(folder, recipe.sampler, recipe.learner, note=note, workers=workers, tp=parallel.tp)
-    if recipe.learner.device == "cuda":
-        raise InputError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
+    _require_cpu(recipe, name)
     if _over_ranks(name):
         trainer = "megatron" if name.startswith("megatron") else "torch"
         section = LearnerSection.of(recipe.learner, trainer, parallel)
         return MeshBackend(name, folder, section, workers)
     return HFBackend(folder, dtype, size) if name == "hf" else TorchBackend(folder, dtype, size)
+
+
+def _require_cpu(recipe: DoctorRecipe, name: str) -> None:
+    """Raises InputError if a backend that computes on the CPU alone is asked for on a GPU."""
+    if recipe.learner.device == "cuda" and not name.startswith("vllm"):
+        raise InputError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
 
 
 def _over_ranks(name: str) -> bool:
