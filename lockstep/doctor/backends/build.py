@@ -44,7 +44,6 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
         from lockstep.doctor.backends.vllm import VLLMBackend
 
         return VLLMBackend(folder, recipe.sampler, recipe.learner, note=note, workers=workers, tp=parallel.tp)
-    _require_cpu(recipe, name)
     if _over_ranks(name):
         trainer = "megatron" if name.startswith("megatron") else "torch"
         section = LearnerSection.of(recipe.learner, trainer, parallel)
