@@ -212,8 +212,7 @@ class RankLearner(SendsWeights):
             for part, column in zip(parts, columns, strict=True):
                 value = column(outputs)
                 assert value is not None, "this learner's head does not give that column"
-                # Columns of one number per token wait on the device; those of many would fill it.
-                part.extend([value if value.dim() == 1 else value.cpu()] if rows else [])
+                part.extend([value] if rows else [])
         if not order:
             return tuple(_NOTHING for _ in parts)
         order_B = torch.tensor(order, dtype=torch.int64)

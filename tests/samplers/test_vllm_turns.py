@@ -49,9 +49,9 @@ class Resting(VLLMSampler):
         self._engine, self._sleeps, self._is_synced, self._without_cache = engine, sleeps, False, False
         self.asked = engine.asked
 
-    def _on_worker(self, verb: str, *arguments: str) -> Any:
+    def _on_workers(self, verb: str, *arguments: str) -> list[Any]:
         self.asked.append(verb)
-        return json.dumps(HELD)
+        return [json.dumps(HELD)]
 
     def _probe(self) -> Any:
         assert not self._without_cache, "nothing can be generated without memory for keys and values"
