@@ -57,14 +57,14 @@ class Workers(ExitStack):
         return LOOPBACK if self._cluster is None else self._cluster.address
 
     def place_ranks(self, ranks: int, computation: Computation) -> Sequence[Place]:
-        """The places of a learner's ranks.
+        """The places of a learner's ranks: the first ones, where another learner of the run has more.
 
         Raises:
             InputError: There are too few devices.
         """
         if self._placement is None:
             return choose_placement(ClusterSection(), computation, Processes(ranks)).ranks
-        return self._placement.ranks
+        return self._placement.ranks[:ranks]
 
     def place_engines(self, section: SamplerSection, computation: Computation) -> Sequence[Place]:
         """The places of the engines of a section: those of the run, or a judge's, which take turns with them.
