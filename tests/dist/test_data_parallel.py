@@ -141,9 +141,11 @@ class Killing:
 
     def __init__(self, sender: RankSender, victim: str) -> None:
         self._sender, self._victim = sender, victim
+        self.meeting: Meeting | None = None
 
     def join(self, meeting: Meeting | None) -> None:
         self._sender.join(meeting)
+        self.meeting = meeting
 
     def buckets(self, stream: Outgoing) -> Generator[Bucket]:
         for bucket in self._sender.buckets(stream):
