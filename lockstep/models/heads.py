@@ -293,7 +293,10 @@ def inputs(batch: Batch) -> dict[str, Any]:
 def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
     """Some of the last hidden states [m, D]; the last layer computes no others where it can."""
     if takes_read(backbone):
-        return backbone(**cut.inputs, read=state_m).last_hidden_state.flatten(0, 1)
+        # As many rows as other layers have: exact products need not fill them up, and nothing else is tried.
+        filling = state_m.new_zeros(-len(state_m) % find_multiple(backbone))
+        hidden = backbone(**cut.inputs, read=torch.cat([state_m, filling])).last_hidden_state
+        return hidden.flatten(0, 1)[: len(state_m)]
     return states(backbone, cut).index_select(0, state_m)
 
 

@@ -32,7 +32,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
 SHAPED = ("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9")
-LORA = ("learner.lora={rank: 4, alpha: 8}", "policy.lr=0.05", "model.scratch.config.initializer_range=0.2")
+LORA = ("learner.lora={rank: 8, alpha: 16}", "policy.lr=0.05", "model.scratch.config.initializer_range=0.2")
 WORLD = """
 class Three:
     def reset(self, row, seed):

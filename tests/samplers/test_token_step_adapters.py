@@ -18,6 +18,7 @@ from lockstep.batch import Batch
 from lockstep.config import LoRA
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
+from lockstep.models.exact.probe import ADAPTED_RANKS
 from lockstep.models.heads import LogitsHead
 from lockstep.models.lora import adapt, is_adapter
 from lockstep.models.token_step import TokenStep, can_step, join_maps
@@ -91,6 +92,7 @@ def assert_by_step(sampler: TorchSampler, wanted: Sequence[Request], bf16: bool)
 def test_adapters_by_the_step_are_those_of_modules_and_learners(
     kind: str, bf16: bool, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
 ) -> None:
+    rank = rank * ADAPTED_RANKS if bf16 else rank
     lm = adapted(kind, LoRA(rank=rank, alpha=alpha, target_modules=maps))
     assert_by_step(TorchSampler(lm, rows, bf16), requests(12, seed), bf16)
 
@@ -99,7 +101,7 @@ def test_adapters_by_the_step_are_those_of_modules_and_learners(
 @pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=pytest.mark.full), "qwen3"])
 def test_refits_of_adapters_are_seen(kind: str, bf16: bool) -> None:
     """Both ways: sent to the sampler, and written by a learner that shares them."""
-    lm = adapted(kind, LoRA(rank=3, alpha=12))
+    lm = adapted(kind, LoRA(rank=8, alpha=12))
     sampler = TorchSampler(lm, 5, bf16)
     sampler.wake()
     before = assert_by_step(sampler, requests(), bf16)

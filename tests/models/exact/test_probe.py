@@ -70,6 +70,15 @@ def test_a_second_probe_computes_no_product(
 
 
 @pytest.mark.usefixtures("verdicts")
+@pytest.mark.parametrize(
+    ("rank", "bf16", "exact"), [(3, True, False), (12, True, False), (3, False, True), (8, True, True)]
+)
+def test_adapters_in_bf16_are_exact_by_their_rank(config: PreTrainedConfig, rank: int, bf16: bool, exact: bool) -> None:
+    reason = probe.probe(config, bf16, LoRA(rank=rank))
+    assert reason is None if exact else f"learner.lora.rank is {rank}, and adapters in bf16" in str(reason)
+
+
+@pytest.mark.usefixtures("verdicts")
 def test_only_what_is_new_is_tried(config: PreTrainedConfig, count: Callable[[], int]) -> None:
     assert probe.probe(config, bf16=False) is None
     whole = count()
