@@ -77,7 +77,7 @@ class Case:
 
 @cache
 def load_cases(file: Path = CASES) -> dict[str, Case]:
-    """All cases by name, in the order of the file."""
+    """All cases by name, in the order of the file, whose names are older than the baseline's: those are today's."""
     tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     return {name: _case(name, entry, tree["recipes"], tree["files"]) for name, entry in tree["cases"].items()}
 
@@ -91,11 +91,11 @@ def _case(name: str, entry: dict[str, Any], recipes: dict[str, Any], files: dict
         put(warm_start, "run.folder", "warm_start")
     return Case(
         name=name,
-        recipe={key: value for key, value in recipe.items() if value is not None},
+        recipe=rename_recipe({key: value for key, value in recipe.items() if value is not None}),
         files=files,
         command=entry.get("command", "train"),
         asked=(entry["model"], entry["data"]) if "command" in entry else (),
-        warm_start=warm_start,
+        warm_start=None if warm_start is None else rename_recipe(warm_start),
         needs=tuple(entry.get("needs", ())),
         module=entry.get("module"),
     )
