@@ -293,6 +293,7 @@ def inputs(batch: Batch) -> dict[str, Any]:
 def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
     """Some of the last hidden states [m, D]; the last layer computes no others where it can."""
     if takes_read(backbone):
+        assert isinstance(backbone, PreTrainedModel), "a backbone of `transformers`"
         # As many rows as other layers have: exact products need not fill them up, and nothing else is tried.
         filling = state_m.new_zeros(-len(state_m) % find_multiple(backbone))
         hidden = backbone(**cut.inputs, read=torch.cat([state_m, filling])).last_hidden_state
