@@ -87,7 +87,7 @@ class Batch:
         return self["mask"]
 
     @property
-    def trained(self) -> Tensor:
+    def mask_indices(self) -> Tensor:
         """Indices of trainable tokens, int64 [M], on the device of the mask, which is waited for."""
         return self.mask.nonzero().squeeze(-1)
 

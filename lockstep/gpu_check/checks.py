@@ -106,21 +106,13 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
     if trial.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     spec = trial.learner(dtype)
-    learner, batch = spec.build(), trial.batch
-    losses = [_loss(learner, trial)]
-    begun = time.perf_counter()
-    losses += [_loss(learner, trial) for _ in range(_UPDATES)]
-    seconds = (time.perf_counter() - begun) / _UPDATES
-    if not losses[-1] < losses[0]:
-        raise BrokenPromiseError(
-            f"{_UPDATES} updates on one batch took the loss from {losses[0]:.3f} to {losses[-1]:.3f}"
-        )
+    before, after, seconds = _train(trial, spec.build())
     rank = trial.rank(dtype)
     found = {
-        "tokens/s": len(batch.tokens) / seconds,
+        "tokens/s": len(trial.batch.tokens) / seconds,
         "share of products": count_learning(rank) / seconds / multiply(trial, TYPES[dtype], trial.scale.product),
-        "loss, before": losses[0],
-        "loss, after": losses[-1],
+        "loss, before": before,
+        "loss, after": after,
     }
     if trial.device.type == "cuda":
         peak, planned = torch.cuda.max_memory_allocated(), rank.peak.size
@@ -128,8 +120,20 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
     return found
 
 
-def _loss(learner: Learner, trial: Trial) -> float:
-    return train(learner, trial.batch, CrossEntropyLoss()).floats()["loss"]
+def _train(trial: Trial, learner: Learner) -> tuple[float, float, float]:
+    """Trains on one batch. Returns the loss before the first update and before the last, and seconds of an update.
+
+    Raises:
+        BrokenPromiseError: The loss does not fall.
+    """
+    losses, ends = list[float](), list[float]()
+    for _ in range(1 + _UPDATES):
+        losses.append(train(learner, trial.batch, CrossEntropyLoss()).floats()["loss"])
+        ends.append(time.perf_counter())
+    before, after = losses[0], losses[-1]
+    if not after < before:
+        raise BrokenPromiseError(f"{_UPDATES} updates on one batch took the loss from {before:.3f} to {after:.3f}")
+    return before, after, (ends[-1] - ends[0]) / _UPDATES
 
 
 def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
@@ -197,16 +201,11 @@ def measure_ranks(trial: Trial) -> Measured:
     many = launch(trial.learner("fp32", ranks=trial.gpus), _WAIT_S)
     try:
         gap = float((alone.logprobs(trial.batch) - many.logprobs(trial.batch)).abs().max())
-        first = _loss(many, trial)
-        begun = time.perf_counter()
-        last = [_loss(many, trial) for _ in range(_UPDATES)][-1]
-        seconds = (time.perf_counter() - begun) / _UPDATES
+        _, _, seconds = _train(trial, many)
     finally:
         many.close()
-    if not gap <= _LARGEST_GAP_OF_RANKS or not last < first:
-        raise BrokenPromiseError(
-            f"{trial.gpus} ranks differ from one by {gap:.2g} nats; the loss went {first} → {last}"
-        )
+    if not gap <= _LARGEST_GAP_OF_RANKS:
+        raise BrokenPromiseError(f"{trial.gpus} ranks differ from one by {gap:.2g} nats")
     return {"tokens/s": len(trial.batch.tokens) / seconds, "largest |Δ| to one GPU, nats": gap}
 
 

@@ -94,7 +94,7 @@ def check_machine(device: str, minutes: float, out: Path) -> int:
 
 
 def _make(check: Check, late: bool) -> Outcome:
-    """Makes one check; whatever it raises is its outcome."""
+    """Makes one check; an error that it raises is its outcome."""
     reason = check.missing or ("no time was left" if late else None)
     if reason is not None:
         return Outcome(check.name, "skipped", {}, reason)

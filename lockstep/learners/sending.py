@@ -80,7 +80,8 @@ class SendsWeights(ABC):
     def _ship_all(self, dtype: torch.dtype) -> Generator[Shipment]:
         outgoing = Outgoing(Cast(self, dtype), dtype)
         for bucket in self._sender.buckets(outgoing):
-            yield Shipment(bucket, {slot.name: outgoing.sent[slot.name] for slot in bucket.slots})
+            sent = outgoing.sent
+            yield Shipment(bucket, {slot.name: sent[slot.name] for slot in bucket.slots})
 
     @cached_property
     def _sender(self) -> LocalSender:

@@ -38,7 +38,7 @@ class Distillation:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.top_logprob is not None, "distillation needs a head that gives log-probabilities"
-        own, some = batch.trained, "top_token" in batch.token
+        own, some = batch.mask_indices, "top_token" in batch.token
         student_MK, teacher_MK = outputs.top_logprob[own], batch["teacher_logprob"][own].log_softmax(-1)
         named_M = student_MK.detach().exp().sum(-1)
         entropy_M = _entropy(student_MK.detach()) if outputs.entropy is None else outputs.entropy[own]

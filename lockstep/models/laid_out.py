@@ -62,22 +62,22 @@ class LaidOut(Batch):
     @classmethod
     def of(cls, batch: Batch, cut: Cut, read: Read) -> LaidOut:
         """A batch whose share and read are known."""
-        masked = (batch.mask, batch.trained) if "mask" in batch.token else None
+        masked = (batch.mask, batch.mask_indices) if "mask" in batch.token else None
         return cls(**vars(batch), cut=cut, read=read, masked=masked)
 
     @property
-    def trained(self) -> Tensor:
+    def mask_indices(self) -> Tensor:
         """Indices of trainable tokens; nothing waits for them, unless the mask has been replaced."""
-        known = self._known
-        return super().trained if known is None else known
+        known = self._indices
+        return super().mask_indices if known is None else known
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         cut, read = self.cut.map(change), self.read.map(change)
-        changed, known = replace(super().map(change), cut=cut, read=read, masked=None), self._known
+        changed, known = replace(super().map(change), cut=cut, read=read, masked=None), self._indices
         return changed if known is None else replace(changed, masked=(changed.mask, change(known)))
 
     @property
-    def _known(self) -> Tensor | None:
+    def _indices(self) -> Tensor | None:
         """Indices of trainable tokens, if the mask is that with which the batch was laid out."""
         return self.masked[1] if self.masked is not None and self.masked[0] is self.token.get("mask") else None
 

@@ -41,7 +41,7 @@ from lockstep.weight_sync.sync import Snapshot
 _LOOKED_AT = 64
 """Responses of a step that are compared where scoring all of them would cost too much."""
 
-_SHARE, _FEWEST = 8, 4
+SHARE, _FEWEST = 8, 4
 """One of so many responses is recomputed where both sides are exact, but at least so many of a step."""
 
 
@@ -344,7 +344,7 @@ def _pick_responses(batch: Batch) -> Tensor:
 
 def _choose_share(batch: Batch, seed: int, step: int) -> Tensor:
     """True for the responses of a step that are recomputed, bool [B]."""
-    count = min(len(batch), max(_FEWEST, len(batch) // _SHARE))
+    count = min(len(batch), max(_FEWEST, len(batch) // SHARE))
     chosen_B = torch.zeros(len(batch), dtype=torch.bool)
     chosen_B[keyed.sample(len(batch), count, seed, "recomputed", step)] = True
     return chosen_B

@@ -16,11 +16,9 @@ from typing import Any
 from lockstep.algorithms.base import Inference
 from lockstep.errors import InputError
 from lockstep.models.heads import scores_tokens
+from lockstep.monitor.agreement import SHARE
 from lockstep.plan.memory import BF16, FP32, Rank
 from lockstep.plan.sizes import Sizes
-
-_RECOMPUTED = 8
-"""An exact run scores one response of so many again, see ADR 20."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def _score(rank: Rank, exact: bool) -> float:
     """Operations of passes that only score: frozen models, values of a critic, log π of a policy before it learns."""
     tokens = rank.load.scored * rank.load.group * rank.load.sequence
     again = exact and rank.trained and scores_tokens(rank.head)
-    return _forward(rank, tokens) / (_RECOMPUTED if again else 1)
+    return _forward(rank, tokens) / (SHARE if again else 1)
 
 
 def count_learning(rank: Rank) -> float:

@@ -42,7 +42,7 @@ def hidden_row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`hidden._hidden_row_sums`, row-invariant whatever is asked for; there is no block that `max_rows` could bound."""
+    """`hidden._hidden_row_sums`, always row-invariant; there is no block that `max_rows` could bound."""
     if hidden.dtype == torch.bfloat16 and not hidden.is_cuda:
         raise NotImplementedError(
             "Triton's interpreter multiplies the bits of bf16 as integers; use fp16 or fp32 there"

@@ -32,7 +32,7 @@ def row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`vocab._row_sums`, row-invariant whatever is asked for; no memory is needed that `max_rows` could bound."""
+    """`vocab._row_sums`, always row-invariant; no memory is needed that `max_rows` could bound."""
     (rows, columns), tokens = logits.shape, token.shape[1]
     sums_RM = logits.new_empty((2 + entropy, rows), dtype=torch.float32)
     picked_MK = token.new_empty(token.shape, dtype=torch.float32)

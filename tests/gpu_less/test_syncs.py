@@ -50,7 +50,7 @@ def build(folder: Path, head: Head, **section: object) -> RankLearner:
 
 
 def assert_no_wait(record: Record, copies: int) -> None:
-    """Passes make one copy each, which goes on, and wait for nothing; an update waits once: is its gradient finite?"""
+    """Passes make one copy each, without waiting for it; an update waits once: is its gradient finite?"""
     assert not record.count("sync", "passes"), record.lines("passes")
     assert not record.count("slow copy", "passes", "update"), record.lines("passes", "update")
     assert record.count("copy", "passes") == copies, record.lines("passes")
