@@ -19,7 +19,7 @@ from lockstep.lazy_names import export_lazily
 if TYPE_CHECKING:
     from lockstep import losses, objectives
     from lockstep.api.algorithms import DPO, GRPO, PPO, SFT, Distill, RewardModel, SelfRewarding
-    from lockstep.api.loop import load, open_learner, open_sampler, rollout, save, sync
+    from lockstep.api.loop import close_all, load, open_learner, open_sampler, rollout, save, sync
     from lockstep.api.run import Run
     from lockstep.api.trainer import Trainer, train
     from lockstep.batch import Batch
@@ -47,6 +47,7 @@ __all__ = [
     "SamplingParams",
     "SelfRewarding",
     "Trainer",
+    "close_all",
     "load",
     "losses",
     "objectives",
@@ -60,7 +61,7 @@ __all__ = [
 
 _PLACES = {
     "lockstep.api.algorithms": ("DPO", "GRPO", "PPO", "SFT", "Distill", "RewardModel", "SelfRewarding"),
-    "lockstep.api.loop": ("load", "open_learner", "open_sampler", "rollout", "save", "sync"),
+    "lockstep.api.loop": ("close_all", "load", "open_learner", "open_sampler", "rollout", "save", "sync"),
     "lockstep.api.run": ("Run",),
     "lockstep.api.trainer": ("Trainer", "train"),
     "lockstep.batch": ("Batch",),

@@ -39,8 +39,15 @@ Score = Callable[[str, str, str, Mapping[str, Any]], float | None]
 """A reward `f(prompt, response, answer, row)`; None: no verdict."""
 
 _WORKERS = Workers()
-"""Processes of learners and samplers that were opened here; they end with the program."""
-atexit.register(_WORKERS.close)
+"""Learners and samplers that were opened here, with their processes."""
+
+
+def close_all() -> None:
+    """Closes every learner and sampler that was opened here and ends their processes, as the end of a program does."""
+    _WORKERS.close()
+
+
+atexit.register(close_all)
 
 
 def open_learner(

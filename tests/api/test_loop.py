@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +40,13 @@ class Reinforce:
 
 def score(prompt: str, response: str, answer: str, row: object) -> float:
     return float(len(response))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_open() -> Iterator[None]:
+    yield
+    lockstep.close_all()
+    assert not multiprocessing.active_children()
 
 
 @pytest.fixture
