@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.run.checkpoint import sync
+from lockstep.disk import sync
 from lockstep.whole_files import write_whole
 
 

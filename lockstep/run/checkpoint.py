@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.disk import remove_tree, retry, sync
 from lockstep.errors import InputError, RunError
 
 _ASIDE = ".aside_"
@@ -61,16 +62,18 @@ class Checkpoints:
         folder: Their folder, which need not exist yet.
         keep: Number of newest checkpoints to keep.
         best: Number of checkpoints with the highest `score` to keep as well.
+        note: Told of what cannot be removed, and of checkpoints that are passed over.
     """
 
     folder: Path
     keep: int
     best: int = 0
+    note: Callable[[str], object] = warnings.warn
 
     def clear(self) -> None:
         """Removes what a killed process has left aside: half-written and half-removed checkpoints."""
         for path in self.folder.glob(f"{_ASIDE}*"):
-            shutil.rmtree(path)
+            remove_tree(path, self.note)
 
     def begin(self, step: int) -> Path:
         """Makes an empty folder, aside, for a checkpoint's safetensors and JSON files; subfolders are allowed.
@@ -103,7 +106,7 @@ class Checkpoints:
             _seal(aside, {"step": step, "score": score, "state": state})
             # A folder of this step, or of a later one, can only be one that `latest` refused.
             self._remove([path for found, path in self.find() if found >= step])
-            aside.rename(self.folder / _name(step))
+            retry(lambda: aside.rename(self.folder / _name(step)))
             sync(self.folder)
             self._remove(self._find_surplus())
         except OSError as error:
@@ -122,11 +125,8 @@ class Checkpoints:
             "where the disk is full, make room; the same command then resumes the run"
         )
 
-    def latest(self, note: Callable[[str], object]) -> Checkpoint | None:
-        """The newest undamaged checkpoint; None where none was ever saved.
-
-        Args:
-            note: Told of each damaged one, which is passed over.
+    def latest(self) -> Checkpoint | None:
+        """The newest undamaged checkpoint, those that are damaged passed over; None where none was ever saved.
 
         Raises:
             CheckpointError: If there are some, and all are damaged.
@@ -136,7 +136,7 @@ class Checkpoints:
             try:
                 return Checkpoint(path, step, _read_verified(path, step))
             except _DamagedError as damage:
-                note(f"checkpoint {path} is not used: {damage}")
+                self.note(f"checkpoint {path} is not used: {damage}")
         if found:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged; put a whole one back, or remove the run's folder to "
@@ -178,7 +178,9 @@ class Checkpoints:
     def _remove(self, paths: list[Path]) -> None:
         """Removes folders, renaming each first, so that no half-deleted one looks like a checkpoint."""
         for path in paths:
-            shutil.rmtree(path.rename(self.folder / f"{_ASIDE}old_{path.name}"))
+            aside = self.folder / f"{_ASIDE}old_{path.name}"
+            retry(lambda path=path, aside=aside: path.rename(aside))
+            remove_tree(aside, self.note)
 
 
 def _name(step: int) -> str:
@@ -213,16 +215,27 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
     if found != set(sums):
         raise _DamagedError(f"files are missing or were added: {', '.join(sorted(found ^ set(sums)))}")
     for name, noted in sums.items():
-        if _sum(folder / name) != noted:
+        if _sum_readable(folder, name) != noted:
             raise _DamagedError(f"{name} was truncated or altered")
     return manifest["state"]
 
 
+def _sum_readable(folder: Path, name: str) -> dict[str, Any]:
+    """Size and digest of a file; raises _DamagedError where it cannot be read, or is none."""
+    if not (folder / name).is_file():
+        raise _DamagedError(f"{name} is no file, or a link to what is not there")
+    try:
+        return retry(lambda: _sum(folder / name))
+    except OSError as error:
+        raise _DamagedError(f"{name} cannot be read ({error.strerror})") from error
+
+
 def _manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; empty where it cannot be read."""
+    path = folder / _MANIFEST
     try:
-        manifest = json.loads((folder / _MANIFEST).read_bytes())
-    except (OSError, ValueError):
+        manifest = json.loads(retry(path.read_bytes)) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
         return {}
     return manifest if isinstance(manifest, dict) else {}
 
@@ -239,12 +252,3 @@ def _sum(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
-
-
-def sync(path: Path) -> None:
-    """Returns when the file, or the folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

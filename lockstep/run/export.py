@@ -58,7 +58,7 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
     lora, trained = recipe.learner.lora, recipe.models[0]
     if adapter and lora is None:
         raise InputError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
-    found = _choose(Checkpoints(run / "checkpoints", keep=1), which)
+    found = _choose(Checkpoints(run / "checkpoints", keep=1, note=print), which)
     if which == "best" and recipe.run.best is not None:
         _tell_better(run, recipe.run.best, found.step)
     is_classifier = not scores_tokens(trained.head)
@@ -131,7 +131,7 @@ def _tell_better(run: Path, by: Best, exported: int) -> None:
 
 def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
     if which == "latest":
-        newest = checkpoints.latest(print)
+        newest = checkpoints.latest()
         if newest is None:
             raise NoCheckpointError(f"{checkpoints.folder} holds no checkpoint yet")
         return newest

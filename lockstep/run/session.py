@@ -58,7 +58,10 @@ class Session:
         """
         job, progress = self.job, self.progress
         checkpoints = Checkpoints(
-            self.folder / "checkpoints", self.options.keep, 0 if self.options.best is None else self.options.best.count
+            self.folder / "checkpoints",
+            self.options.keep,
+            0 if self.options.best is None else self.options.best.count,
+            progress.note,
         )
         start = self._restore(checkpoints)
         self.tracker.rewind(start.step if start.step else -1)
@@ -87,7 +90,7 @@ class Session:
     def _restore(self, checkpoints: Checkpoints) -> Start:
         """Restores the learners from the newest checkpoint."""
         checkpoints.clear()
-        newest = checkpoints.latest(self.progress.note)
+        newest = checkpoints.latest()
         if newest is None:
             return Start()
         changed = differences(newest.state["identity"], self.identity)

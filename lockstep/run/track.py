@@ -11,9 +11,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from lockstep.disk import sync
 from lockstep.errors import RunError
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
-from lockstep.run.checkpoint import sync
 
 Outcome = Literal["finished", "failed", "interrupted"]
 """The way a run's process ended; one that was killed reports none."""

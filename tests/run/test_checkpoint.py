@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,11 @@ def nothing(text: str) -> None:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", keep=2)
+    return Checkpoints(tmp_path / "checkpoints", keep=2, note=nothing)
 
 
 def newest(checkpoints: Checkpoints) -> Checkpoint:
-    found = checkpoints.latest(nothing)
+    found = checkpoints.latest()
     assert found is not None
     return found
 
@@ -62,7 +64,7 @@ def names(checkpoints: Checkpoints) -> list[str]:
 
 
 def test_no_checkpoint_yet(checkpoints: Checkpoints) -> None:
-    assert checkpoints.latest(nothing) is None
+    assert checkpoints.latest() is None
 
 
 def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
@@ -102,7 +104,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
     save(checkpoints, 20, weights(2), {"position": 2})
     damage(checkpoints.folder / "step_000020" / file)
     told: list[str] = []
-    found = checkpoints.latest(told.append)
+    found = replace(checkpoints, note=told.append).latest()
     assert found is not None
     assert found.state == {"position": 1}
     assert len(told) == 1
@@ -112,6 +114,112 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
         checkpoints.at(20)
 
 
+def dangle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("not there")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def nest(path: Path) -> None:
+    path.write_text("[" * 5_000)
+
+
+@pytest.mark.parametrize("damage", [dangle, pipe, nest])
+@pytest.mark.parametrize("file", ["learner.json", "manifest.json"])
+def test_one_that_cannot_be_read_is_passed_over(
+    checkpoints: Checkpoints, file: str, damage: Callable[[Path], None]
+) -> None:
+    save(checkpoints, 10, weights(1), {"position": 1})
+    save(checkpoints, 20, weights(2), {"position": 2})
+    damage(checkpoints.folder / "step_000020" / file)
+    told: list[str] = []
+    found = replace(checkpoints, note=told.append).latest()
+    assert found is not None
+    assert found.state == {"position": 1}
+    assert len(told) == 1
+    assert file in told[0]
+
+
+def fail(
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, error: int, where: str, times: int = 1 << 30
+) -> None:
+    """Makes a function of the system fail, on paths that contain a text."""
+    real, left = getattr(module, name), [times]
+
+    def failing(path: Any, *args: Any, **keywords: Any) -> Any:
+        said = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else str(path)
+        if where in said and left[0]:
+            left[0] -= 1
+            raise OSError(error, os.strerror(error))
+        return real(path, *args, **keywords)
+
+    monkeypatch.setattr(module, name, failing)
+
+
+def test_a_disk_error_while_it_is_read_is_named_and_passed_over(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(checkpoints, 10, weights(1), {"position": 1})
+    save(checkpoints, 20, weights(2), {"position": 2})
+    fail(monkeypatch, Path, "open", errno.EIO, "step_000020/learner.json")
+    told: list[str] = []
+    found = replace(checkpoints, note=told.append).latest()
+    assert found is not None
+    assert found.step == 10
+    assert "learner.json cannot be read (Input/output error)" in told[0]
+
+
+def test_an_old_one_that_cannot_be_removed_is_told_and_gone_later(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    telling = replace(checkpoints, note=told.append)
+    with monkeypatch.context() as patch:
+        fail(patch, shutil, "rmtree", errno.EIO, "old_step_000010")
+        for step in (10, 20, 30):
+            save(telling, step, weights(step), {"position": step})
+    assert [name for name in names(checkpoints) if name.startswith("step")] == ["step_000020", "step_000030"]
+    assert told == [
+        f"{checkpoints.folder}/.aside_old_step_000010 cannot be removed (Input/output error); it takes room until it is"
+    ]
+    save(checkpoints, 40, weights(40), {"position": 40})
+    assert names(checkpoints) == ["step_000030", "step_000040"]
+
+
+def test_what_passes_is_tried_again(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, shutil, "rmtree", errno.ENOTEMPTY, "old_step_000010", times=2)
+    fail(monkeypatch, Path, "rename", errno.ESTALE, "aside_step_000030", times=2)
+    for step in (10, 20, 30):
+        save(checkpoints, step, weights(step), {"position": step})
+    assert names(checkpoints) == ["step_000020", "step_000030"]
+
+
+def test_a_disk_that_cannot_sync_folders_is_warned_of(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def no_folders(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", no_folders)
+    with pytest.warns(UserWarning, match="cannot sync folders"):
+        save(checkpoints, 10, weights(1), {"position": 1})
+    assert newest(checkpoints).state == {"position": 1}
+
+
+def test_a_disk_that_fails_is_named_with_the_file(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, os, "fsync", errno.EIO, "learner.json")
+    with pytest.raises(CheckpointError, match=r"Input/output error: '.*learner.json'; there is none before it"):
+        save(checkpoints, 10, weights(1), {})
+
+
 def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpoints) -> None:
     save(checkpoints, 10, weights(1), {})
     save(checkpoints, 20, weights(2), {})
@@ -119,7 +227,7 @@ def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpo
     (checkpoints.folder / "step_000010").rename(checkpoints.folder / "step_000011")
     told: list[str] = []
     with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
-        checkpoints.latest(told.append)
+        replace(checkpoints, note=told.append).latest()
     assert "extra.json" in told[0]
     assert "that of step 10" in told[1]
 

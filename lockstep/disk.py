@@ -1,0 +1,68 @@
+"""The disk's faults, and what is done about each: tried again, passed over and told, or raised with the file's name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_PASSING = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOTEMPTY, errno.ESTALE, errno.ETIMEDOUT}
+"""Errors that network disks give and take back."""
+
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EISDIR}
+"""What disks say that cannot sync a folder, such as CIFS and many of FUSE."""
+
+_WAITS_S = (0.1, 0.4, 1.6)
+
+
+def retry(action: Callable[[], T]) -> T:
+    """Tries an action again, four times within two seconds, where the disk fails in a way that passes.
+
+    Raises:
+        OSError: Of the last attempt, or another kind.
+    """
+    for wait_s in _WAITS_S:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+        time.sleep(wait_s)
+    return action()
+
+
+def sync(path: Path) -> None:
+    """Returns when the file, or the folder's list of names, is on the disk.
+
+    A disk that cannot do so for folders is warned of once, and its order of names is trusted.
+
+    Raises:
+        OSError: With the name of the file. It is never tried again: a disk that failed once may have dropped the bytes.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in _NO_FOLDER_SYNC):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        warnings.warn(
+            "the disk of this run cannot sync folders, so a power cut may take the name of the newest file",
+            stacklevel=2,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
+    """Removes a folder that nobody needs; where the disk refuses, tells the user and leaves the rest of it."""
+    try:
+        retry(lambda: shutil.rmtree(folder))
+    except OSError as error:
+        note(f"{folder} cannot be removed ({error.strerror}); it takes room until it is")
