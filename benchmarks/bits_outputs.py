@@ -16,8 +16,8 @@ from benchmarks.bits_names import rename_columns, rename_metrics, rename_tensors
 
 METRICS, RESULTS, SECONDS = "metrics.jsonl", "results.json", "seconds"
 CHECKPOINT = "checkpoint"
-CLOCKS = ("timings.jsonl",)
-"""Files that hold seconds, which differ between equal runs."""
+CLOCKS = ("timings.jsonl", "messages.jsonl")
+"""Files that hold clock times, which differ between equal runs."""
 
 Row = dict[str, Any]
 Value = float | str | bool | None

@@ -17,7 +17,7 @@ _PASSING = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOTEMPTY, errno.ESTAL
 """Errors that network disks give and take back."""
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EISDIR}
-"""What disks say that cannot sync a folder, such as CIFS and many of FUSE."""
+"""Errors of disks that cannot sync a folder, such as CIFS and many of FUSE."""
 
 _WAITS_S = (0.1, 0.4, 1.6)
 
@@ -61,7 +61,7 @@ def sync(path: Path) -> None:
 
 
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
-    """Removes a folder that nobody needs; where the disk refuses, tells the user and leaves the rest of it."""
+    """Removes a folder that is not needed; where the disk refuses, tells the user and leaves the rest of it."""
     try:
         retry(lambda: shutil.rmtree(folder))
     except OSError as error:

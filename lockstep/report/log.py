@@ -4,6 +4,7 @@
     timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; apart, so that equal runs have equal metrics; work in
                     the background begins with `beside/`, and is no part of the time of the step
     samples.jsonl   {"step": 3, "prompt": …}, several per step
+    messages.jsonl  {"time": …, "step": 3, "message": …}: what the program told the user; never cut
 
 JSON has no word for what is no number: NaN is written as null, the infinities as the texts "Infinity" and "-Infinity",
 and `read_metrics` turns them back. Floats are written so that they read back as the same bits.
@@ -23,8 +24,8 @@ from lockstep.config import old_names
 from lockstep.errors import InputError
 
 METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
-LOCK, CRASH = ".lock", "crash.txt"
-"""Two more files of a run's folder: what the process that writes there holds, and the report of an unexpected error."""
+MESSAGES, LOCK, CRASH = "messages.jsonl", ".lock", "crash.txt"
+"""More files of a run's folder: its messages, what the process that writes there holds, and the report of a crash."""
 
 
 def encode(step: int, row: Mapping[str, Any]) -> bytes:

@@ -36,6 +36,10 @@ _LINE_EVERY_S = 1.0  # at least, where the length is not known
 _WINDOW = 10  # steps that the throughput and the time left are measured over
 
 
+Record = Callable[[int, str], object]
+"""Takes the steps done and a note."""
+
+
 class _Display(Protocol):
     """The display on which a run is shown."""
 
@@ -49,8 +53,16 @@ class _Display(Protocol):
 class Progress:
     """The progress of a run, which the loop reports; see `show_progress`."""
 
-    def __init__(self, title: str, total_steps: int | None, display: _Display, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        title: str,
+        total_steps: int | None,
+        display: _Display,
+        clock: Callable[[], float],
+        record: Record | None = None,
+    ) -> None:
         self._title, self._total, self._display, self._clock = title, total_steps, display, clock
+        self._record = record
         self._phase: str | None = None
         self._phase_since = self._step_since = clock()
         self._timings: dict[str, float] = {}
@@ -61,11 +73,13 @@ class Progress:
     def total(self, steps: int, note: str, unit: str = "step") -> None:
         """Says how many steps the run has, as soon as that is known, and what a step is. The first step begins now."""
         self._total, self._unit, self._step_since = steps, unit, self._clock()
-        self._display.note(note)
+        self.note(note)
 
     def note(self, text: str) -> None:
-        """Shows a line that stays."""
+        """Shows a line that stays, and records it."""
         self._display.note(text)
+        if self._record is not None:
+            self._record(self._step, text)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -145,6 +159,7 @@ def show_progress(
     total_steps: int | None = None,
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    record: Record | None = None,
 ) -> Iterator[Progress]:
     """Shows a run while the `with` block lasts.
 
@@ -154,6 +169,7 @@ def show_progress(
         stream: Target; standard error if None. On a terminal a bar moves, elsewhere there is a line for each
             tenth of the steps, and for the first and the last.
         clock: Seconds that only grow.
+        record: Takes each note, with the steps done.
     """
     out = sys.stderr if stream is None else stream
     console = Console(file=out)
@@ -161,7 +177,7 @@ def show_progress(
         display: _Display = NotebookDisplay()
     else:
         display = _Bar(console) if out.isatty() and not console.is_dumb_terminal else _Lines(out, clock)
-    progress = Progress(title, total_steps, display, clock)
+    progress = Progress(title, total_steps, display, clock, record)
     with display.open(progress.view):
         yield progress
 

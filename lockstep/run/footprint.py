@@ -12,7 +12,7 @@ from threading import Event
 
 from lockstep.run.folder import LOCK
 
-_MADE = ("recipe.yaml", "environment.json", "inputs.json", "data", "initial")
+_MADE = ("recipe.yaml", "environment.json", "inputs.json", "messages.jsonl", "data", "initial")
 """Files that a run makes in its folder before its first step; all others are not the run's."""
 
 

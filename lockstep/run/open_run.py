@@ -13,6 +13,7 @@ from lockstep.run.crash import CRASH, write_crash
 from lockstep.run.folder import lock_folder, make, write_once
 from lockstep.run.footprint import Footprint
 from lockstep.run.machine import as_noted
+from lockstep.run.messages import add_message
 from lockstep.run.stop import Stopped
 
 
@@ -37,10 +38,20 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[None]:
-    """Writes `crash.txt` for an error in the block that is not one sentence for the user."""
+def _end_recorded(folder: Path) -> Iterator[None]:
     try:
         yield
+    except BaseException as error:
+        add_message(folder, None, f"ended by {type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[None]:
+    """Writes `crash.txt` for an error in the block that is not one sentence for the user; records any."""
+    try:
+        with _end_recorded(folder):
+            yield
     except (LockstepError, Stopped):
         raise
     except OSError as error:

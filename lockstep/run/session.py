@@ -11,6 +11,8 @@ from pathlib import Path
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.step import StepEvent
 from lockstep.config import RunSection
+from lockstep.errors import InputError
+from lockstep.report.log import read_metrics
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
 from lockstep.run.certificate import write_run_certificate
@@ -92,6 +94,7 @@ class Session:
         checkpoints.clear()
         newest = checkpoints.latest()
         if newest is None:
+            self._require_unsaved(checkpoints)
             return Start()
         changed = differences(newest.state["identity"], self.identity)
         if changed and not self.allow_changes:
@@ -109,3 +112,15 @@ class Session:
             self.job.agreement.restore(compared)
         self.progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
         return Start(newest.step, int(newest.state["position"]))
+
+    def _require_unsaved(self, checkpoints: Checkpoints) -> None:
+        """Raises InputError where the logs reach further than a run can come without a checkpoint.
+
+        The second checkpoint is not begun before the first is whole.
+        """
+        logged = max((int(row["step"]) for row in read_metrics(self.folder)), default=0)
+        if logged >= 2 * self.options.save_every:
+            raise InputError(
+                f"{self.folder} has logged {logged} steps, and {checkpoints.folder} holds no checkpoint of them; put "
+                f"them back (is the disk mounted?), choose another run.folder, or remove {self.folder} to start again"
+            )

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from lockstep.algorithms.base import Algorithm
@@ -36,6 +37,7 @@ from lockstep.run.folder import (
 )
 from lockstep.run.identity import identity
 from lockstep.run.live_setup import LiveSetup, require_lengths
+from lockstep.run.messages import add_message
 from lockstep.run.open_run import open_run
 from lockstep.run.page import write_page
 from lockstep.run.remarks import remarks
@@ -102,7 +104,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
-        progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
+        progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}", record=partial(add_message, folder)))
         for remark in [*(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
             progress.note(remark)
         inexact = decide_exact(recipe, source.folder, progress.note)

@@ -1,0 +1,94 @@
+"""`lockstep train --supervise`: the same command again after a crash, until the run ends or no longer advances."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from lockstep import exit_codes
+from lockstep.run.checkpoint import Checkpoints
+from lockstep.run.messages import add_message
+
+LIMIT = 5
+"""Restarts without a new checkpoint between them; a run that advances is restarted as often as it takes."""
+
+_WAITS_S = (1.0, 5.0, 30.0, 120.0)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Supervisor:
+    """Runs a command, and again after each crash, with longer waits while it does not advance.
+
+    Args:
+        command: The command line of the run.
+        folder: Folder of the run.
+        sleep: Waits some seconds.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._command, self._folder, self._sleep = command, folder, sleep
+        self._child: subprocess.Popen[bytes] | None = None
+        self._asked_to_stop = False
+
+    def run(self) -> int:
+        """Returns the exit code of the last process."""
+        before = {number: signal.signal(number, self._forward) for number in _FORWARDED}
+        try:
+            return self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> int:
+        stuck, saved, restarts = 0, self._newest(), 0
+        while True:
+            code = self._run_once()
+            if self._asked_to_stop or not is_crash(code):
+                if restarts:
+                    self._tell(f"the run was restarted {restarts} times; {self._folder}/messages.jsonl says why")
+                return code if code >= 0 else 128 - code
+            stuck, saved = (0 if self._newest() > saved else stuck), self._newest()
+            after = f"after step {saved}, the newest that is saved" if saved >= 0 else "before anything was saved"
+            if stuck == LIMIT:
+                self._tell(f"{_describe(code)} {after}, {LIMIT} times in a row; the run is not restarted")
+                return exit_codes.CRASH
+            wait_s = _WAITS_S[min(stuck, len(_WAITS_S) - 1)]
+            stuck, restarts = stuck + 1, restarts + 1
+            self._tell(f"{_describe(code)} {after}; the same command again in {wait_s:g} s ({stuck} of {LIMIT})")
+            self._sleep(wait_s)
+            if self._asked_to_stop:
+                return exit_codes.CRASH
+
+    def _run_once(self) -> int:
+        """Runs the command to its end, in a group of its own, so that Ctrl-C reaches it once. Returns its exit code."""
+        with subprocess.Popen(self._command, start_new_session=True) as self._child:
+            return self._child.wait()
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self._asked_to_stop = True
+        if self._child is not None and self._child.returncode is None:
+            self._child.send_signal(number)
+
+    def _newest(self) -> int:
+        """Step of the newest checkpoint; -1 where there is none."""
+        found = Checkpoints(self._folder / "checkpoints", keep=1).find()
+        return found[-1][0] if found else -1
+
+    def _tell(self, text: str) -> None:
+        print(f"supervise: {text}", file=sys.stderr, flush=True)
+        if self._folder.is_dir():
+            add_message(self._folder, None, f"supervise: {text}")
+
+
+def is_crash(code: int) -> bool:
+    """True for an exit code after which the same command may do better; a signal is negative, as in `subprocess`."""
+    return code == exit_codes.CRASH or code < 0
+
+
+def _describe(code: int) -> str:
+    return f"the process was killed by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
