@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -21,6 +22,7 @@ from lockstep.config import OpenAI
 from lockstep.inference.generate import generate
 from lockstep.inference.generate_recipe import generate_recipe
 from lockstep.models.tokenizer import load_tokenizer
+from lockstep.samplers.openai import bounded
 from lockstep.samplers.openai.client import OpenAIClient, ServerError
 from lockstep.types import Reply, Request, SamplingParams
 
@@ -110,6 +112,52 @@ def test_a_server_that_hangs_is_given_up(script: Script) -> None:
     script.says = lambda n: time.sleep(3) or completed()
     with pytest.raises(ServerError, match=r"/v1: no answer within 0\.2 s, in 1 attempts; .*raise timeout_s$"):
         script.reply(timeout_s=0.2, max_retries=0)
+
+
+def drip() -> Iterator[bytes]:
+    while True:
+        time.sleep(0.05)
+        yield b" "
+
+
+def test_a_server_that_drips_is_given_up(script: Script) -> None:
+    script.says = lambda n: (200, drip())
+    start = time.monotonic()
+    with pytest.raises(ServerError, match=r"/v1: no answer within 0\.3 s, in 2 attempts"):
+        script.reply(timeout_s=0.3, max_retries=1)
+    assert len(script.bodies) == 2
+    assert time.monotonic() - start < 20  # for ever, before there was a deadline
+
+
+def test_a_reply_without_an_end_is_not_read_to_it(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "LARGEST_REPLY", 2**20)
+    script.says = lambda n: (200, itertools.repeat(b" " * 2**16))
+    with pytest.raises(ServerError, match="/v1: its reply is longer than 1 MiB; look at what serves there"):
+        script.reply(max_retries=0)
+
+
+def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
+    other = Script()
+    with listening(other):
+        script.says = lambda n: (307, f"{other.url}/completions")
+        with pytest.raises(ServerError, match=rf"it sends requests on to {other.url}/completions; name that in"):
+            script.reply()
+    assert not other.bodies
+    assert len(script.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "why"), [(-5, "completion_tokens: .* 0"), (1_000, "answers with 1000 tokens, where 4")]
+)
+def test_a_count_of_tokens_that_cannot_be_is_refused(script: Script, tokens: int, why: str) -> None:
+    script.says = lambda n: completed(tokens=tokens)
+    with pytest.raises(ServerError, match=why):
+        script.reply()
+
+
+def test_half_a_character_becomes_one_that_can_be_written(script: Script) -> None:
+    script.says = lambda n: completed(text="a\ud800b \ud83d\ude00")
+    assert script.reply().text == "a\ufffdb 😀"
 
 
 def test_a_server_that_is_not_there_is_said() -> None:

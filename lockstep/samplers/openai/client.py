@@ -24,6 +24,8 @@ from lockstep.types import Reply, Request, SamplingParams
 try:
     import openai
     from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+    from lockstep.samplers.openai.bounded import BoundedClient, ReplyRefused
 except ModuleNotFoundError as missing:
     raise InputError(
         f"a client for servers needs the package {missing.name}, which is not installed: "
@@ -158,7 +160,7 @@ class OpenAIClient:
         self, path: str, bodies: Sequence[Mapping[str, object]], ends: Ends, lost: Lost | None = None
     ) -> Iterator[tuple[int, Reply]]:
         """Sends all requests, and counts how their responses end."""
-        for place, answer in self._server.answers(path, bodies, lost):
+        for place, answer in self._server.answers(path, bodies, ends.max_tokens, lost):
             choice = answer.choices[0]
             logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs else None
             if "logprobs" in bodies[place] and len(logprobs or ()) != answer.num_tokens:
@@ -193,14 +195,20 @@ class _Server:
             raise ServerError(f"the environment variable {options.api_key_env} holds characters that no key has")
 
     def answers(
-        self, path: str, bodies: Sequence[Mapping[str, object]], lost: Lost | None
+        self, path: str, bodies: Sequence[Mapping[str, object]], max_tokens: int, lost: Lost | None
     ) -> Iterator[tuple[int, Completion]]:
         """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are canceled."""
         gate = Semaphore(self._options.max_concurrency)
 
         async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Completion:
             async with gate:
-                return await self.ask(client, Completion, path, body)
+                answered = await self.ask(client, Completion, path, body)
+            if answered.num_tokens > max_tokens + 1:  # some count the stop token besides
+                raise ServerError(
+                    f"{self._options.base_url}: it answers with {answered.num_tokens} tokens, where {max_tokens} were "
+                    "asked for at most; look at what serves there"
+                )
+            return answered
 
         with self.connection() as (portal, client):
             futures = {portal.start_task_soon(answer, client, body): place for place, body in enumerate(bodies)}
@@ -215,8 +223,8 @@ class _Server:
         client = openai.AsyncOpenAI(
             base_url=self._options.base_url,
             api_key=self._key or "none",
-            timeout=openai.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s)),
             max_retries=self._options.max_retries,
+            http_client=BoundedClient(self._timeout_s, min(_CONNECT_S, self._timeout_s)),
         )
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
             yield portal, client
@@ -236,6 +244,8 @@ class _Server:
     def _sentence(self, error: Exception) -> str:
         variable, attempts = self._options.api_key_env, f"{self._options.max_retries + 1} attempts"
         match error:
+            case ReplyRefused():
+                return str(error)
             case openai.APITimeoutError():
                 return f"no answer within {self._timeout_s:g} s, in {attempts}; look at its log, or raise timeout_s"
             case openai.APIConnectionError():

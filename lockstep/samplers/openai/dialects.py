@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, NonNegativeInt
 
 from lockstep.errors import InputError
 from lockstep.types import SamplingParams
@@ -83,10 +84,19 @@ class Models(BaseModel):
     data: list[Model]
 
 
+def _replace_half_characters(text: str) -> str:
+    """Half of a surrogate pair, which JSON can hold and no file, becomes the replacement character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+Text = Annotated[str, AfterValidator(_replace_half_characters)]
+"""A text that can be written to a file."""
+
+
 class Message(BaseModel):
     """A message of a conversation; None where a server keeps the reasoning apart and there was nothing else."""
 
-    content: str | None = None
+    content: Text | None = None
 
 
 class Logprobs(BaseModel):
@@ -98,7 +108,7 @@ class Logprobs(BaseModel):
 class Choice(BaseModel):
     """A response; `stop_reason` is the stop token that ended it, where a server says so."""
 
-    text: str = ""
+    text: Text = ""
     message: Message = Message()
     finish_reason: str | None = None
     stop_reason: int | str | None = Field(default=None, validation_alias=AliasChoices("stop_reason", "matched_stop"))
@@ -109,8 +119,8 @@ class Choice(BaseModel):
 class Usage(BaseModel):
     """Tokens as a server counts them."""
 
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: NonNegativeInt
+    completion_tokens: NonNegativeInt
 
 
 class Completion(BaseModel):

@@ -1,0 +1,68 @@
+"""A connection with bounds: an attempt ends by its deadline and a reply at a size, however slowly a server sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import httpx2
+import openai
+
+LARGEST_REPLY = 64 * 2**20
+"""Bytes of a reply, far more than tokens with their log-probabilities take."""
+
+
+class ReplyRefused(openai.OpenAIError):
+    """A reply that is not read to its end; asking again would not help."""
+
+
+class BoundedClient(openai.DefaultAsyncHttpxClient):
+    """An HTTP client for one server, which it stays with: no reply sends it to another address.
+
+    Args:
+        timeout_s: Deadline of an attempt, from the request to the last byte of the reply.
+        connect_s: Timeout of the connection.
+    """
+
+    def __init__(self, timeout_s: float, connect_s: float) -> None:
+        # Uncompressed, so that the bytes that are counted are those that fill the memory.
+        super().__init__(
+            timeout=httpx2.Timeout(timeout_s, connect=connect_s),
+            headers={"accept-encoding": "identity"},
+            follow_redirects=False,
+        )
+        self._timeout_s = timeout_s
+
+    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+        """Sends a request and reads the whole reply.
+
+        Raises:
+            httpx2.ReadTimeout: After the deadline; openai's client then tries again.
+            ReplyRefused: If the reply is too long, compressed, or sends the client elsewhere.
+        """
+        options["follow_redirects"] = False
+        try:
+            with anyio.fail_after(self._timeout_s):
+                response = await super().send(request, stream=True, **options)
+                try:
+                    body = await _read(response)
+                finally:
+                    await response.aclose()
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout("the whole reply took too long", request=request) from error
+        return httpx2.Response(response.status_code, headers=response.headers, content=body, request=request)
+
+
+async def _read(response: httpx2.Response) -> bytes:
+    if response.is_redirect:
+        raise ReplyRefused(
+            f"it sends requests on to {response.headers.get('location')}; name that in base_url if it is right"
+        )
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ReplyRefused("it compresses its replies, though it was asked not to; switch that off")
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > LARGEST_REPLY:
+            raise ReplyRefused(f"its reply is longer than {LARGEST_REPLY // 2**20} MiB; look at what serves there")
+    return bytes(body)
