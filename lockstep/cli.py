@@ -25,6 +25,7 @@ from lockstep.commands import (
     watch,
 )
 from lockstep.commands import eval as evaluate
+from lockstep.disk import is_of_the_user
 from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
 from lockstep.unread import is_unread, outlive_reader, silence
@@ -75,7 +76,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         if options.traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
             raise
         print(f"lockstep: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, LockstepError) else exit_codes.INPUT
+        if isinstance(error, LockstepError):
+            return error.exit_code
+        return exit_codes.INPUT if is_of_the_user(error) else exit_codes.CRASH
     except Stopped as stopped:
         print(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code

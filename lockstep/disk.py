@@ -7,7 +7,8 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +39,26 @@ def retry(action: Callable[[], T]) -> T:
     return action()
 
 
+_OF_THE_USER = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
+_OF_THE_USER |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRINUSE}
+
+
+def is_of_the_user(error: OSError) -> bool:
+    """True for an error that a name or a permission causes; others are the machine's, which may do better later."""
+    return error.errno is None or error.errno in _OF_THE_USER
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an error of the disk the name of the file that the block works on, where it has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def sync(path: Path) -> None:
     """Returns when the file, or the folder's list of names, is on the disk.
 
@@ -46,18 +67,28 @@ def sync(path: Path) -> None:
     Raises:
         OSError: With the name of the file. It is never tried again: a disk that failed once may have dropped the bytes.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if not (path.is_dir() and error.errno in _NO_FOLDER_SYNC):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        warnings.warn(
-            "the disk of this run cannot sync folders, so a power cut may take the name of the newest file",
-            stacklevel=2,
-        )
-    finally:
-        os.close(descriptor)
+    with naming(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if not (path.is_dir() and error.errno in _NO_FOLDER_SYNC):
+                raise
+            warnings.warn(
+                "the disk of this run cannot sync folders, so a power cut may take the name of the newest file",
+                stacklevel=2,
+            )
+        finally:
+            os.close(descriptor)
+
+
+def own_copy(path: Path) -> Path:
+    """Name of this process's copy of a file, beside it; copies of processes that have died are removed."""
+    for copy in path.parent.glob(f".{path.name}-*"):
+        _, _, owner = copy.name.rpartition("-")
+        if owner.isdigit() and not _is_alive(int(owner)):
+            copy.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}-{os.getpid()}")
 
 
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
@@ -66,3 +97,13 @@ def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
         retry(lambda: shutil.rmtree(folder))
     except OSError as error:
         note(f"{folder} cannot be removed ({error.strerror}); it takes room until it is")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

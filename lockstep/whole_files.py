@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from lockstep.disk import naming, own_copy
 from lockstep.errors import InputError, RunError
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -39,11 +40,11 @@ def write_once(path: Path, content: bytes) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_aside(path, path.with_name(f"{path.name}.{os.getpid()}.partial"), [content])
+    _write_aside(path, own_copy(path), [content])
 
 
 def _write_aside(path: Path, aside: Path, contents: Iterable[bytes]) -> None:
-    with aside.open("wb") as file:
+    with naming(path), aside.open("wb") as file:
         file.writelines(contents)
         file.flush()
         os.fsync(file.fileno())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
@@ -19,7 +21,8 @@ from transformers import (
 )
 
 from lockstep.config import DType, LoRA
-from lockstep.errors import InputError
+from lockstep.disk import naming, sync
+from lockstep.errors import InputError, RunError, first_line
 from lockstep.models.lora import config_of, in_adapter_file
 from lockstep.models.tokenizer import is_misread
 
@@ -30,21 +33,20 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes weights, configuration and tokenizer into `folder`, which appears whole or not at all; must not exist."""
-    aside = _aside(folder)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    _rename_into_place(aside, folder)
+    with _appearing(folder) as aside:
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
 
 
 def copy_frame(source: Path, folder: Path) -> None:
     """Copies configuration, tokenizer, chat template and generation settings, byte for byte, once."""
     if folder.exists():
         return
-    aside = _aside(folder)
-    aside.mkdir(parents=True)
-    for path in _frame(source):
-        shutil.copyfile(path, aside / path.name)
-    os.rename(aside, folder)
+    with _appearing(folder) as aside:
+        aside.mkdir(parents=True)
+        for path in _frame(source):
+            with naming(aside / path.name):
+                shutil.copyfile(path, aside / path.name)
 
 
 def assemble(
@@ -79,16 +81,15 @@ def assemble(
             f"{folder} cannot be written: a {config.model_type} has {', '.join(absent[:3])}, which what is to be "
             f"exported lacks ({len(absent)} tensors); train it again with this version of Lockstep"
         )
-    aside = _aside(folder)
-    model.save_pretrained(aside)
-    # Published generation settings do not always pass `transformers`' own checks, so they go along as they are.
-    for path in _frame(frame):
-        if path.name != "config.json":
-            shutil.copyfile(path, aside / path.name)
-    (aside / "README.md").write_text(f"{card}\n{_opening(aside, kind.__name__)}", encoding="utf-8")
-    if adapter is not None:
-        adapter(aside / "adapter")
-    _rename_into_place(aside, folder)
+    with _appearing(folder) as aside:
+        model.save_pretrained(aside)
+        # Published generation settings do not always pass `transformers`' own checks, so they go along as they are.
+        for path in _frame(frame):
+            if path.name != "config.json":
+                shutil.copyfile(path, aside / path.name)
+        (aside / "README.md").write_text(f"{card}\n{_opening(aside, kind.__name__)}", encoding="utf-8")
+        if adapter is not None:
+            adapter(aside / "adapter")
 
 
 def save_adapter(
@@ -111,14 +112,14 @@ def save_adapter(
         reward_model: It is one: a sequence classifier of one label.
         folder: Target folder; must not exist.
     """
-    aside, kind = _aside(folder), "SEQ_CLS" if reward_model else "CAUSAL_LM"
+    kind = "SEQ_CLS" if reward_model else "CAUSAL_LM"
     whole = ["score"] if reward_model else None
     config = config_of(network, section, task_type=kind, modules_to_save=whole, inference_mode=True)
     config.base_model_name_or_path = str(base)
-    config.save_pretrained(str(aside))
     named = {in_adapter_file(name): tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
-    save_file(named, aside / "adapter_model.safetensors", metadata={"format": "pt"})
-    _rename_into_place(aside, folder)
+    with _appearing(folder) as aside:
+        config.save_pretrained(str(aside))
+        save_file(named, aside / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _opening(folder: Path, kind: str) -> str:
@@ -141,14 +142,23 @@ def _frame(source: Path) -> list[Path]:
     return sorted(path for path in found if not path.name.endswith(_OF_WEIGHTS))
 
 
-def _aside(folder: Path) -> Path:
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A folder aside for the block to write; it gets the name of `folder` when all its bytes are on the disk.
+
+    Raises:
+        RunError: If the disk is full or fails.
+    """
     aside = folder.with_name(f".{folder.name}-aside")
     shutil.rmtree(aside, ignore_errors=True)
-    return aside
-
-
-def _rename_into_place(aside: Path, folder: Path) -> None:
-    """Renames a complete folder into place; its weights get the mode of any file: safetensors makes them private."""
+    try:
+        yield aside
+    except SafetensorError as error:  # the disk's
+        raise RunError(f"{folder} cannot be written ({first_line(error)}); mend the disk, or make room") from error
     for path in aside.glob("*.safetensors"):
-        path.chmod(aside.stat().st_mode & 0o666)
+        path.chmod(aside.stat().st_mode & 0o666)  # safetensors makes weights private
+    for path in sorted(aside.rglob("*"), reverse=True):  # what is in a folder before the folder
+        sync(path)
+    sync(aside)
     os.rename(aside, folder)
+    sync(folder.parent)

@@ -204,7 +204,7 @@ def _headers(file: Path) -> dict[str, _Stored]:
         with safe_open(file, "pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             return {name: _Stored(file, list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # the last from torch, for a file that does not open
         raise _damage_error(file, error) from error
 
 
@@ -213,7 +213,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 yield name, opened.get_tensor(name)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # the last from torch, for a file that does not open
         raise _damage_error(file, error) from error
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from lockstep.disk import own_copy
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Document:
             blocks: Data by name, there when the scripts start.
             late_blocks: Writes more blocks, behind the scripts, so that a page is in use before these are read.
         """
-        aside = path.with_name(f".{path.name}-{os.getpid()}")
+        aside = own_copy(path)
         try:
             with aside.open("wb") as file:
                 self.write_to(file, blocks)

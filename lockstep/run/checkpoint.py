@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.disk import remove_tree, retry, sync
+from lockstep.disk import naming, remove_tree, retry, sync
 from lockstep.errors import InputError, RunError
 
 _ASIDE = ".aside_"
@@ -194,7 +194,8 @@ def _seal(folder: Path, noted: dict[str, Any]) -> None:
         if name == _MANIFEST or not name.endswith((".safetensors", ".json")):
             raise ValueError(f"a checkpoint holds safetensors and JSON under names of their own, but not {name!r}")
     manifest = {**noted, "files": {name: _sum(folder / name) for name in files}}
-    (folder / _MANIFEST).write_text(json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1) + "\n")
+    with naming(folder / _MANIFEST):
+        (folder / _MANIFEST).write_text(json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1) + "\n")
     for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
         sync(path)
     sync(folder)
@@ -249,6 +250,6 @@ def _files(folder: Path) -> list[str]:
 
 
 def _sum(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}

@@ -74,11 +74,11 @@ class Session:
             if job.run_length.over(0, 0):
                 saver.begin(0, hooks.state(0))
             with heed_signals(stop, progress.note):
-                every = [hooks.all, self._certify, EqualRewards(progress.note), *job.hooks]
+                every = [self._certify, hooks.all, EqualRewards(progress.note), *job.hooks]
                 loop(job.step, start, job.run_length, progress, every, stop, partial(self._guard, hooks))
 
     def _certify(self, event: StepEvent) -> None:
-        """Writes the certificate whenever the run is saved."""
+        """Writes the certificate before the run is saved, so that no checkpoint is without its certificate."""
         agreement = self.job.agreement
         if agreement is not None and (event.leaving or event.step % self.options.save_every == 0):
             write_run_certificate(self.folder, event.step, agreement.certificate)
@@ -116,10 +116,10 @@ class Session:
     def _require_unsaved(self, checkpoints: Checkpoints) -> None:
         """Raises InputError where the logs reach further than a run can come without a checkpoint.
 
-        The second checkpoint is not begun before the first is whole.
+        The second checkpoint is begun, after its step is logged, when the first is whole.
         """
         logged = max((int(row["step"]) for row in read_metrics(self.folder)), default=0)
-        if logged >= 2 * self.options.save_every:
+        if logged > 2 * self.options.save_every:
             raise InputError(
                 f"{self.folder} has logged {logged} steps, and {checkpoints.folder} holds no checkpoint of them; put "
                 f"them back (is the disk mounted?), choose another run.folder, or remove {self.folder} to start again"

@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lockstep.disk import sync
+from lockstep.disk import naming, sync
 from lockstep.errors import RunError
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
 
@@ -97,7 +97,7 @@ def append(path: Path, lines: bytes) -> None:
     Raises:
         RunError: If the disk is full; none of the lines is then written.
     """
-    with path.open("ab", buffering=0) as file:
+    with naming(path), path.open("ab", buffering=0) as file:
         written = file.write(lines)
         if written != len(lines):
             file.truncate(file.tell() - written)

@@ -113,13 +113,13 @@ def test_what_another_attempt_would_not_mend_is_not_attempted(in_tmp: Path, line
 
 
 def test_lost_checkpoints_are_told_before_logs_are_cut(run: Callable[..., list[dict[str, Any]]]) -> None:
-    options = ("run.folder=run", "run.max_steps=3", "run.save_every=1")
+    options = ("run.folder=run", "run.max_steps=4", "run.save_every=1")
     run(*options)
     logged = Path("run/metrics.jsonl").read_bytes()
     Path("run/checkpoints").rename("elsewhere")
     shutil.rmtree("run/final")
     with pytest.raises(
-        InputError, match=r"logged 3 steps, .* holds no checkpoint of them; put them back \(is the disk"
+        InputError, match=r"logged 4 steps, .* holds no checkpoint of them; put them back \(is the disk"
     ):
         run(*options)
     assert Path("run/metrics.jsonl").read_bytes() == logged
