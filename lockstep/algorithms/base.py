@@ -161,6 +161,14 @@ class Algorithm(Common, ABC):
                 )
         return self
 
+    @property
+    def idle_options(self) -> dict[str, str]:
+        if self.inference is None:
+            return {"cluster.offload_idle": "where nothing is sampled"}
+        if self.inference.one_step_ahead:
+            return {"cluster.offload_idle": "where engines work one step ahead, at the same time as the learner"}
+        return {} if self.learner.may_use_gpu else {"cluster.offload_idle": "with learner.device: cpu"}
+
     @model_validator(mode="after")
     def _a_pass_has_room_for_its_rows(self) -> Self:
         rows, room, longest = self.learner.rows_per_pass, self.learner.micro_batch_tokens, self.largest_step.shortest

@@ -144,10 +144,12 @@ class RankLearner(SendsWeights):
         """Moves weights and moments to the host's memory. They come back when a verb needs them on the device.
 
         Args:
-            keep_weights: A sampler computes with these very weights, so that moments alone leave.
+            keep_weights: A sampler computes with these very weights, which stay, or come back; moments alone leave.
         """
         moments = [] if self._optimizer is None else self._optimizer.tensors()
-        self._host.offload([*([] if keep_weights else self._weights), *moments])
+        self._host.offload(moments if keep_weights else [*self._weights, *moments])
+        if keep_weights:
+            self._host.reload(self._weights)
 
     def empty_cache(self) -> None:
         """Gives memory that is not in use back to the device, where another process can use it."""
