@@ -68,7 +68,6 @@ class Turns:
         engine.sleep()
         return SamplerInTurn(engine, self.leave)
 
-
     def share(self, sampler: Sampler, learner: object) -> Sampler:
         """The turns of a sampler that computes with the weights of one of the learners."""
         return SamplerInTurn(sampler, partial(self.leave, learner))

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lockstep.models.device import empty_cache
+
 _CHUNK = 1 << 26
 """Bytes of a stretch of host memory: torch rounds pinned memory up to a power of two."""
 
@@ -126,12 +128,6 @@ class HostMemory:
         _resize(stretch.flat, stretch.size)
         for own, host in self._parts(stretch):
             own.copy_(host, non_blocking=True)
-
-
-def empty_cache(device: torch.device) -> None:
-    """Gives freed memory back to the device, where another process can use it."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _key(tensor: Tensor) -> StorageWeakRef:

@@ -21,7 +21,7 @@ from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
-from lockstep.learners.host_memory import HostMemory, empty_cache
+from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, find_local, norm
@@ -29,7 +29,7 @@ from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
 from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy, reads_values
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
-from lockstep.models.device import resolve_device
+from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
 
 Passes = Sequence[Sequence[int]] | None

@@ -27,7 +27,7 @@ LENGTHS = (7, 2, 19, 4, 33, 12, 9, 3)
 
 
 def build(folder: Path, head: Head = "logits", section: LearnerSection = SECTION) -> RankLearner:
-    """A learner whose weights are memory of its own, as on a GPU; on a CPU they are those of the file, if read whole."""
+    """A learner whose weights are memory of its own, as on a GPU; on a CPU they may be those of a file."""
     model = LearnerSpec(str(folder), head, section, OPTIMIZER, 0).build().model
     assert isinstance(model, LogitsHead | ValueHead)
     for parameter in model.parameters():
@@ -69,8 +69,8 @@ def test_a_learner_that_leaves_between_its_steps_learns_the_same(models: Models,
     loss: Loss = SquaredError() if head == "value" else WeightedLogprob()
     section = SECTION.model_copy(update={"lora": lora})
     stays, leaves = (build(models(kind), head, section) for _ in range(2))
-    for seed in range(4):
-        batch = ragged(LENGTHS, seed)
+    batches = [ragged(LENGTHS, seed) for seed in range(4)]
+    for batch in batches:
         before = bytes_of(leaves)
         leaves.offload()
         assert bytes_of(leaves) == 0
@@ -89,7 +89,7 @@ def test_a_learner_that_leaves_between_its_steps_learns_the_same(models: Models,
     for learner in (stays, leaves):
         learner.offload()
         learner.load(tmp_path / "leaves")
-    assert train(leaves, batch, loss).floats() == train(stays, batch, loss).floats()
+    assert train(leaves, batches[0], loss).floats() == train(stays, batches[0], loss).floats()
     assert_same(snapshot(stays), snapshot(leaves))
 
 
