@@ -136,10 +136,8 @@ def _memory(estimate: MemoryEstimate) -> str:
         lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
         lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
     if estimate.offloaded:
-        lines.append(
-            ("turns", f"{readable(estimate.offloaded)} per GPU are in the host's memory while engines work, which then")
-        )
-        lines.append(("", "sleep while learners do"))
+        what = "of weights and moments per GPU are in the host's memory while engines work"
+        lines.append(("turns", f"{readable(estimate.offloaded)} {what}"))
     lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
     return summary_table(lines)
 

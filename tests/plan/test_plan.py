@@ -14,7 +14,7 @@ import torch
 from tiny_models import CONTEXT, OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
 from torch import Tensor, nn
 
-from lockstep.algorithms.base import Load, ModelRole
+from lockstep.algorithms.base import Algorithm, Load, ModelRole
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection, LoRA, Parallel
@@ -25,7 +25,8 @@ from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
 from lockstep.plan.command import bytes_of, plan
-from lockstep.plan.estimate import checkpoint_bytes
+from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
+from lockstep.plan.layouts import Search
 from lockstep.plan.memory import Head, Rank
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.plan.traffic import flows
@@ -317,3 +318,55 @@ def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, me
     again = load(recipe, overrides)
     assert "It fits: " in (page := plan(again, again.training.learner.parallel.ranks, memory).text)
     assert pasted(page) == [recipe, *overrides]
+
+
+SEVEN_BILLION = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096}"""
+
+
+def estimated(config: Path, *overrides: str, parallel: Parallel = Parallel(dp=8)) -> MemoryEstimate:
+    """PPO with a critic and a reference policy, an engine on each GPU of 80 GB."""
+    recipe = load("ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides])
+    model = read_config(config.parent)
+    search = Search(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
+    found = search.estimate(parallel)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def seven_billion(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(SEVEN_BILLION)
+    return tmp_path / "config.json"
+
+
+def test_in_turns_a_gpu_holds_all_learners_or_an_engine(seven_billion: Path) -> None:
+    found = estimated(seven_billion)
+    ranks, sampler = found.ranks, found.sampler
+    assert sampler is not None
+    resident = sum(rank.resident for rank in ranks.values())
+    assert set(ranks) == {"policy", "critic", "reference"}
+    assert found.offloaded == resident
+    passing = max(rank.peak.size - rank.resident for rank in ranks.values())
+    assert found.device == max(resident + passing, sampler.size)
+    assert found.beside_engine == 0
+    budget = found.budget
+    assert budget is not None
+    assert budget.beside == sampler.weights, "the cache has the rest of the GPU"
+
+
+def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None:
+    found, stayed = estimated(seven_billion), estimated(seven_billion, "cluster.offload_idle=false")
+    assert stayed.sampler is not None
+    assert stayed.offloaded == 0
+    assert stayed.beside_engine == sum(rank.peak.size for rank in stayed.ranks.values())
+    assert stayed.device == stayed.beside_engine + stayed.sampler.size > 2 * found.device
+    ahead = estimated(seven_billion, "ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
+    assert (ahead.offloaded, ahead.device) == (0, stayed.device), "both work at once"
+
+
+def test_a_reward_model_stays_beside_the_engine_that_it_scores_for(seven_billion: Path) -> None:
+    judged = ["reward=null", f"reward_model.path={seven_billion.parent}"]
+    found, plain = estimated(seven_billion, *judged), estimated(seven_billion)
+    assert found.beside_engine == found.ranks["reward_model"].peak.size > 0
+    assert found.offloaded == plain.offloaded
