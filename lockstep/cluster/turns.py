@@ -32,16 +32,15 @@ class CanLeave(Protocol):
 
 
 class Turns:
-    """The learners of a run that take turns with its engines, and with each other's spare memory."""
+    """The learners of a run that take turns with its engines, and with what each other's processes keep for later."""
 
     def __init__(self) -> None:
-        self._leaving: list[CanLeave] = []
-        self._staying: list[CanLeave] = []
+        self._learners: list[CanLeave] = []
         self._working: CanLeave | None = None
 
-    def add(self, learner: CanLeave, stays: bool) -> None:
-        """Adds a learner; one that `stays` is asked while engines are awake."""
-        (self._staying if stays else self._leaving).append(learner)
+    def add(self, learner: CanLeave) -> None:
+        """Adds a learner that leaves."""
+        self._learners.append(learner)
 
     def begin(self, learner: CanLeave) -> None:
         """Begins the work of a learner in processes of its own: the one before gives back what it does not use."""
@@ -55,11 +54,8 @@ class Turns:
         Args:
             shared: The one whose weights the engine computes with; None: it has weights of its own.
         """
-        for learner in self._leaving:
+        for learner in self._learners:
             learner.offload(keep_weights=learner is shared)
-        for learner in self._staying:
-            learner.empty_cache()
-        self._working = None
 
     def start(self, build: Callable[[], Sampler]) -> Sampler:
         """Starts an engine with weights of its own, which sleeps until its first turn."""

@@ -50,12 +50,18 @@ class HostMemory:
         self._away: dict[StorageWeakRef, _Stretch] = {}
 
     @torch.no_grad()
-    def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Copies the memory of tensors to the host, all of their storages, and frees it on the device."""
+    def offload(self, tensors: Iterable[Tensor], frozen: bool = False) -> None:
+        """Copies the memory of tensors to the host, all of their storages, and frees it on the device.
+
+        Args:
+            tensors: The tensors.
+            frozen: They have not changed since they left before, so that the host's copies hold.
+        """
         leaving = {key: tensor for tensor in tensors if (key := self._find(tensor)) is not None}
         for key, tensor in leaving.items():
+            is_copied = frozen and key in self._places
             stretch = self._place(key, tensor)
-            for own, host in self._parts(stretch):
+            for own, host in [] if is_copied else self._parts(stretch):
                 host.copy_(own, non_blocking=True)
             self._away[key] = stretch
         if not leaving:

@@ -147,7 +147,8 @@ class RankLearner(SendsWeights):
             keep_weights: A sampler computes with these very weights, which stay, or come back; moments alone leave.
         """
         moments = [] if self._optimizer is None else self._optimizer.tensors()
-        self._host.offload(moments if keep_weights else [*self._weights, *moments])
+        leaving = moments if keep_weights else [*self._weights, *moments]
+        self._host.offload(leaving, frozen=self._optimizer is None)
         if keep_weights:
             self._host.reload(self._weights)
 

@@ -90,8 +90,8 @@ class LiveSetup:
         sampling = self_checked_sampling(self.algorithm, self.source)
         turns = self.turns if self._takes_turns else None
         learner = open_learner(spec, sampling, self.algorithm.cluster.timeout_s, self.progress, self.workers, turns)
-        if turns is not None:
-            turns.add(learner, stays_awake(role))
+        if turns is not None and not stays_awake(role):
+            turns.add(learner)
         return learner
 
     def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> LiveSetup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ class CountedSpec(LearnerSpec):
 
     def build(self, ranks: Ranks = ALONE) -> RankLearner:
         learner = super().build(ranks)
-        learner.__dict__["count_bytes"] = lambda: count_bytes(learner)
+        setattr(learner, "count_bytes", partial(count_bytes, learner))  # noqa: B010 -- it has no such attribute
         return learner
 
 
@@ -124,7 +125,7 @@ def test_an_engine_is_sent_the_weights_of_ranks_that_are_away(models: Models) ->
     folder, how = str(models("llama")), section("torch", dp=2)
     turns = Turns()
     learner = launch(CountedSpec(folder, "logits", how, OPTIMIZER, 0), timeout_s=400.0, turns=turns)
-    turns.add(learner, stays=False)
+    turns.add(learner)
     pools = list[SamplerPool]()
 
     def start() -> SamplerPool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from pretend_gpu import bytes_there, pretend_gpu
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -54,6 +55,25 @@ def bytes_of(learner: RankLearner) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
+def test_a_frozen_model_is_copied_to_the_host_once(models: Models, tmp_path: Path) -> None:
+    """But for weights that it is given, as a reference policy is."""
+    folder, batch = models("llama"), ragged(LENGTHS)
+    with pretend_gpu() as record:
+        frozen, trained = LearnerSpec(str(folder), "logits", ON_GPU, None, seed=0).build(), build(folder)
+        expected, tensors = frozen.logprobs(batch), len([*frozen.model.parameters()])
+        for _ in range(2):
+            frozen.offload()
+            assert torch.equal(frozen.logprobs(batch), expected)
+            assert record.count("copy back") == tensors
+        train(trained, batch, WeightedLogprob())
+        trained.save(tmp_path)
+        assert trained.poll_save(wait=True)
+        frozen.offload()
+        frozen.load(tmp_path)
+        frozen.offload()
+        assert torch.equal(frozen.logprobs(batch), trained.logprobs(batch))
+
+
 class Watched(TorchSampler):
     """Notes what the GPU has beside the engine's weights whenever it samples: in all, and of each learner."""
 
@@ -75,8 +95,7 @@ def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
         turns, learners = Turns(), [build(folder) for _ in range(2)]
         stays = LearnerSpec(str(folder), "logits", ON_GPU, None, seed=0).build()
         for learner in learners:
-            turns.add(learner, stays=False)
-        turns.add(stays, stays=True)
+            turns.add(learner)
         stay = bytes_of(stays)
         engines = list[Watched]()
 
@@ -103,15 +122,16 @@ def test_a_sampler_of_the_policys_own_weights_keeps_no_more_than_these(models: M
     with pretend_gpu():
         turns, learners = Turns(), [build(folder) for _ in range(2)]
         for learner in learners:
-            turns.add(learner, stays=False)
+            turns.add(learner)
             train(learner, ragged(LENGTHS), WeightedLogprob())
         weights = sum(p.numel() * p.element_size() for p in learners[0].model.parameters())
-        for _ in range(2):
-            for place, learner in enumerate(learners):
-                assert isinstance(learner.model, LogitsHead)
-                sampler = Watched(learner.model.lm, 4)
-                sampler.learners = learners
-                with SamplerSession(turns.share(sampler, learner), learner).at() as refitted:
-                    turns.share(sampler, learner).generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
-                assert sampler.held == [weights * (place == other) for other in range(2)]
-                assert refitted.floats()["refit/attested"] > 0
+        for place in (0, 1, 0, 1):
+            model = learners[place].model
+            assert isinstance(model, LogitsHead)
+            sampler = Watched(model.lm, 4)
+            sampler.learners = learners
+            session = SamplerSession(turns.share(sampler, learners[place]), learners[place])
+            with session.at() as refitted:
+                session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
+            assert sampler.held == [weights * (place == other) for other in range(2)]
+            assert refitted.floats()["refit/attested"] > 0

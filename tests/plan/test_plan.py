@@ -324,12 +324,12 @@ SEVEN_BILLION = """{"model_type": "llama", "hidden_size": 4096, "intermediate_si
 "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096}"""
 
 
-def estimated(config: Path, *overrides: str, parallel: Parallel = Parallel(dp=8)) -> MemoryEstimate:
-    """PPO with a critic and a reference policy, an engine on each GPU of 80 GB."""
+def estimated(config: Path, *overrides: str) -> MemoryEstimate:
+    """PPO with a critic and a reference policy over 8 GPUs of 80 GB, each with an engine."""
     recipe = load("ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides])
     model = read_config(config.parent)
     search = Search(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
-    found = search.estimate(parallel)
+    found = search.estimate(Parallel(dp=8))
     assert found is not None
     return found
 
