@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -323,13 +324,15 @@ def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, me
 SEVEN_BILLION = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
 "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096}"""
 
+EIGHT = Parallel(dp=8)
 
-def estimated(config: Path, *overrides: str) -> MemoryEstimate:
-    """PPO with a critic and a reference policy over 8 GPUs of 80 GB, each with an engine."""
+
+def estimated(config: Path, *overrides: str, parallel: Parallel = EIGHT) -> MemoryEstimate:
+    """PPO with a critic and a reference policy over GPUs of 80 GB, all of which have a part of an engine."""
     recipe = load("ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides])
     model = read_config(config.parent)
     search = Search(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
-    found = search.estimate(Parallel(dp=8))
+    found = search.estimate(parallel)
     assert found is not None
     return found
 
@@ -349,6 +352,7 @@ def test_in_turns_a_gpu_holds_all_learners_or_an_engine(seven_billion: Path) -> 
     assert found.offloaded == resident
     passing = max(rank.peak.size - rank.resident for rank in ranks.values())
     assert found.device == max(resident + passing, sampler.size)
+    assert found.device <= 80 * 10**9, "in dp 8"
     assert found.beside_engine == 0
     budget = found.budget
     assert budget is not None
@@ -370,3 +374,14 @@ def test_a_reward_model_stays_beside_the_engine_that_it_scores_for(seven_billion
     found, plain = estimated(seven_billion, *judged), estimated(seven_billion)
     assert found.beside_engine == found.ranks["reward_model"].peak.size > 0
     assert found.offloaded == plain.offloaded
+
+
+def test_32_billion_weights_fit_16_gpus_beside_engines_of_two(tmp_path: Path) -> None:
+    """While the learner works, no weight has to be on the host."""
+    of_7 = json.loads(SEVEN_BILLION) | {"num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064}
+    fields = of_7 | {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    options = ["sampler.tensor_parallel=2", "learner.activation_checkpointing=true"]
+    found = estimated(tmp_path / "config.json", *options, parallel=Parallel(dp=2, tp=8))
+    assert not found.learner.cpu_offload
+    assert found.device <= 80 * 10**9
