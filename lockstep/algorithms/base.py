@@ -161,6 +161,17 @@ class Algorithm(Common, ABC):
                 )
         return self
 
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = super().idle_options
+        if self.inference is None:
+            idle["cluster.offload_idle"] = "where nothing is sampled"
+        elif self.inference.one_step_ahead:
+            idle["cluster.offload_idle"] = "where engines work one step ahead, at the same time as the learner"
+        elif not self.learner.may_use_gpu:
+            idle["cluster.offload_idle"] = "with learner.device: cpu"
+        return idle
+
     @model_validator(mode="after")
     def _a_pass_has_room_for_its_rows(self) -> Self:
         rows, room, longest = self.learner.rows_per_pass, self.learner.micro_batch_tokens, self.largest_step.shortest

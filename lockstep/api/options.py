@@ -96,6 +96,7 @@ class ClusterKeys(TypedDict, total=False):
     ray: RaySectionKeys
     timeout_s: float
     max_restarts: int
+    offload_idle: bool
 
 
 class TensorBoardKeys(TypedDict, total=False):
@@ -263,7 +264,6 @@ class RepeatedSamplingKeys(TypedDict, total=False):
 class VLLMKeys(TypedDict, total=False):
     """Options of the section `VLLM`."""
 
-    sleep: bool
     max_model_len: int | None
     max_num_batched_tokens: int | None
     enforce_eager: bool

@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig
 
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.turns import Turns
 from lockstep.cluster.worker_proxy import Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import LearnerSection
@@ -83,13 +84,14 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
         targets(skeleton(config, "learner.lora"), section.lora)
 
 
-def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> MeshLearner:
+def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: Turns | None = None) -> MeshLearner:
     """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
 
     Args:
         spec: What each rank builds.
         timeout_s: The longest that one verb may take.
         workers: Where the ranks start.
+        turns: Of learners that share their devices; None: each keeps what it has.
 
     Raises:
         ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
@@ -108,7 +110,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> Mesh
         )
         for rank, place in enumerate(places)
     ]
-    learner = MeshLearner(ranks, spec.section, host)
+    learner = MeshLearner(ranks, spec.section, host, turns)
     learner.ready()
     return learner
 
@@ -173,11 +175,15 @@ class MeshLearner:
         ranks: Proxies of learners that share a process group, in the order of `Ranks.number`.
         section: How the ranks share the work.
         host: Lets them find each other, as long as they live.
+        turns: See `launch`.
     """
 
-    def __init__(self, ranks: Sequence[Remote], section: LearnerSection, host: Host) -> None:
+    def __init__(
+        self, ranks: Sequence[Remote], section: LearnerSection, host: Host, turns: Turns | None = None
+    ) -> None:
         self.ranks, self.section, self.host = ranks, section, host
         self.sender = RankSender(self)
+        self._turns, self._has_left = turns, False
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""
@@ -203,10 +209,22 @@ class MeshLearner:
 
     def optim_step(self) -> Metrics:
         """Steps every rank; all return the same metrics, since gradients are summed before their norm is taken."""
+        self._begin()
         return self._on_all("optim_step")[0]
 
     def reset_optimizer(self) -> None:
+        self._begin()
         self._on_all("reset_optimizer")
+
+    def offload(self, keep_weights: bool = False) -> None:
+        """See `RankLearner.offload`; its ranks are asked where it has worked since the last time."""
+        assert not keep_weights, "no sampler computes with the weights of ranks"
+        if not self._has_left:
+            self._on_all("offload")
+        self._has_left = True
+
+    def empty_cache(self) -> None:
+        self._on_all("empty_cache")
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Streams the weights from the first rank; the others take part in gathering them."""
@@ -222,18 +240,26 @@ class MeshLearner:
             self.outcomes(others)
 
     def save(self, folder: Path) -> None:
+        self._begin()
         self._on_all("save", folder)
 
     def poll_save(self, wait: bool) -> bool:
         return all(self._on_all("poll_save", wait))
 
     def load(self, folder: Path) -> None:
+        self._begin()
         self._on_all("load", folder)
 
     def close(self) -> None:
         """Ends all ranks."""
         for rank in self.ranks:
             rank.close()
+
+    def _begin(self) -> None:
+        """Begins a verb that brings weights or moments back to the devices."""
+        self._has_left = False
+        if self._turns is not None:
+            self._turns.begin(self)
 
     def _on_all(self, verb: str, *args: Any) -> list[Any]:
         return self.outcomes(rank.submit(verb, *args) for rank in self.ranks)
@@ -244,6 +270,7 @@ class MeshLearner:
         Returns:
             The rows in the order of the shares, int64 [B], and each share's result.
         """
+        self._begin()
         parallel = self.section.parallel
         shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
 from lockstep.config import Computation, LearnerSection
 from lockstep.errors import InputError
@@ -18,8 +19,13 @@ from lockstep.types import SamplingParams
 
 
 def open_learner(
-    spec: LearnerSpec, sampling: SamplingParams | None, timeout_s: float, progress: Progress, workers: Workers
-) -> Learner:
+    spec: LearnerSpec,
+    sampling: SamplingParams | None,
+    timeout_s: float,
+    progress: Progress,
+    workers: Workers,
+    turns: Turns | None = None,
+) -> RankLearner | MeshLearner:
     """Opens a learner, in this process where there is one rank and no cluster, else in processes of its own.
 
     Args:
@@ -28,6 +34,7 @@ def open_learner(
         timeout_s: The longest that one call may take.
         progress: Reports to the user.
         workers: Own its processes.
+        turns: Of learners that share their devices; None: each keeps what it has.
 
     Raises:
         ModelError: The model is not computed right here.
@@ -37,7 +44,7 @@ def open_learner(
     if workers.here and spec.section.in_process:
         return spec.build()
     with progress.phase("start learners"):
-        learner = launch(spec, timeout_s, workers)
+        learner = launch(spec, timeout_s, workers, turns)
     workers.callback(learner.close)
     return learner
 

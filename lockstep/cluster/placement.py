@@ -13,10 +13,11 @@ from typing import Self, assert_never
 
 import torch
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
+from lockstep.models.heads import scores_sequences
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -153,6 +154,11 @@ class Placement:
         processes = replace(self.processes, engines=section.engines, width=section.tensor_parallel)
         return Placement.of(self.devices, processes)
 
+    @property
+    def shares_gpus(self) -> bool:
+        """True if engines and learners are on the same GPUs."""
+        return self.devices.on_gpu and bool(self.ranks and self.engines) and not self.processes.apart
+
     def describe(self) -> str:
         """Describes in one line which processes are on which devices."""
         parts = [f"learner on {self._span(self.ranks)}"] if self.ranks else []
@@ -186,6 +192,18 @@ def placement_of(recipe: Algorithm) -> Placement:
             "sampler.transfer=process_group"
         )
     return found
+
+
+def takes_turns(recipe: Algorithm, placement: Placement) -> bool:
+    """True if learners and engines share GPUs, and whichever does not work moves to the host's memory."""
+    inference = recipe.inference
+    both_work = inference is not None and inference.one_step_ahead
+    return placement.shares_gpus and recipe.cluster.offload_idle and not both_work
+
+
+def stays_awake(role: ModelRole) -> bool:
+    """True if a model scores responses while engines are awake, so that it never leaves its device for them."""
+    return not role.is_saved and scores_sequences(role.head)
 
 
 def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:

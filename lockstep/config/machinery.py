@@ -284,9 +284,6 @@ class RepeatedSampling(Sampling):
 class VLLM(Section):
     """The options of vLLM alone."""
 
-    sleep: bool = Field(
-        default=False, description="free the GPU's memory while nothing is generated, for a learner on the same GPU"
-    )
     max_model_len: PositiveInt | None = Field(
         default=None, description="longest sequence, prompt and response; null: the model's context"
     )
@@ -352,6 +349,18 @@ class SamplerSection(Section):
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
+    _sleeps: bool = PrivateAttr(default=False)
+
+    @property
+    def sleeps(self) -> bool:
+        """True if it frees its GPUs while it does not work, for learners there; the placement decides it."""
+        return self._sleeps
+
+    def in_turns(self) -> Self:
+        """Returns the same engine, asleep while it does not work."""
+        sleeping = self.model_copy()
+        sleeping._sleeps = True
+        return sleeping
 
     @property
     def engines(self) -> int:
@@ -470,3 +479,12 @@ class Cluster(ClusterSection):
         default=3,
         description="how often, in one session, a run whose learner is lost resumes from its newest checkpoint",
     )
+    offload_idle: bool = Field(
+        default=True,
+        description="while engines work, learners on the same GPUs are in the host's memory, and engines sleep while "
+        "learners work; false: both keep their memory, which saves the copies where there is room",
+    )
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return {"offload_idle": "with placement: separate"} if self.is_apart else {}

@@ -21,11 +21,13 @@ class NewName:
         key: Its new name, dotted; what stands in a section goes along.
         also: Options to set besides, by dotted keys, where the old key has a value; null then means nothing.
         values: New values by old ones, where these changed, too.
+        is_read: False: a recipe of before is read without it, since something else decides it now.
     """
 
     key: str
     also: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[Any, Any] = field(default_factory=dict)
+    is_read: bool = True
 
     def describe(self, rest: Keys) -> str:
         """Says how to write now what the old key said, or the option `rest` within it."""
@@ -37,6 +39,9 @@ RENAMED = {
     "cluster.ray.placement": NewName("cluster.placement"),
     "data.arithmetic": NewName("data.task", {"data.task.name": "arithmetic"}),
     "data.letters": NewName("data.task", {"data.task.name": "letters"}),
+    "judge.sampler.vllm.sleep": NewName("cluster.offload_idle", is_read=False),
+    "meta_judge.sampler.vllm.sleep": NewName("cluster.offload_idle", is_read=False),
+    "sampler.vllm.sleep": NewName("cluster.offload_idle", is_read=False),
     "self_rewarding.first_iteration_sft": NewName(
         "self_rewarding.first_iteration", values={True: {"algorithm": "sft"}, False: None}
     ),
@@ -62,7 +67,7 @@ def translate(tree: Mapping[str, Any]) -> dict[str, Any]:
             _put(renamed, keys, value)
             continue
         new, rest = found
-        if value is None and not rest and new.also:
+        if not new.is_read or (value is None and not rest and new.also):
             continue
         _put(renamed, (*new.key.split("."), *rest), new.values.get(value, value) if new.values else value)
         for key, addition in new.also.items():

@@ -74,6 +74,10 @@ class AdamW:
         """Drops all moments."""
         self._inner.state.clear()
 
+    def tensors(self) -> list[Tensor]:
+        """All moments and step counts; none before the first update."""
+        return [tensor for state in self._inner.state.values() for tensor in state.values()]
+
     def moments(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor, Box]]:
         """First and second moments and step counts by the names of tensors; none before the first update."""
         for piece in pieces:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class Piece(ABC):
     @abstractmethod
     def gradient(self) -> Tensor:
         """Gradient that backward passes of this rank have left; zeros where nothing depends on the parameter."""
+
+
+def find_local(parameter: nn.Parameter) -> Tensor:
+    """The memory that this rank holds of a parameter."""
+    held = parameter.detach()
+    return held.to_local() if isinstance(held, DTensor) else held
 
 
 def norm(pieces: Sequence[Piece], tensors: Iterable[Tensor]) -> Tensor:

@@ -21,14 +21,15 @@ from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
+from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.optimizer import AdamW, learning_rate
 from lockstep.learners.packing import cut_in_order, pack
-from lockstep.learners.pieces import Piece, norm
+from lockstep.learners.pieces import Piece, find_local, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
 from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy, reads_values
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
-from lockstep.models.device import resolve_device
+from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
 
 Passes = Sequence[Sequence[int]] | None
@@ -81,6 +82,8 @@ class RankLearner(SendsWeights):
         self.pieces = tuple(pieces)
         self.section, self._settings, self._ranks = section, optimizer, ranks
         self._optimizer = None if optimizer is None else AdamW(self.pieces, optimizer)
+        self._weights = [find_local(parameter) for parameter in model.parameters()]
+        self._host = HostMemory(self.device)
         self._count = torch.zeros(())
         self._has_gathered = False
         self._updates = 0
@@ -114,6 +117,7 @@ class RankLearner(SendsWeights):
                 "first"
             )
         self._has_gathered = False
+        self._host.reload()
         for name in ("dp_replicate", "dp"):
             all_reduce_sum([self._count], self._ranks.group(name))
         count, lr = float(self._count), learning_rate(self._settings, self._updates)
@@ -133,13 +137,31 @@ class RankLearner(SendsWeights):
 
     def reset_optimizer(self) -> None:
         assert self._optimizer is not None, "this learner was built without an optimizer"
+        self._host.forget()
         self._optimizer.forget()
+
+    def offload(self, keep_weights: bool = False) -> None:
+        """Moves weights and moments to the host's memory. They come back when a verb needs them on the device.
+
+        Args:
+            keep_weights: A sampler computes with these very weights, which stay, or come back; moments alone leave.
+        """
+        moments = [] if self._optimizer is None else self._optimizer.tensors()
+        leaving = moments if keep_weights else [*self._weights, *moments]
+        self._host.offload(leaving, frozen=self._optimizer is None)
+        if keep_weights:
+            self._host.reload(self._weights)
+
+    def empty_cache(self) -> None:
+        """Gives memory that is not in use back to the device, where another process can use it."""
+        empty_cache(self.device)
 
     @property
     def sender(self) -> None:
         """None: a learner in this process has its weights here."""
 
     def save(self, folder: Path) -> None:
+        self._host.reload()
         own = [piece for piece in self.pieces if self._writes(piece)]
         files: dict[str, FileContents] = {}
         if own:
@@ -155,6 +177,7 @@ class RankLearner(SendsWeights):
         return self._writer.poll(wait)
 
     def load(self, folder: Path) -> None:
+        self._host.forget()
         self._forget_gradients()
         with Boxes(find_written(folder, "model")) as saved:
             for piece in self.pieces:
@@ -178,6 +201,13 @@ class RankLearner(SendsWeights):
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
         """Yields outputs of each pass, without gradients; none where another rank has them."""
 
+    def _gather(self, piece: Piece, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+        """Gathers a piece, see there. One in the host's memory is on the device no longer than that takes."""
+        with self._host.lend([piece.local]):
+            for name, tensor in piece.gather(dtype):
+                is_lent = self._host.holds(tensor)
+                yield name, tensor.clone() if is_lent else tensor
+
     def _constants(self) -> dict[str, Tensor]:
         """Tensors of the model's files that are never trained, by name."""
         return {}
@@ -195,7 +225,8 @@ class RankLearner(SendsWeights):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.section.is_bf16)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
-        """Packs a batch into micro-batches; groups of sequences stay together."""
+        """Packs a batch into micro-batches, for weights that are on the device; groups of sequences stay together."""
+        self._host.reload(self._weights)
         if passes is None and self.section.rows_per_pass is not None:
             passes = cut_in_order(len(batch.group_lengths), self.section.rows_per_pass)
         elif passes is None:

@@ -30,6 +30,12 @@ def resolve_device(device: Device) -> torch.device:
             assert_never(device)
 
 
+def empty_cache(device: torch.device) -> None:
+    """Gives memory that torch keeps for later back to a GPU, where other processes can use it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:
     """The causal language model of a folder, on the device and by the kernels of a computation."""
     lm = load_causal_lm(folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from lockstep.algorithms.base import Algorithm, Load, ModelRole
-from lockstep.cluster.placement import Placement
+from lockstep.cluster.placement import Placement, stays_awake, takes_turns
 from lockstep.config import LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
@@ -31,6 +31,8 @@ class MemoryEstimate:
         placement: Where ranks and engines live.
         sequences: Sequences that an engine generates side by side.
         copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
+        in_turns: True if learners leave a GPU while its engine works, which sleeps while they do.
+        awake: Names of learners that work while engines do.
     """
 
     learner: LearnerSection
@@ -40,6 +42,8 @@ class MemoryEstimate:
     placement: Placement
     sequences: int = 0
     copies: int = 0
+    in_turns: bool = False
+    awake: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -63,7 +67,8 @@ class MemoryEstimate:
         """
         learner, load, inference = learner or recipe.learner, recipe.largest_step, recipe.inference
         ranks = {role.name: _rank(role, sizes, learner, load) for role in recipe.models}
-        alone = cls(learner, load, ranks, None, placement)
+        awake = frozenset(role.name for role in recipe.models if stays_awake(role))
+        alone = cls(learner, load, ranks, None, placement, in_turns=takes_turns(recipe, placement), awake=awake)
         if inference is None:
             return alone
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
@@ -77,12 +82,16 @@ class MemoryEstimate:
     def device(self) -> int:
         """Bytes on the fullest GPU: one rank of each learner, and an engine's part, where they share it.
 
-        One process reuses memory for the next model; processes of their own each keep what they had at their peak.
+        One process reuses memory for the next model; processes of their own each keep what they had at their peak,
+        unless they take turns.
         """
         if self.sampler is None:
             return self._learners
         if self.placement.processes.apart:
             return max(self._learners, self.sampler.size)
+        if self.in_turns:
+            asleep = 0 if self.sampler.stays else self.sampler.weights
+            return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, self._syncing))
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
             return self._learners + self.sampler.size
         return self._resident + self.sampler.weights + max(self._passing, self.sampler.cache)
@@ -90,7 +99,21 @@ class MemoryEstimate:
     @property
     def beside_engine(self) -> int:
         """Bytes of learners on the device of an engine."""
-        return 0 if self.placement.processes.apart else self._learners
+        if self.placement.processes.apart:
+            return 0
+        if not self.in_turns:
+            return self._learners
+        policy = next(iter(self.ranks.values()))
+        shared = policy.held if self.sampler is not None and not self.sampler.weights else 0
+        return shared + sum(self.ranks[name].peak.size for name in self.awake)
+
+    @property
+    def offloaded(self) -> int:
+        """Bytes of a GPU that are in the host's memory while its engine works."""
+        leaving = sum(rank.resident for name, rank in self.ranks.items() if name not in self.awake)
+        policy = next(iter(self.ranks.values()))
+        stays = policy.held if self.sampler is None or not self.sampler.weights else 0
+        return leaving - stays if self.in_turns else 0
 
     @property
     def budget(self) -> CacheBudget | None:
@@ -112,9 +135,15 @@ class MemoryEstimate:
     @property
     def _learners(self) -> int:
         """Bytes of all learners on a device."""
-        if self.learner.parallel.ranks > 1:
+        if self.learner.parallel.ranks > 1 and not self.in_turns:
             return sum(rank.peak.size for rank in self.ranks.values())
         return self._resident + self._passing
+
+    @property
+    def _syncing(self) -> int:
+        """Bytes of an engine that takes weights: a tensor at a time is gathered beside them."""
+        assert self.sampler is not None, "weights are synced to an engine"
+        return self.sampler.weights and self.sampler.weights + 2 * FP32 * self.ranks["policy"].sizes.table
 
     @property
     def _resident(self) -> int:

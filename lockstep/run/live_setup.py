@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,9 +15,10 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering
 from lockstep.cluster.open_models import open_learner, share_weights
-from lockstep.cluster.placement import placement_of
+from lockstep.cluster.placement import placement_of, stays_awake, takes_turns
 from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
 from lockstep.config import AskedSection, EnvironmentSection, ModelFolder, RewardSection
 from lockstep.config.user_code import find_own_file
@@ -53,6 +55,7 @@ class LiveSetup:
         progress: Reports to the user.
         workers: Own the run's processes.
         learners: Models that are open already.
+        turns: Of learners and engines on the same GPUs.
     """
 
     algorithm: Algorithm
@@ -63,6 +66,7 @@ class LiveSetup:
     progress: Progress
     workers: Workers
     learners: Mapping[ModelRole, Learner] = field(default_factory=dict)
+    turns: Turns = field(default_factory=Turns)
     _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -84,7 +88,11 @@ class LiveSetup:
         spec = LearnerSpec(folder, role.head, section, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
         sampling = self_checked_sampling(self.algorithm, self.source)
-        return open_learner(spec, sampling, self.algorithm.cluster.timeout_s, self.progress, self.workers)
+        turns = self.turns if self._takes_turns else None
+        learner = open_learner(spec, sampling, self.algorithm.cluster.timeout_s, self.progress, self.workers, turns)
+        if turns is not None and not stays_awake(role):
+            turns.add(learner)
+        return learner
 
     def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> LiveSetup:
         return replace(self, files=files, learners=learners)
@@ -93,9 +101,10 @@ class LiveSetup:
         """A sampler; shares the weights of a learner without adapters if both can be in this process."""
         shared = share_weights(learner, self.algorithm.learner, self._spec, self.workers)
         if shared is not None:
-            return shared
+            return self.turns.share(shared, learner) if self._takes_turns else shared
         if self._apart is None:
-            self._apart = nearest(self._spec, self.progress, self.workers)
+            start = partial(nearest, self._spec, self.progress, self.workers)
+            self._apart = self.turns.start(start) if self._takes_turns else start()
         return self._apart
 
     def sampler_beside(self) -> SamplerPool:
@@ -122,7 +131,12 @@ class LiveSetup:
         assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
         own = self.algorithm.learner
         learner = own.compute_exactly() if self.inexact is None else own
-        return SamplerSpec(self.source.folder, inference.sampler, learner, budget=self._budget)
+        section = inference.sampler.in_turns() if self._takes_turns else inference.sampler
+        return SamplerSpec(self.source.folder, section, learner, budget=self._budget)
+
+    @property
+    def _takes_turns(self) -> bool:
+        return takes_turns(self.algorithm, placement_of(self.algorithm))
 
     @property
     def _budget(self) -> CacheBudget | None:

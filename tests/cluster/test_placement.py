@@ -11,9 +11,19 @@ import pytest
 from gpus import show_gpus
 from remote_workers import AbacusSpec
 
-from lockstep.cluster.placement import Devices, Place, Placement, Processes, choose_placement
+from lockstep.algorithms.base import Algorithm
+from lockstep.cluster.placement import (
+    Devices,
+    Place,
+    Placement,
+    Processes,
+    choose_placement,
+    placement_of,
+    takes_turns,
+)
 from lockstep.cluster.workers import Workers
 from lockstep.config import ClusterSection, Computation, SamplerSection
+from lockstep.config.loading import load
 from lockstep.errors import InputError
 
 MACHINES = [Devices(1, 1, True), Devices(1, 8, True), Devices(2, 8, True)]
@@ -176,3 +186,31 @@ def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
             remote.close()
     assert first != second
     assert both == f"{first},{second}"
+
+
+def recipe_of(*overrides: str) -> Algorithm:
+    return load("ppo_arithmetic", ["learner.device=auto", *overrides]).expect(Algorithm)
+
+
+TURNS = {
+    "one GPU": ((), True),
+    "an engine of its own process": (("sampler=vllm",), True),
+    "both keep their memory": (("cluster.offload_idle=false",), False),
+    "one step ahead": (("ppo.one_step_ahead=true", "ppo.correction.kind=token_tis"), False),
+    "GPUs of its own": (("cluster.placement=separate",), False),
+    "the CPU": (("learner.device=cpu",), False),
+    "a learner without a sampler's GPU": (("learner.parallel.dp=2", "cluster.placement=separate"), False),
+}
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides, expected = TURNS[case]
+    show_gpus(monkeypatch, 8)
+    recipe = recipe_of(*overrides)
+    assert takes_turns(recipe, placement_of(recipe)) is expected
+
+
+def test_a_cpu_has_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 0)
+    assert not takes_turns(recipe_of(), placement_of(recipe_of()))

@@ -96,15 +96,9 @@ def test_a_cache_that_is_too_small_is_told(run: Run) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_sleep_needs_a_gpu(run: Run) -> None:
-    with pytest.raises(ValueError, match=r"sampler.vllm.sleep frees memory of a GPU, and torch sees none here"):
-        run("sampler=vllm", "sampler.vllm.sleep=true")
-    assert not Path("run").exists()
-
-
 def test_options_of_another_backend_are_refused(in_tmp: Path) -> None:
     with pytest.raises(RecipeError, match=r"sampler.vllm has options of vLLM, but the sampler is torch"):
-        load("ppo_arithmetic", ["sampler.vllm.sleep=true"])
+        load("ppo_arithmetic", ["sampler.vllm.enforce_eager=true"])
 
 
 def test_an_engine_apart_has_a_process_of_its_own_and_the_same_responses(run: Run) -> None:

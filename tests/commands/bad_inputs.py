@@ -170,9 +170,6 @@ RECIPES = {
     "rule: batch not divisible": said("ppo.global_batch_size=5"),
     "rule: dynamic sampling of one": said("ppo.dynamic_sampling={} ppo.num_generations=1"),
     "rule: one step ahead without a correction": said("ppo.one_step_ahead=true"),
-    "rule: one step ahead with a sampler that sleeps": said(
-        "ppo.one_step_ahead=true ppo.correction.kind=token_tis sampler=vllm sampler.vllm.sleep=true"
-    ),
     "rule: two that reward": said("reward_model.path=models/judge"),
     "rule: a learned reward that nothing holds": said("reward=null reward_model.path=models/judge"),
     "rule: k3 in the reward": said("ppo.kl.coef=0.05 ppo.kl.placement=reward ppo.kl.estimator=k3"),

@@ -52,7 +52,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 def overrides(algorithm: str, options: Sequence[str]) -> list[str]:
     """Options of the table as overrides: their keys are below the algorithm's own, but for those of other sections."""
-    whole = ("run.", "data.", "environment", "validation_reward", "reward=")
+    whole = ("run.", "data.", "environment", "validation_reward", "reward=", "cluster.", "learner.")
     return [option if option.startswith(whole) else f"{algorithm}.{option}" for option in options]
 
 

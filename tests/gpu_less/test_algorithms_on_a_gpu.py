@@ -67,6 +67,19 @@ def test_an_algorithm_learns(learn: Learn, recipe: dict[str, Any]) -> None:
     assert_bounds(record)
 
 
+def test_learners_leave_while_the_sampler_works_and_learn_the_same(learn: Learn) -> None:
+    """Policy and sampler share weights here, so that moments, critic and reference leave."""
+    runs = dict[bool, tuple[list[dict[str, Any]], Record]]()
+    for offload in (True, False):
+        run = {**PPO["run"], "folder": f"run {offload}"}
+        runs[offload] = learn({**PPO, "run": run, "cluster": {"offload_idle": offload}})
+    (left, record), (stayed, still) = runs[True], runs[False]
+    assert left == stayed
+    assert record.count("copy back") > 100
+    assert not still.count("copy back")
+    assert record.count("sync") == still.count("sync"), record.lines()
+
+
 def test_it_learns_from_a_teacher(learn: Learn) -> None:
     for recipe in (SFT, DISTILL):
         rows, record = learn(recipe)

@@ -117,7 +117,8 @@ def test_a_session_sends_dropped_weights_again(models: Callable[..., Path], kind
 
 @pytest.mark.parametrize("sleep", [False, True])
 def test_who_drops_weights_is_sent_them_anew(sleep: bool) -> None:
-    section = SamplerSection.model_validate({"backend": "vllm", "vllm": {"sleep": sleep}})
+    awake = SamplerSection.model_validate({"backend": "vllm"})
+    section = awake.in_turns() if sleep else awake
     backend = find_backend(section)
     assert backend is not None
     assert backend.forgets_weights(section) is sleep

@@ -309,12 +309,3 @@ class PolicyGradientRecipe(Algorithm):
         if self.environment is not None and self.options.overlong_penalty is not None:
             raise ValueError("overlong_penalty is about the length of one response; leave it out with an environment")
         return self
-
-    @model_validator(mode="after")
-    def _sampler_and_learner_are_apart(self) -> PolicyGradientRecipe:
-        if self.options.one_step_ahead and self.sampler.vllm.sleep:
-            raise ValueError(
-                "sampler.vllm.sleep gives the learner memory while nothing is generated, and with one_step_ahead both "
-                "work at once; leave one of them out"
-            )
-        return self

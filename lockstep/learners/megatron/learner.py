@@ -62,7 +62,7 @@ class MegatronLearner(RankLearner):
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yields weights stage by stage; each tensor goes to the other stages once its own ranks have gathered it."""
         group, here = self._ranks.group("pp"), self._ranks.index("pp")
-        own = (found for piece in self._own for found in piece.gather(dtype))
+        own = (found for piece in self._own for found in self._gather(piece, dtype))
         for stage, names in enumerate(self._announced):
             for name, shape in names:
                 tensor = (

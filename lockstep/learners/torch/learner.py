@@ -49,9 +49,11 @@ class TorchLearner(RankLearner):
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yields weights, see `SendsWeights`; adapters merged, which changes nothing that is held here, or apart."""
-        for piece in self._held:
-            if not (self._merges and is_adapter(piece.name)):
-                yield from piece.gather(dtype)
+        adapters = [piece.local for piece in self._held if self._merges and is_adapter(piece.name)]
+        with self._host.lend(adapters):
+            for piece in self._held:
+                if not (self._merges and is_adapter(piece.name)):
+                    yield from self._gather(piece, dtype)
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer
 

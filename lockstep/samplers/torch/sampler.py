@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.models.continuous import Continuous
+from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import count_cache_numbers
 from lockstep.models.token_step import TokenStep, can_step
@@ -86,6 +87,7 @@ class TorchSampler(ModelSampler):
     def sleep(self) -> None:
         """Frees all blocks."""
         self._awake, self._scheduler = False, None
+        empty_cache(self._lm.device)
 
     def _open(self) -> Scheduler:
         """A scheduler with the present weights; while the sampler is awake, the same one."""

@@ -11,6 +11,7 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.attention import Cached
+from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.heads import PLAIN
 from lockstep.samplers.base import Piece, require_room
@@ -43,7 +44,8 @@ class StaticSampler(ModelSampler):
         """Does nothing: nothing is known from one batch to the next."""
 
     def sleep(self) -> None:
-        """Does nothing: only weights are held between rollouts."""
+        """Frees what torch keeps for later; only weights are held between rollouts."""
+        empty_cache(self._lm.device)
 
     @torch.no_grad()
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:

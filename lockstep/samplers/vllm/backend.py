@@ -69,7 +69,7 @@ class VLLMInference(InferenceBackend):
         return True
 
     def forgets_weights(self, section: SamplerSection) -> bool:
-        return section.vllm.sleep
+        return section.sleeps
 
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         import torch
@@ -83,8 +83,6 @@ class VLLMInference(InferenceBackend):
             raise InputError(
                 "vLLM takes the GPU where there is one; leave learner.device at auto, or use sampler=torch"
             )
-        if section.vllm.sleep and not on_gpu:
-            raise InputError("sampler.vllm.sleep frees memory of a GPU, and torch sees none here; leave it out")
 
     def build(
         self,

@@ -69,7 +69,7 @@ class VLLMSampler:
                 "packages stand in its way"
             ) from error
 
-        self._sleeps, self._is_synced, self._without_cache = section.vllm.sleep, False, False
+        self._sleeps, self._is_synced, self._without_cache = section.sleeps, False, False
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
         self._version = 0

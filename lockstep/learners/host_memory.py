@@ -1,0 +1,144 @@
+"""Device memory that moves to the host and back, while every tensor, view and alias of it stays what it is.
+
+A tensor's storage is emptied once its bytes are on the host, and filled again later: parameters, pieces of FSDP,
+parameters of an optimizer and tied weights need not know. On CUDA the host's memory is pinned, so that copies are
+asynchronous; it is kept for the next time, since pinning is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lockstep.models.device import empty_cache
+
+_CHUNK = 1 << 26
+"""Bytes of a stretch of host memory: torch rounds pinned memory up to a power of two."""
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """The memory of a storage, and its place on the host.
+
+    Attributes:
+        flat: All of it.
+        size: Bytes.
+        start: Number of its first byte on the host, over all chunks.
+    """
+
+    flat: Tensor
+    size: int
+    start: int
+
+
+class HostMemory:
+    """The host's side of a device's memory.
+
+    Args:
+        device: The device; what lies elsewhere is left alone.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._chunks: list[Tensor] = []
+        self._places: dict[StorageWeakRef, _Stretch] = {}
+        self._away: dict[StorageWeakRef, _Stretch] = {}
+
+    @torch.no_grad()
+    def offload(self, tensors: Iterable[Tensor], frozen: bool = False) -> None:
+        """Copies the memory of tensors to the host, all of their storages, and frees it on the device.
+
+        Args:
+            tensors: The tensors.
+            frozen: They have not changed since they left before, so that the host's copies hold.
+        """
+        leaving = {key: tensor for tensor in tensors if (key := self._find(tensor)) is not None}
+        for key, tensor in leaving.items():
+            is_copied = frozen and key in self._places
+            stretch = self._place(key, tensor)
+            for own, host in [] if is_copied else self._parts(stretch):
+                host.copy_(own, non_blocking=True)
+            self._away[key] = stretch
+        if not leaving:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        for key in leaving:
+            _resize(self._away[key].flat, 0)
+        empty_cache(self._device)
+
+    @torch.no_grad()
+    def reload(self, tensors: Iterable[Tensor] | None = None) -> None:
+        """Brings memory back, that of some tensors or all; what is on the device stays as it is."""
+        if not self._away:
+            return
+        keys = list(self._away) if tensors is None else [_key(tensor) for tensor in tensors]
+        for key in keys:
+            if key in self._away:
+                self._fill(self._away.pop(key))
+
+    @contextmanager
+    def lend(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """A context in which tensors are on the device, to be read; those that were not leave again."""
+        keys = {_key(tensor) for tensor in tensors} & self._away.keys()
+        with torch.no_grad():
+            for key in keys:
+                self._fill(self._away[key])
+        try:
+            yield
+        finally:
+            for key in keys & self._away.keys():  # but for those that were reloaded meanwhile
+                _resize(self._away[key].flat, 0)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """True if the memory of a tensor is on the host, lent or not."""
+        return bool(self._away) and _key(tensor) in self._away
+
+    def forget(self) -> None:
+        """Brings everything back, and uses the host's memory from its beginning on for whatever comes next."""
+        self.reload()
+        self._places.clear()
+
+    def _find(self, tensor: Tensor) -> StorageWeakRef | None:
+        """The storage of a tensor that may leave; None: it has left, lies elsewhere, or is empty."""
+        key = _key(tensor)
+        stays = tensor.device.type != self._device.type or not tensor.numel() or key in self._away
+        return None if stays else key
+
+    def _place(self, key: StorageWeakRef, tensor: Tensor) -> _Stretch:
+        """Finds room on the host, the same as before where there was one."""
+        if key not in self._places:
+            size = tensor.untyped_storage().nbytes()
+            flat = tensor.detach().as_strided((size // tensor.element_size(),), (1,), 0).view(torch.uint8)
+            last = next(reversed(self._places.values()), None)
+            self._places[key] = _Stretch(flat, size, 0 if last is None else last.start + last.size)
+        return self._places[key]
+
+    def _parts(self, stretch: _Stretch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Bytes on the device and their place on the host, chunk by chunk."""
+        done = 0
+        while done < stretch.size:
+            number, start = divmod(stretch.start + done, _CHUNK)
+            size = min(_CHUNK - start, stretch.size - done)
+            while number >= len(self._chunks):
+                self._chunks.append(torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=self._device.type == "cuda"))
+            yield stretch.flat[done : done + size], self._chunks[number][start : start + size]
+            done += size
+
+    def _fill(self, stretch: _Stretch) -> None:
+        _resize(stretch.flat, stretch.size)
+        for own, host in self._parts(stretch):
+            own.copy_(host, non_blocking=True)
+
+
+def _key(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _resize(flat: Tensor, size: int) -> None:
+    flat.untyped_storage().resize_(size)

@@ -1,0 +1,63 @@
+"""Turns of learners: who leaves when, and who gives back what it keeps for later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from gpus import show_gpus
+
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.rows import data_files
+from lockstep.cluster.turns import Turns
+from lockstep.cluster.workers import Workers
+from lockstep.config.loading import load
+from lockstep.models.source import open_source
+from lockstep.report.progress import show_notes
+from lockstep.run.live_setup import LiveSetup
+
+
+@dataclass(eq=False)
+class Noting:
+    """A learner that notes what it is asked."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def offload(self, keep_weights: bool = False) -> None:
+        self.asked.append("moments leave" if keep_weights else "leave")
+
+    def empty_cache(self) -> None:
+        self.asked.append("empty")
+
+
+def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
+    turns, learners = Turns(), [Noting(), Noting()]
+    for learner in learners:
+        turns.add(learner)
+    turns.leave(learners[1])
+    turns.leave()
+    assert [learner.asked for learner in learners] == [["leave", "leave"], ["moments leave", "leave"]]
+
+
+def test_whoever_worked_before_gives_back_what_it_keeps_for_later() -> None:
+    turns, policy, critic = Turns(), Noting(), Noting()
+    for working in (policy, policy, critic, critic, policy):
+        turns.begin(working)
+    assert (policy.asked, critic.asked) == (["empty"], ["empty"])
+
+
+def test_an_engine_sleeps_where_learners_leave_and_has_a_larger_cache(
+    assets: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_gpus(monkeypatch, 1)
+    model, beside = assets / "models/stories260K/hf", dict[bool, int]()
+    for offload in (True, False):
+        options = ["learner.device=auto", "sampler=vllm", f"cluster.offload_idle={str(offload).lower()}"]
+        recipe = load("ppo_arithmetic", [*options, f"model.path={model}"]).expect(Algorithm)
+        files, source = data_files(recipe.data, in_tmp), open_source(str(model))
+        spec = LiveSetup(recipe, in_tmp, files, source, "a test", show_notes(), Workers())._spec
+        assert spec.section.sleeps is spec.forgets_weights is offload
+        assert spec.budget is not None
+        beside[offload] = spec.budget.beside
+    assert beside[True] < beside[False]

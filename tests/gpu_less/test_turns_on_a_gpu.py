@@ -1,0 +1,137 @@
+"""Turns on a GPU that is not there: what is on it while an engine samples, and how its memory comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from pretend_gpu import bytes_there, pretend_gpu
+from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.turns import Turns
+from lockstep.learners.base import train
+from lockstep.learners.rank import RankLearner
+from lockstep.models.device import load_on_device
+from lockstep.models.heads import LogitsHead
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+Models = Callable[..., Path]
+LENGTHS = (7, 2, 19, 4, 33, 12, 9, 3)
+ON_GPU = SECTION.model_copy(update={"device": "cuda", "rows_per_pass": 3})
+
+
+def build(folder: Path, **section: object) -> RankLearner:
+    return LearnerSpec(str(folder), "logits", ON_GPU.model_copy(update=section), OPTIMIZER, seed=0).build()
+
+
+def test_memory_goes_to_pinned_memory_and_back_without_a_wait(models: Models) -> None:
+    folder = models("llama")
+    with pretend_gpu() as record:
+        learner, batch = build(folder), ragged(LENGTHS)
+        train(learner, batch, WeightedLogprob())
+        buffers = sum(buffer.numel() * buffer.element_size() for buffer in learner.model.buffers())
+        before = len(record.events)
+        learner.offload()
+        assert bytes_there() == buffers, "no weight and no moment stays"
+        learner.offload()
+        train(learner, batch, WeightedLogprob())
+        events = [event for event in record.events[before:] if event.line.startswith("lockstep/learners/host_memory")]
+        tensors = len([*learner.model.parameters()]) * 4  # with two moments and a step count
+        assert [event.kind for event in events].count("copy back") == tensors
+        assert [event.kind for event in events].count("copy") == tensors
+        assert len(events) == 2 * tensors, record.lines()
+
+
+def bytes_of(learner: RankLearner) -> int:
+    """Bytes of a learner's weights and moments on the GPU."""
+    tensors = [*learner.model.parameters(), *(learner._optimizer.tensors() if learner._optimizer else ())]
+    storages = {StorageWeakRef(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def test_a_frozen_model_is_copied_to_the_host_once(models: Models, tmp_path: Path) -> None:
+    """But for weights that it is given, as a reference policy is."""
+    folder, batch = models("llama"), ragged(LENGTHS)
+    with pretend_gpu() as record:
+        frozen, trained = LearnerSpec(str(folder), "logits", ON_GPU, None, seed=0).build(), build(folder)
+        expected, tensors = frozen.logprobs(batch), len([*frozen.model.parameters()])
+        for _ in range(2):
+            frozen.offload()
+            assert torch.equal(frozen.logprobs(batch), expected)
+            assert record.count("copy back") == tensors
+        train(trained, batch, WeightedLogprob())
+        trained.save(tmp_path)
+        assert trained.poll_save(wait=True)
+        frozen.offload()
+        frozen.load(tmp_path)
+        frozen.offload()
+        assert torch.equal(frozen.logprobs(batch), trained.logprobs(batch))
+
+
+class Watched(TorchSampler):
+    """Notes what the GPU has beside the engine's weights whenever it samples: in all, and of each learner."""
+
+    learners: Sequence[RankLearner] = ()
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        own = sum(tensor.numel() * tensor.element_size() for _, tensor in self._tensors())
+        self.beside, self.held = bytes_there() - own, [bytes_of(learner) for learner in self.learners]
+        return super().generate(requests, sampling)
+
+
+TABLES = 150_000
+"""Bytes of tables for fingerprints, and of buffers."""
+
+
+def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
+    folder = models("qwen2 tied")
+    with pretend_gpu():
+        turns, learners = Turns(), [build(folder) for _ in range(2)]
+        stays = LearnerSpec(str(folder), "logits", ON_GPU, None, seed=0).build()
+        for learner in learners:
+            turns.add(learner)
+        stay = bytes_of(stays)
+        engines = list[Watched]()
+
+        def start() -> Watched:
+            assert [bytes_of(learner) for learner in (*learners, stays)] == [0, 0, stay], "before the engine starts"
+            engines.append(Watched(load_on_device(str(folder), ON_GPU), 4))
+            engines[0].learners = (*learners, stays)
+            return engines[0]
+
+        session = SamplerSession(turns.start(start), learners[0])
+        for version in range(2):
+            with session.at(version):
+                session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
+            assert engines[0].held == [0, 0, stay], "what is asked while it samples stays"
+            assert engines[0].beside < stay + TABLES
+            for learner in learners:
+                train(learner, ragged(LENGTHS), WeightedLogprob())
+            assert bytes_there() > 2 * 3 * stay
+
+
+def test_a_sampler_of_the_policys_own_weights_keeps_no_more_than_these(models: Models) -> None:
+    """Two samplers in turn, each of another learner's weights."""
+    folder = models("llama")
+    with pretend_gpu():
+        turns, learners = Turns(), [build(folder) for _ in range(2)]
+        for learner in learners:
+            turns.add(learner)
+            train(learner, ragged(LENGTHS), WeightedLogprob())
+        weights = sum(p.numel() * p.element_size() for p in learners[0].model.parameters())
+        for place in (0, 1, 0, 1):
+            model = learners[place].model
+            assert isinstance(model, LogitsHead)
+            sampler = Watched(model.lm, 4)
+            sampler.learners = learners
+            session = SamplerSession(turns.share(sampler, learners[place]), learners[place])
+            with session.at() as refitted:
+                session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
+            assert sampler.held == [weights * (place == other) for other in range(2)]
+            assert refitted.floats()["refit/attested"] > 0
