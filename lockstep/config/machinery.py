@@ -347,8 +347,10 @@ class SamplerSection(Section):
     timeout_s: PositiveFloat = Field(
         default=600.0, description="an engine that is silent for longer, or starts for longer, is taken to hang"
     )
-    transfer: Literal["shared_memory", "process_group"] = Field(
-        default="shared_memory", description="how weights come to an engine in another process"
+    transfer: Literal["auto", "shared_memory", "process_group", "cuda_ipc"] = Field(
+        default="auto",
+        description="carrier of weights to an engine in another process; auto: within a GPU by cuda_ipc if each "
+        "engine's GPUs are those of ranks, on one machine's CPUs by shared_memory, else by a process_group",
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
@@ -362,17 +364,6 @@ class SamplerSection(Section):
     def is_server(self) -> bool:
         """True if it is a server, which is running already and takes no weights."""
         return INFERENCE.find(self.backend).is_server
-
-    @property
-    def is_within_machine(self) -> bool:
-        """True if weights reach engines of the learner's machine alone."""
-        match self.transfer:
-            case "shared_memory":
-                return True
-            case "process_group":
-                return False
-            case _:
-                assert_never(self.transfer)
 
     @property
     def context_limit(self) -> int | None:

@@ -28,7 +28,8 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
 from lockstep.weight_sync.outgoing import Outgoing, Sent, type_for
 from lockstep.weight_sync.sync import sync_weights
-from lockstep.weight_sync.transfer import Bucket
+from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.carriers import Route
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
@@ -141,14 +142,15 @@ class Killing:
 
     def __init__(self, sender: RankSender, victim: str) -> None:
         self._sender, self._victim = sender, victim
-        self.meeting: Meeting | None = None
+        self.route: Route | None = None
+        self.places = sender.places
 
-    def join(self, meeting: Meeting | None) -> None:
-        self._sender.join(meeting)
-        self.meeting = meeting
+    def join(self, route: Route) -> None:
+        self._sender.join(route)
+        self.route = route
 
-    def buckets(self, stream: Outgoing) -> Generator[Bucket]:
-        for bucket in self._sender.buckets(stream):
+    def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
+        for bucket in self._sender.buckets(stream, columns):
             if self._victim:
                 kill(self._victim)
                 self._victim = ""
