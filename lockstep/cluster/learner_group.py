@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.worker_proxy import Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
+from lockstep.cluster.worker_proxy import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import LearnerSection
 from lockstep.distributed.meeting import Host, Meeting

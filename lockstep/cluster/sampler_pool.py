@@ -21,7 +21,6 @@ from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing, Sender
 from lockstep.weight_sync.sender import LocalSender
