@@ -90,7 +90,9 @@ class Row:
         )
 
 
-HEAD = "| way | copy s | sync s | ratio | copy CPU s | CPU s | busiest | memory MiB |\n|---|---|---|---|---|---|---|---|"
+HEAD = (
+    "| way | copy s | sync s | ratio | copy CPU s | CPU s | busiest | memory MiB |\n|---|---|---|---|---|---|---|---|"
+)
 
 
 def processes() -> dict[str, int]:
@@ -101,7 +103,9 @@ def processes() -> dict[str, int]:
 
 def cpu_seconds() -> dict[str, float]:
     """CPU seconds so far of each process, to a hundredth."""
-    ticks = {name: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for name, pid in processes().items()}
+    ticks = {
+        name: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for name, pid in processes().items()
+    }
     return {name: (int(fields[11]) + int(fields[12])) * _TICK_S for name, fields in ticks.items()}
 
 

@@ -224,7 +224,11 @@ class SamplerPool:
         """Streams weights to some workers; the next bucket is filled while they read one."""
         outgoing, calls = Outgoing.of(stream), list[Pending]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
-        way = self._way if outgoing.sender is not None or outgoing.on_gpu else self._way.from_host(self._workers.one_machine)
+        way = (
+            self._way
+            if outgoing.sender is not None or outgoing.on_gpu
+            else self._way.from_host(self._workers.one_machine)
+        )
         self._let_join(sender, remotes, way)
         buckets = sender.buckets(outgoing, self._packs)
         with contextlib.closing(buckets):

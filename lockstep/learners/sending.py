@@ -83,15 +83,15 @@ class SendsWeights(ABC):
 
     def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[Shipment]:
         outgoing = Outgoing(Cast(self, dtype), dtype)
-        for bucket in self._buckets(outgoing, columns):
+        for bucket in self._buckets(outgoing, dtype, columns):
             yield Shipment(bucket, outgoing.take_sent())
         yield Shipment(None, outgoing.take_sent())
 
-    def _buckets(self, outgoing: Outgoing, columns: bool) -> Generator[Bucket]:
+    def _buckets(self, outgoing: Outgoing, dtype: torch.dtype, columns: bool) -> Generator[Bucket]:
         """Each rank writes its own parts, where all have the same memory; else each gathers all, and some send it."""
         rank, ranks, transfer = self._ranks.number, self._ranks.count, self._sender.transfer
         if ranks > 1 and transfer == "shared_memory" and self.device.type == "cpu":
-            return self._sender.buckets_together(outgoing, self.parts(outgoing.dtype), columns, rank, ranks)
+            return self._sender.buckets_together(outgoing, self.parts(dtype), columns, rank, ranks)
         if rank == 0 or transfer == "cuda_ipc":
             return self._sender.buckets(outgoing, columns)
         return gather_buckets(outgoing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lockstep import keyed
 
-_LANES = 16 * 2039
-"""32-bit words of a row; 2039 is prime, so that places of a matrix hardly ever lie in the same lane."""
+_LANES = 16 * 3067
+"""32-bit words of a row; 3067 is prime, so that places of a matrix hardly ever lie in the same lane."""
 _ROWS_IN_CACHE = 4
 _ROWS_ON_DEVICE = 256
 _SAMPLED_COLUMNS = 16
@@ -42,12 +42,6 @@ def fingerprint(tensor: Tensor) -> int:
     return read([take(tensor)])[0]
 
 
-def fingerprints(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """The fingerprint of each tensor, by name; a device is waited for once."""
-    taken = {name: take(tensor) for name, tensor in named}
-    return dict(zip(taken, read(list(taken.values())), strict=True))
-
-
 def read(taken: Sequence[Taken]) -> list[int]:
     """Fingerprints that were taken, in one transfer."""
     if not taken:
@@ -62,8 +56,9 @@ def take(tensor: Tensor) -> Taken:
     words = _words(tensor)
     if words.is_cuda:
         return Taken(_sum_lanes(_add_at_once(words)), _kind(tensor))
-    sums = words.new_zeros(min(len(words), _LANES))
-    _add_rows(sums, words.split(_LANES), 0)
+    rows = words.split(_LANES)
+    sums = torch.zeros_like(rows[0])
+    _add_rows(sums, rows, 0)
     return Taken(_sum_lanes(sums), _kind(tensor))
 
 
@@ -75,12 +70,12 @@ def copy_and_take(target: Tensor, source: Tensor) -> Taken:
         source: On any device.
     """
     new, old = target.detach(), source.detach()
-    on_cpu = new.is_cpu and old.is_cpu
-    if not (on_cpu and new.is_contiguous() and old.is_contiguous()) or new.nbytes % 4:
+    in_words = new.nbytes % 4 == 0 == new.storage_offset() * new.itemsize % 4
+    if not (in_words and new.is_cpu and old.is_cpu and new.is_contiguous() and old.is_contiguous()):
         new.copy_(old)
         return take(new)
     rows, words = _words(new).split(_LANES), _ROWS_IN_CACHE * _LANES
-    sums, size = rows[0].new_zeros(len(rows[0])), words * 4 // new.itemsize
+    sums, size = torch.zeros_like(rows[0]), words * 4 // new.itemsize
     for number, (to, of) in enumerate(zip(new.view(-1).split(size), old.view(-1).split(size), strict=True)):
         to.copy_(of)
         first = number * _ROWS_IN_CACHE
@@ -90,18 +85,22 @@ def copy_and_take(target: Tensor, source: Tensor) -> Taken:
 
 def _add_rows(sums: Tensor, rows: Sequence[Tensor], first: int) -> None:
     """Adds rows of words, each times its odd number; the last may be shorter."""
-    for row, odd in zip(rows, _odd_rows(first, len(rows)), strict=True):
-        (sums if len(row) == len(sums) else sums[: len(row)]).add_(row, alpha=odd)
+    *full, last = zip(rows, _odd_rows(first, len(rows)), strict=True)
+    for row, odd in full:
+        sums.add_(row, alpha=odd)
+    row, odd = last
+    sums[: row.numel()].add_(row, alpha=odd)
 
 
 def _add_at_once(words: Tensor) -> Tensor:
-    """The same for all words, in few operations, of which each takes many rows."""
-    sums = words.new_zeros(min(len(words), _LANES))
-    odd = _odd("row", _table(-(-len(words) // _LANES)), words.device).to(torch.int32)
+    """The same sums for all rows, in few operations, of which each takes many."""
+    lanes = min(len(words), _LANES)
+    odd_R = _odd("row", _table(-(-len(words) // _LANES)), words.device).to(torch.int32)
+    sums = words.new_zeros(lanes)
     for number, stretch in enumerate(words.split(_ROWS_ON_DEVICE * _LANES)):
-        rows_RC = torch.nn.functional.pad(stretch, (0, -len(stretch) % max(len(sums), 1))).view(-1, len(sums))
+        rows_RC = torch.nn.functional.pad(stretch, (0, -len(stretch) % max(lanes, 1))).view(-1, lanes)
         first = number * _ROWS_ON_DEVICE
-        sums += (rows_RC * odd[first : first + len(rows_RC), None]).sum(0, dtype=torch.int32)
+        sums += (rows_RC * odd_R[first : first + len(rows_RC), None]).sum(0, dtype=torch.int32)
     return sums
 
 

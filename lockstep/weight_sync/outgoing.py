@@ -34,11 +34,14 @@ class Sender(Protocol):
 
     Attributes:
         route: The route that it has joined last; None: none yet.
-        places: Files of shared memory that it fills.
     """
 
     route: Route | None
-    places: tuple[str, ...]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Files of shared memory that it fills."""
+        ...
 
     def join(self, route: Route) -> None:
         """Opens its end of the route by which buckets go from now on."""

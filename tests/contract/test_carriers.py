@@ -71,9 +71,7 @@ def ends(request: pytest.FixtureRequest) -> Ends:
     route = Route(transfer, () if host else sender.places, host.meeting if host else None)
     announced, taken = queue.SimpleQueue[Bucket | None](), list[Taken]()
     text = route.of(1).json()
-    thread = threading.Thread(
-        target=lambda: receive(open_carrier(Route.read(text)), announced, taken), daemon=True
-    )
+    thread = threading.Thread(target=lambda: receive(open_carrier(Route.read(text)), announced, taken), daemon=True)
     thread.start()
     sender.join(route)
     return Ends(sender, announced, taken, thread, host)
