@@ -19,7 +19,7 @@ from lockstep.weight_sync.sender import LocalSender, gather_buckets
 
 @dataclass(frozen=True)
 class Shipment:
-    """What one rank did of a bucket; None: all have been filled. `sent` has fingerprints that it took since the last."""
+    """What one rank did of a bucket; None: all have been filled. `sent`: the fingerprints that it took since the last."""
 
     bucket: Bucket | None
     sent: dict[str, Sent]

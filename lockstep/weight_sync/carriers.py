@@ -74,7 +74,7 @@ class Route:
 
 
 class Carrier(Protocol):
-    """One end of a route: the sender's, which uses `memory`, `seal` and `ship`, or a receiver's: `take` and `release`."""
+    """One end of a route: the sender's, for `memory`, `seal` and `ship`, or a receiver's, for `take`, `release`."""
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         """Memory to write the bytes of the next bucket to, uint8 [size]; those of the one before stay as they are.
@@ -142,21 +142,40 @@ class SharedFiles:
         return path
 
 
+class _Turns:
+    """Memory that is used in turn, and again in the next weight sync."""
+
+    def __init__(self) -> None:
+        self._kept = dict[int, Tensor]()
+
+    def whole(self, number: int, size: int, device: torch.device) -> Tensor:
+        """All the memory of a turn, which is at least so large."""
+        turn = number % _TURNS
+        if turn not in self._kept or len(self._kept[turn]) < size or self._kept[turn].device != device:
+            self._kept[turn] = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
+        return self._kept[turn]
+
+    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        return self.whole(number, size, device)[:size]
+
+
 class _ThroughHost:
     """What carriers share whose bytes lie in the host's memory: those of a GPU are gathered there, and move at once."""
 
     def __init__(self) -> None:
-        self._host, self._staged = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+        self._turns, self._stages = _Turns(), _Turns()
+        self._sent, self._staged = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
 
-    def _stage(self, host: Tensor, device: torch.device) -> Tensor:
-        self._host = self._staged = host
-        if device.type != "cpu":
-            self._staged = torch.empty(len(host), dtype=torch.uint8, device=device)
+    def _stage(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
+        """Memory to write to what is sent from `sent`: the same, or on the device where the tensors are."""
+        self._sent = self._staged = sent
+        if device.type != sent.device.type:
+            self._staged = self._stages.memory(number, len(sent), device)
         return self._staged
 
-    def _move_to_host(self) -> None:
-        if self._staged is not self._host:
-            self._host.copy_(self._staged)
+    def _unstage(self) -> None:
+        if self._staged is not self._sent:
+            self._sent.copy_(self._staged)
 
 
 class SharedMemory(_ThroughHost):
@@ -170,10 +189,10 @@ class SharedMemory(_ThroughHost):
         self._places, self._mapped = places, dict[str, Tensor]()
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        return self._stage(self._map(number, size), device)
+        return self._stage(number, self._map(number, size), device)
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        self._move_to_host()
+        self._unstage()
         return Bucket(number, end_of(slots), slots)
 
     def ship(self, bucket: Bucket) -> None:
@@ -204,24 +223,25 @@ class GroupBroadcast(_ThroughHost):
         self._group, self._on_gpu = _join(meeting, backend), backend == "nccl"
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        return self._stage(torch.empty(size, dtype=torch.uint8, device=device if self._on_gpu else "cpu"), device)
+        return self._stage(number, self._turns.memory(number, size, device if self._on_gpu else _HOST), device)
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        self._move_to_host()
+        self._unstage()
         return Bucket(number, end_of(slots), slots)
 
     def ship(self, bucket: Bucket) -> None:
-        self._group.broadcast([self._host], _FROM_SENDER).wait()
+        self._group.broadcast([self._sent], _FROM_SENDER).wait()
 
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
-        flat = torch.empty(bucket.size, dtype=torch.uint8, device=device if self._on_gpu else "cpu")
+        flat = self._turns.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
         self._group.broadcast([flat], _FROM_SENDER).wait()
         return flat.to(device)
 
     def release(self) -> None:
-        """Does nothing: the bytes are the receiver's own."""
+        """Does nothing: bytes of the next bucket come to other memory, and on a GPU behind all that reads these."""
 
 
+_HOST = torch.device("cpu")
 _FROM_SENDER = dist.BroadcastOptions()
 _FROM_SENDER.rootRank = 0
 
@@ -240,26 +260,25 @@ def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
 class CudaIPC:
     """Carries buckets in memory of a GPU that a process of each end uses; no byte leaves it.
 
-    Where the sender is several processes, each fills the memory of its own GPU, and handles come together in one bucket.
+    Where several processes send, each fills the memory of its own GPU, and handles come together in one bucket.
     """
 
     def __init__(self) -> None:
         _require_gpu("sampler.transfer=cuda_ipc")
-        self._filled, self._opened = dict[int, tuple[Tensor, str]](), dict[str, Tensor]()
-        self._device = torch.device("cuda")
+        self._turns, self._device = _Turns(), torch.device("cuda")
+        self._exported, self._opened = dict[int, tuple[Tensor, str]](), dict[int, tuple[Tensor, str]]()
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         if device.type != "cuda":
             raise InputError(f"sampler.transfer=cuda_ipc carries weights of a GPU, and these are on {device}")
-        turn, self._device = number % _TURNS, device
-        if turn not in self._filled or len(self._filled[turn][0]) < size:
-            flat = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
-            self._filled[turn] = flat, _export(flat)
-        return self._filled[turn][0][:size]
+        self._device, turn, whole = device, number % _TURNS, self._turns.whole(number, size, device)
+        if turn not in self._exported or self._exported[turn][0] is not whole:
+            self._exported[turn] = whole, _export(whole)
+        return whole[:size]
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
         torch.cuda.synchronize(self._device)  # another process reads it, which no stream of this one orders
-        handle = self._filled[number % _TURNS][1]
+        _, handle = self._exported[number % _TURNS]
         return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
 
     def ship(self, bucket: Bucket) -> None:
@@ -272,12 +291,10 @@ class CudaIPC:
                 f"sampler.transfer=cuda_ipc needs a learner rank on each engine's GPU, and {name} has none (ranks are "
                 f"on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use sampler.transfer=process_group"
             )
-        handle = bucket.handles[name]
-        if handle not in self._opened:
-            if len(self._opened) == _TURNS:
-                self._opened.clear()
-            self._opened[handle] = _open_exported(handle, device)
-        return self._opened[handle][: bucket.size]
+        handle, turn = bucket.handles[name], bucket.number % _TURNS
+        if turn not in self._opened or self._opened[turn][1] != handle:
+            self._opened[turn] = _open_exported(handle, device), handle
+        return self._opened[turn][0][: bucket.size]
 
     def release(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -92,7 +92,9 @@ class Outgoing:
 
     @property
     def on_gpu(self) -> bool:
-        """True if the tensors that this process has are on a GPU."""
+        """True if they are a learner's of this process, on a GPU."""
+        if isinstance(self._learner, _Stream):  # which may be one that can be read only once
+            return False
         return any(tensor.is_cuda for _, tensor in islice(self._learner.weights(), 1))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

@@ -171,7 +171,7 @@ def test_files_of_shared_memory_are_gone_with_their_owner() -> None:
     places = files.places
     del files
     for place in places:
-        with pytest.raises(OSError):
+        with pytest.raises(FileNotFoundError):
             open(place, "r+b").close()
 
 

@@ -172,13 +172,17 @@ def test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once(
     with pretend_gpu() as record:
         learner, sender = build(folder, "logits"), LocalSender()
         sender.join(Route("shared_memory", sender.places))
-        for _ in range(2):
+
+        def send() -> tuple[int, list[str]]:
             before, outgoing = len(record.events), Outgoing(learner, dtype)
             count = sum(1 for _ in sender.buckets(outgoing, columns=False))
-            assert count > 2
             assert outgoing.sent
-        kinds = [event.kind for event in record.events[before:]]
-        assert kinds == ["sync"] * (count + 1), "tables of fingerprints stay where they are: " + record.lines()
+            return count, [event.kind for event in record.events[before:]]
+
+        send()  # tables of fingerprints stay where they are
+        count, kinds = send()
+        assert count > 2
+        assert kinds == ["sync"] * (count + 1), record.lines()
 
 
 def test_metrics_of_a_step_come_to_the_host_together() -> None:
