@@ -19,7 +19,12 @@ from lockstep.weight_sync.sender import LocalSender, gather_buckets
 
 @dataclass(frozen=True)
 class Shipment:
-    """What one rank did of a bucket; None: all have been filled. `sent`: the fingerprints that it took since the last."""
+    """What one rank did of a bucket.
+
+    Attributes:
+        bucket: None: all have been filled.
+        sent: The fingerprints that it took since the last one.
+    """
 
     bucket: Bucket | None
     sent: dict[str, Sent]

@@ -36,9 +36,9 @@ def fingerprint(tensor: Tensor) -> int:
     """A weighted sum of the tensor's bits, mixed with shape and type.
 
     Rows of 32-bit words are added up, each times an odd number of its own, modulo 2³²; then these sums, one a lane,
-    each times an odd number of its own, modulo 2⁶⁴. Any change of one word shows, since odd numbers have inverses. Words of
-    different lanes that change places show but by a chance of about 2⁻³², however few bits they differ in; words of one
-    lane, which are a multiple of `_LANES` apart, do not if they differ in nothing but their highest bits.
+    each times an odd number of its own, modulo 2⁶⁴. Any change of one word shows, since odd numbers have inverses.
+    Words of different lanes that change places show but by a chance of about 2⁻³², however few bits they differ in;
+    words of one lane, which are a multiple of `_LANES` apart, do not if they differ in nothing but their highest bits.
     """
     return read([take(tensor)])[0]
 
