@@ -46,10 +46,20 @@ class Ends:
     taken: list[Taken]
     thread: threading.Thread
     host: Host | None
+    sent: int = 0
 
     def send(self, bucket: Bucket) -> None:
+        """Announces and ships a bucket, when the one before has been read."""
+        self.wait()
         self.announced.put(Bucket.of(bucket.json()))
         self.sender.ship(bucket)
+        self.sent += 1
+
+    def wait(self) -> None:
+        """Waits until all that was sent has been read."""
+        while len(self.taken) < self.sent:
+            assert self.thread.is_alive()
+            threading.Event().wait(0.001)
 
     def finish(self) -> Taken:
         """All that was received."""
@@ -109,8 +119,7 @@ def test_a_bucket_stays_while_the_next_is_filled(ends: Ends) -> None:
     for bucket in ends.sender.buckets(Outgoing.of(weights().items()), columns=False):
         if before is not None:
             ends.send(before)
-            while len(ends.taken) <= before.number:
-                threading.Event().wait(0.001)
+            ends.wait()
         before = bucket
     assert before is not None
     ends.send(before)
