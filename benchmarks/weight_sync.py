@@ -69,7 +69,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one way: medians of seconds, least CPU seconds, and mebibytes."""
+    """Figures of one way: medians of seconds, mean CPU seconds, and mebibytes."""
 
     name: str
     copy_s: float
@@ -173,9 +173,11 @@ def measure_way(folder: Path, name: str, way: Way, repeats: int) -> Row:
         pool.ready()
         copy, copies, copies_cpu, syncs = copier(learner), list[float](), list[float](), list[float]()
         spent = list[dict[str, float]]()
+        copy()
+        sync_weights(learner, pool, 0, probe)
         held = memory_mib("VmRSS")
         forget_peaks()
-        for version in range(repeats + 1):
+        for version in range(1, repeats + 1):
             begun, cpu = time.perf_counter(), time.process_time()
             copy()
             copies.append(time.perf_counter() - begun)
@@ -185,8 +187,8 @@ def measure_way(folder: Path, name: str, way: Way, repeats: int) -> Row:
             syncs.append(time.perf_counter() - begun)
             spent.append({process: seconds - before[process] for process, seconds in cpu_seconds().items()})
         peaks = memory_mib("VmHWM")
-    cpu_s = {process: statistics.mean(one[process] for one in spent[1:]) for process in spent[0]}
-    copy_s, sync_s, copy_cpu_s = (statistics.median(one[1:]) for one in (copies, syncs, copies_cpu))
+    cpu_s = {process: statistics.mean(one[process] for one in spent) for process in spent[0]}
+    copy_s, sync_s, copy_cpu_s = (statistics.median(one) for one in (copies, syncs, copies_cpu))
     busiest = copy_cpu_s / max(max(cpu_s.values()), _TICK_S / repeats)
     grown = {process: peak - held[process] for process, peak in peaks.items()}
     return Row(name, copy_s, sync_s, copy_s / sync_s, copy_cpu_s, cpu_s, busiest, grown)
