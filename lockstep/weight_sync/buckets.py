@@ -6,7 +6,7 @@ A bucket is a stretch of bytes, and a list of what lies where in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -114,7 +114,6 @@ def pack(parts: Iterable[Part]) -> Iterator[tuple[tuple[Slot, ...], list[Part]]]
         yield tuple(slots), packed
 
 
-def end_of(slots: Iterable[Slot]) -> int:
+def end_of(slots: Sequence[Slot]) -> int:
     """Bytes up to the end of the last slot, so that another one may follow."""
-    *_, last = 0, *(-(-(slot.start + slot.size) // _ALIGNMENT) * _ALIGNMENT for slot in slots)
-    return last
+    return -(-(slots[-1].start + slots[-1].size) // _ALIGNMENT) * _ALIGNMENT if slots else 0

@@ -45,7 +45,7 @@ class ModelSampler(ABC):
         self._context = context_of(lm.config)
         self.version: int | None = None
         self._carrier: Carrier | None = None
-        self._taken = dict[str, tuple[Taken, int]]()
+        self._own, self._taken = dict[str, Tensor](), dict[str, tuple[Taken, int]]()
 
     @abstractmethod
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
@@ -74,7 +74,7 @@ class ModelSampler(ABC):
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
         self.version = None
-        self._taken.clear()
+        self._begin()
         self._take(stream)
         return [self.attest(version)]
 
@@ -84,7 +84,7 @@ class ModelSampler(ABC):
     def receive(self, bucket: Bucket) -> None:
         assert self._carrier is not None, "a receiver joins a route before it receives"
         if bucket.number == 0:
-            self._taken.clear()
+            self._begin()
         self._take(unpack(self._carrier, bucket, self._lm.device))
 
     def attest(self, version: int) -> Attestation:
@@ -107,13 +107,16 @@ class ModelSampler(ABC):
         held = chain(self._lm.named_parameters(), self._lm.named_buffers())
         return ((canonical(f"lm.{name}"), tensor) for name, tensor in held)
 
+    def _begin(self) -> None:
+        self._own, self._taken = dict(self._tensors()), {}
+
     @torch.no_grad()
     def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        own = dict(self._tensors())
         for name, tensor in stream:
-            if own[name].data_ptr() != tensor.data_ptr():
-                taken = copy_and_take(own[name], tensor)
-                self._taken[name] = taken, own[name]._version
+            own = self._own[name]
+            if own.data_ptr() != tensor.data_ptr():
+                taken = copy_and_take(own, tensor)
+                self._taken[name] = taken, own._version
 
     def _autocast(self) -> torch.autocast:
         """Computes in the sampler's type inside; it keeps bf16 copies of weights until it is left."""
