@@ -187,7 +187,7 @@ def placement_of(recipe: Algorithm) -> Placement:
 
 
 def choose_route(section: SamplerSection, placement: Placement | None, one_machine: bool) -> Route:
-    """How weights come to engines: as `sampler.transfer` says, or else by where ranks and engines are.
+    """The way of weights to engines: as `sampler.transfer` says, or by where ranks and engines are.
 
     On GPUs they come by CUDA IPC if each engine's GPUs are those of ranks, else by a process group; on CPUs by shared
     memory within a machine, else by a process group, too. A process group is NCCL's where engines have other GPUs than
@@ -205,21 +205,32 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
     engines = {device for place in places for device in range(place.first, place.last + 1)}
     ranks = [] if placement is None or not engines else [place.first for place in placement.ranks]
     shared = bool(ranks) and engines <= set(ranks)
-    transfer = section.transfer
-    if transfer == "auto":
-        transfer = "cuda_ipc" if shared else "process_group" if ranks or not one_machine else "shared_memory"
-    if transfer == "cuda_ipc" and placement is not None and not shared:
-        raise InputError(
-            "sampler.transfer=cuda_ipc is for engines whose GPUs are those of learner ranks, which is not so here; use "
-            "sampler.transfer=auto"
-        )
-    if transfer == "shared_memory" and not one_machine:
-        raise InputError(
-            "sampler.transfer=shared_memory is within one machine, and engines are to be on several; use "
-            "sampler.transfer=process_group"
-        )
-    nccl = transfer == "process_group" and bool(ranks) and ranks[0] not in engines
-    return Route(transfer, backend="nccl" if nccl else "gloo")
+    nccl = bool(ranks) and ranks[0] not in engines
+    group = Route("process_group", backend="nccl" if nccl else "gloo")
+    within, host = Route("cuda_ipc"), Route("shared_memory")
+    match section.transfer:
+        case "auto":
+            if shared:
+                return within
+            return group if ranks or not one_machine else host
+        case "process_group":
+            return group
+        case "cuda_ipc":
+            if placement is None or shared:
+                return within
+            raise InputError(
+                "sampler.transfer=cuda_ipc is for engines whose GPUs are those of learner ranks, which is not so here; "
+                "use sampler.transfer=auto"
+            )
+        case "shared_memory":
+            if one_machine:
+                return host
+            raise InputError(
+                "sampler.transfer=shared_memory is within one machine, and engines are to be on several; use "
+                "sampler.transfer=process_group"
+            )
+        case _:
+            assert_never(section.transfer)
 
 
 def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from torch import Tensor
 
@@ -244,12 +244,16 @@ class SamplerPool:
         everyone, width = len(remotes) == len(self.remotes), self._section.tensor_parallel
         if everyone and self._route is not None and self._route == sender.route and way.is_like(self._route):
             return
-        route = way
-        if way.transfer == "shared_memory":
-            route = replace(way, places=sender.places)
-        if way.transfer == "process_group":
-            self._host = Host(self._workers.address, 1 + len(remotes) * width, self._section.timeout_s)
-            route = replace(way, meeting=self._host.meeting)
+        match way.transfer:
+            case "shared_memory":
+                route = replace(way, places=sender.places)
+            case "process_group":
+                self._host = Host(self._workers.address, 1 + len(remotes) * width, self._section.timeout_s)
+                route = replace(way, meeting=self._host.meeting)
+            case "cuda_ipc":
+                route = way
+            case _:
+                assert_never(way.transfer)
         calls = [remote.submit("join", route.of(1 + number * width)) for number, remote in enumerate(remotes)]
         _blaming(calls, partial(sender.join, route))
         outcomes(calls)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from lockstep.weight_sync.sender import LocalSender, gather_buckets
 
 @dataclass(frozen=True)
 class Shipment:
-    """What one rank did of a bucket.
+    """The part of one rank in a bucket.
 
     Attributes:
         bucket: None: all have been filled.
@@ -94,12 +95,20 @@ class SendsWeights(ABC):
 
     def _buckets(self, outgoing: Outgoing, dtype: torch.dtype, columns: bool) -> Generator[Bucket]:
         """Each rank writes its own parts, where all have the same memory; else each gathers all, and some send it."""
-        rank, ranks, transfer = self._ranks.number, self._ranks.count, self._sender.transfer
-        if ranks > 1 and transfer == "shared_memory" and self.device.type == "cpu":
-            return self._sender.buckets_together(outgoing, self.parts(dtype), columns, rank, ranks)
-        if rank == 0 or transfer == "cuda_ipc":
-            return self._sender.buckets(outgoing, columns)
-        return gather_buckets(outgoing)
+        rank, ranks, route = self._ranks.number, self._ranks.count, self._sender.route
+        assert route is not None, "a sender joins a route before it sends"
+        everyone = False
+        match route.transfer:
+            case "shared_memory":
+                if ranks > 1 and self.device.type == "cpu":
+                    return self._sender.buckets_together(outgoing, self.parts(dtype), columns, rank, ranks)
+            case "cuda_ipc":
+                everyone = True
+            case "process_group":
+                pass
+            case _:
+                assert_never(route.transfer)
+        return self._sender.buckets(outgoing, columns) if everyone or rank == 0 else gather_buckets(outgoing)
 
     @cached_property
     def _sender(self) -> LocalSender:

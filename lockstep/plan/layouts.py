@@ -180,7 +180,7 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     sampler, engines = recipe.inference.sampler, estimate.placement.processes.engines
     if engines != sampler.engines:
         changed.append(f"sampler.replicas={engines}")
-    if estimate.placement.devices.machines > 1 and sampler.transfer == "shared_memory":
+    if estimate.placement.devices.machines > 1 and sampler.is_within_machine:
         changed.append("sampler.transfer=auto")
     if estimate.sequences != sampler.max_batch_size:
         changed.append(f"sampler.max_batch_size={estimate.sequences}")

@@ -56,9 +56,22 @@ class Route:
 
     def from_host(self, one_machine: bool) -> Route:
         """The same for weights that lie in the host's memory, which neither CUDA IPC nor NCCL can read."""
-        if self.transfer == "cuda_ipc" or self.backend == "nccl":
+        if self.is_between_gpus:
             return Route("shared_memory" if one_machine else "process_group")
         return self
+
+    @property
+    def is_between_gpus(self) -> bool:
+        """True if neither end is in the host's memory."""
+        match self.transfer:
+            case "cuda_ipc":
+                return True
+            case "process_group":
+                return self.backend == "nccl"
+            case "shared_memory":
+                return False
+            case _:
+                assert_never(self.transfer)
 
     def json(self) -> str:
         """JSON, for engines that take nothing but plain values."""
@@ -160,7 +173,7 @@ class _Turns:
 
 
 class _ThroughHost:
-    """What carriers share whose bytes lie in the host's memory: those of a GPU are gathered there, and move at once."""
+    """The base of carriers by the host's memory: the bytes of a bucket come together on a GPU, and move at once."""
 
     def __init__(self) -> None:
         self._turns, self._stages = _Turns(), _Turns()

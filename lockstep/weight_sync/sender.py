@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.weight_sync.buckets import Bucket, Part, Slot, end_of, pack
-from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, Transfer, open_carrier
+from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, open_carrier
 from lockstep.weight_sync.fingerprints import copy_and_take, take
 from lockstep.weight_sync.outgoing import Outgoing
 
@@ -20,11 +20,6 @@ class LocalSender:
     def __init__(self) -> None:
         self._carrier: Carrier | None = None
         self.route: Route | None = None
-
-    @property
-    def transfer(self) -> Transfer | None:
-        """The carrier of its route."""
-        return None if self.route is None else self.route.transfer
 
     @cached_property
     def _files(self) -> SharedFiles:

@@ -1,6 +1,6 @@
 """The contract of carriers: what a receiver takes is what the sender wrote, and no bucket changes while it is read.
 
-Those that need a GPU keep it in `tests/gpu/test_carriers.py`.
+Those that need a GPU keep it in `tests/gpu/test_carriers_on_gpus.py`.
 """
 
 from __future__ import annotations
