@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.distributed.ranks import Ranks
-from lockstep.weight_sync.buckets import Bucket, Part
+from lockstep.weight_sync.buckets import Bucket, WeightPart
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing, Sent
 from lockstep.weight_sync.sender import LocalSender, gather_buckets
@@ -58,7 +58,7 @@ class SendsWeights(ABC):
         """
 
     @abstractmethod
-    def parts(self, dtype: torch.dtype) -> Iterator[Part]:
+    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
         """Yields of each tensor of `weights` what this rank has of it, the same tensors on every rank."""
 
     def take_part_in_weights(self) -> None:

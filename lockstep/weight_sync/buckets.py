@@ -69,7 +69,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class WeightPart:
     """A tensor of the weights, and what this process has of it.
 
     Attributes:
@@ -87,7 +87,7 @@ class Part:
     numbers: Tensor | None
 
     @classmethod
-    def whole(cls, name: str, tensor: Tensor, dtype: torch.dtype) -> Part:
+    def whole(cls, name: str, tensor: Tensor, dtype: torch.dtype) -> WeightPart:
         """A tensor that this process has."""
         return cls(name, dtype, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach())
 
@@ -99,9 +99,9 @@ class Part:
         return whole
 
 
-def pack(parts: Iterable[Part]) -> Iterator[tuple[tuple[Slot, ...], list[Part]]]:
+def pack(parts: Iterable[WeightPart]) -> Iterator[tuple[tuple[Slot, ...], list[WeightPart]]]:
     """Groups tensors in their order: as many as fit a bucket, or one that is larger."""
-    slots, packed = list[Slot](), list[Part]()
+    slots, packed = list[Slot](), list[WeightPart]()
     for part in parts:
         slot = Slot(part.name, str(part.dtype).removeprefix("torch."), part.shape, end_of(slots))
         if slots and slot.start + slot.size > CAPACITY:

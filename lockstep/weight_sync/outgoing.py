@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.weight_sync.buckets import Bucket, Part
+from lockstep.weight_sync.buckets import Bucket, WeightPart
 from lockstep.weight_sync.carriers import Route, open_carrier, unpack
 from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
 
@@ -108,10 +108,10 @@ class Outgoing:
         for bucket in self.sender.buckets(self, columns=True):
             yield from unpack(carrier, bucket, torch.device("cpu"))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[WeightPart]:
         """The tensors of this process, which are not cast yet."""
         for name, tensor in self._learner.weights():
-            yield Part.whole(name, tensor, type_for(tensor, self.dtype))
+            yield WeightPart.whole(name, tensor, type_for(tensor, self.dtype))
 
     def _send(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._learner.weights():

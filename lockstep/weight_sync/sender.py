@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lockstep.weight_sync.buckets import Bucket, Part, Slot, end_of, pack
+from lockstep.weight_sync.buckets import Bucket, Slot, WeightPart, end_of, pack
 from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, open_carrier
 from lockstep.weight_sync.fingerprints import copy_and_take, take
 from lockstep.weight_sync.outgoing import Outgoing
@@ -43,7 +43,7 @@ class LocalSender:
             yield self._opened.seal(number, slots)
 
     def buckets_together(
-        self, stream: Outgoing, parts: Iterable[Part], columns: bool, rank: int, ranks: int
+        self, stream: Outgoing, parts: Iterable[WeightPart], columns: bool, rank: int, ranks: int
     ) -> Generator[Bucket]:
         """Fills the same buckets as other processes do, each with its own parts of the weights.
 
@@ -68,7 +68,7 @@ class LocalSender:
     def ship(self, bucket: Bucket) -> None:
         self._opened.ship(bucket)
 
-    def _memory(self, number: int, slots: tuple[Slot, ...], parts: Sequence[Part]) -> Tensor:
+    def _memory(self, number: int, slots: tuple[Slot, ...], parts: Sequence[WeightPart]) -> Tensor:
         device = next((part.numbers.device for part in parts if part.numbers is not None), torch.device("cpu"))
         return self._opened.memory(number, end_of(slots), device)
 

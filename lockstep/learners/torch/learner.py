@@ -19,7 +19,7 @@ from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead, ValueHead, canonical
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.lora import is_adapter, learns, merging
-from lockstep.weight_sync.buckets import Part
+from lockstep.weight_sync.buckets import WeightPart
 from lockstep.weight_sync.outgoing import type_for
 
 
@@ -58,12 +58,12 @@ class TorchLearner(RankLearner):
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer
 
-    def parts(self, dtype: torch.dtype) -> Iterator[Part]:
+    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
         for piece in self._held:
             if not (self._merges and is_adapter(piece.name)):
                 yield piece.part(dtype, self._writes(piece))
         for name, buffer in self.model.named_buffers():
-            part = Part.whole(canonical(name), buffer, type_for(buffer, dtype))
+            part = WeightPart.whole(canonical(name), buffer, type_for(buffer, dtype))
             yield part if self._ranks.number == 0 else replace(part, numbers=None)
 
     def _constants(self) -> dict[str, Tensor]:
