@@ -81,7 +81,7 @@ bench: $(VENV)/.vllm
 	$(BIN)/python -m benchmarks.index
 	$(BIN)/python -m benchmarks.mesh
 	$(BIN)/python -m benchmarks.ppo_step
-	$(BIN)/python -m benchmarks.refit
+	$(BIN)/python -m benchmarks.weight_sync
 	$(BIN)/python -m benchmarks.sandbox
 	$(BIN)/python -m benchmarks.trackers
 

@@ -291,7 +291,7 @@ class SamplerSectionKeys(TypedDict, total=False):
     tensor_parallel: int
     max_restarts: int
     timeout_s: float
-    transfer: Literal["shared_memory", "process_group"]
+    transfer: Literal["auto", "shared_memory", "process_group", "cuda_ipc"]
     vllm: VLLMKeys
     openai: OpenAIKeys | None
 

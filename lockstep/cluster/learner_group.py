@@ -8,7 +8,8 @@ result of one among those that compute the same.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import PreTrainedConfig
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.turns import Turns
-from lockstep.cluster.worker_proxy import Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
+from lockstep.cluster.worker_proxy import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import LearnerSection
 from lockstep.distributed.meeting import Host, Meeting
@@ -36,8 +37,9 @@ from lockstep.models.device import resolve_device
 from lockstep.models.folder import carries_state, read_config, skeleton
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.parallelize import require_divisible
+from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.carriers import Route, SharedFiles
 from lockstep.weight_sync.outgoing import Outgoing
-from lockstep.weight_sync.transfer import Bucket
 
 _RANKS_WAIT_LONGER_S = 30.0
 """Ranks wait so much longer for each other than the driver does for them: its error names the verb, theirs a socket."""
@@ -116,56 +118,49 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: 
 
 
 class RankSender:
-    """Implements `weight_sync.outgoing.Sender` for weights that ranks hold: the first one sends, the others take part.
+    """Implements `weight_sync.outgoing.Sender` for weights that ranks hold: all fill each bucket at the same time.
 
     Args:
         learner: The ranks.
     """
 
     def __init__(self, learner: MeshLearner) -> None:
-        self._learner, self._first = learner, learner.ranks[0]
-        self.meeting: Meeting | None = None
+        self._learner = learner
+        self.route: Route | None = None
 
-    def join(self, meeting: Meeting | None) -> None:
-        if meeting != self.meeting:
-            self._first.call("join_receivers", meeting)
-        self.meeting = meeting
+    @cached_property
+    def _files(self) -> SharedFiles:
+        return SharedFiles()
 
-    def buckets(self, stream: Outgoing) -> Generator[Bucket]:
-        parts = [rank.submit("take_part_in_weights", stream.dtype) for rank in self._learner.ranks[1:]]
+    @property
+    def places(self) -> tuple[str, ...]:
+        return self._files.places
+
+    def join(self, route: Route) -> None:
+        if route == self.route:
+            return
+        self._learner.call_all("join_receivers", route)
+        self.route = route
+
+    def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
+        self._learner.call_all("begin_sending", stream.dtype, columns)
         try:
-            self._first.call("begin_sending", stream.dtype)
-            while (shipment := self._first.call("fill_bucket")) is not None:
-                stream.note(shipment.sent)
-                yield shipment.bucket
-        except (WorkerDied, RemoteTimeout):  # the cause; errors of the other ranks would only hide it
-            self._give_up(parts)
-            raise
-        except RemoteError:  # perhaps since another rank died, which is then the one to name
-            self._learner.outcomes(parts)
-            raise
+            while True:
+                shipments = self._learner.call_all("fill_bucket")
+                for shipment in shipments:
+                    stream.note(shipment.sent)
+                found = [shipment.bucket for shipment in shipments if shipment.bucket is not None]
+                if not found:
+                    return
+                handles = {name: handle for bucket in found for name, handle in bucket.handles.items()}
+                yield replace(found[0], handles=handles)
         except GeneratorExit:
-            self._end(parts)
+            self._learner.call_all("end_sending")
             raise
-        self._learner.outcomes(parts)
-
-    def _end(self, parts: list[Pending]) -> None:
-        """Ends a weight sync that broke off; what is left is gathered, since all ranks are in the middle of it."""
-        try:
-            self._first.call("end_sending")
-        except (WorkerDied, RemoteTimeout):
-            self._give_up(parts)
-            raise
-        self._learner.outcomes(parts)
-
-    def _give_up(self, parts: Iterable[Pending]) -> None:
-        for part in parts:
-            part.abandon()
-        self._learner.close()
 
     def ship(self, bucket: Bucket) -> None:
-        if self.meeting is not None:
-            self._first.call("ship_bucket", bucket)
+        if self.route is not None and self.route.meeting is not None:
+            self._learner.ranks[0].call("ship_bucket", bucket)
 
 
 class MeshLearner:
@@ -210,21 +205,21 @@ class MeshLearner:
     def optim_step(self) -> Metrics:
         """Steps every rank; all return the same metrics, since gradients are summed before their norm is taken."""
         self._begin()
-        return self._on_all("optim_step")[0]
+        return self.call_all("optim_step")[0]
 
     def reset_optimizer(self) -> None:
         self._begin()
-        self._on_all("reset_optimizer")
+        self.call_all("reset_optimizer")
 
     def offload(self, keep_weights: bool = False) -> None:
         """See `RankLearner.offload`; its ranks are asked where it has worked since the last time."""
         assert not keep_weights, "no sampler computes with the weights of ranks"
         if not self._has_left:
-            self._on_all("offload")
+            self.call_all("offload")
         self._has_left = True
 
     def empty_cache(self) -> None:
-        self._on_all("empty_cache")
+        self.call_all("empty_cache")
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Streams the weights from the first rank; the others take part in gathering them."""
@@ -241,14 +236,14 @@ class MeshLearner:
 
     def save(self, folder: Path) -> None:
         self._begin()
-        self._on_all("save", folder)
+        self.call_all("save", folder)
 
     def poll_save(self, wait: bool) -> bool:
-        return all(self._on_all("poll_save", wait))
+        return all(self.call_all("poll_save", wait))
 
     def load(self, folder: Path) -> None:
         self._begin()
-        self._on_all("load", folder)
+        self.call_all("load", folder)
 
     def close(self) -> None:
         """Ends all ranks."""
@@ -261,7 +256,8 @@ class MeshLearner:
         if self._turns is not None:
             self._turns.begin(self)
 
-    def _on_all(self, verb: str, *args: Any) -> list[Any]:
+    def call_all(self, verb: str, *args: Any) -> list[Any]:
+        """Calls a verb of every rank at the same time. Returns the results in their order."""
         return self.outcomes(rank.submit(verb, *args) for rank in self.ranks)
 
     def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:

@@ -18,6 +18,7 @@ from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.heads import scores_sequences
+from lockstep.weight_sync.carriers import Route
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -186,11 +187,8 @@ def placement_of(recipe: Algorithm) -> Placement:
     sampler = None if recipe.inference is None else recipe.inference.sampler
     processes = Processes.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
     found = choose_placement(recipe.cluster, recipe.learner, processes)
-    if sampler is not None and sampler.is_within_machine and any(place.machine for place in found.engines):
-        raise InputError(
-            "sampler.transfer=shared_memory is within one machine, and engines are to be on several; use "
-            "sampler.transfer=process_group"
-        )
+    if sampler is not None and found.engines:
+        choose_route(sampler, found, one_machine=not any(place.machine for place in found.engines))
     return found
 
 
@@ -204,6 +202,53 @@ def takes_turns(recipe: Algorithm, placement: Placement) -> bool:
 def stays_awake(role: ModelRole) -> bool:
     """True if a model scores responses while engines are awake, so that it never leaves its device for them."""
     return not role.is_saved and scores_sequences(role.head)
+
+
+def choose_route(section: SamplerSection, placement: Placement | None, one_machine: bool) -> Route:
+    """The way of weights to engines: as `sampler.transfer` says, or by where ranks and engines are.
+
+    On GPUs they come by CUDA IPC if each engine's GPUs are those of ranks, else by a process group; on CPUs by shared
+    memory within a machine, else by a process group, too. A process group is NCCL's where engines have other GPUs than
+    the rank that sends.
+
+    Args:
+        section: With the engines.
+        placement: Their places, and those of ranks; None: only this machine is known.
+        one_machine: Engines and ranks share memory.
+
+    Raises:
+        InputError: They cannot come as the section says.
+    """
+    places = () if placement is None or not placement.devices.on_gpu else placement.engines
+    engines = {device for place in places for device in range(place.first, place.last + 1)}
+    ranks = [] if placement is None or not engines else [place.first for place in placement.ranks]
+    shared = bool(ranks) and engines <= set(ranks)
+    nccl = bool(ranks) and ranks[0] not in engines
+    group = Route("process_group", backend="nccl" if nccl else "gloo")
+    within, host = Route("cuda_ipc"), Route("shared_memory")
+    match section.transfer:
+        case "auto":
+            if shared:
+                return within
+            return group if ranks or not one_machine else host
+        case "process_group":
+            return group
+        case "cuda_ipc":
+            if placement is None or shared:
+                return within
+            raise InputError(
+                "sampler.transfer=cuda_ipc is for engines whose GPUs are those of learner ranks, which is not so here; "
+                "use sampler.transfer=auto"
+            )
+        case "shared_memory":
+            if one_machine:
+                return host
+            raise InputError(
+                "sampler.transfer=shared_memory is within one machine, and engines are to be on several; use "
+                "sampler.transfer=process_group"
+            )
+        case _:
+            assert_never(section.transfer)
 
 
 def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:

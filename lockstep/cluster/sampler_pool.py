@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, assert_never
 
@@ -15,15 +15,15 @@ from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import Item
 from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
-from lockstep.distributed.meeting import Host, Meeting
-from lockstep.errors import InputError, RunError
+from lockstep.distributed.meeting import Host
+from lockstep.errors import RunError
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
+from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing, Sender
 from lockstep.weight_sync.sender import LocalSender
-from lockstep.weight_sync.transfer import Bucket
 
 T = TypeVar("T")
 Block = tuple[int, Sequence[Request]]
@@ -94,7 +94,7 @@ class SamplerPool:
         workers: Where they start.
 
     Raises:
-        ValueError: If weights cannot reach them by `sampler.transfer`.
+        InputError: If weights cannot reach them by `sampler.transfer`.
 
     Attributes:
         dtype: See `Sampler`.
@@ -103,8 +103,8 @@ class SamplerPool:
     """
 
     def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
-        _require_way(spec, workers)
-        self._address = workers.address
+        self._workers, self._packs = workers, spec.packs
+        self._way = workers.choose_route(spec.section)
         self.dtype, self._section, self._note = spec.dtype, spec.section, note
         self._context, self._forgets = spec.context, spec.forgets_weights
         self.restarts = 0
@@ -112,7 +112,7 @@ class SamplerPool:
         self._abandoned = False
         self._sender = LocalSender()
         self._host: Host | None = None  # of the newest group: it lives as long
-        self._meeting: Meeting | None = None  # of a group with all workers
+        self._route: Route | None = None  # that all workers have opened
         self.remotes = [
             workers.start(
                 spec,
@@ -222,8 +222,15 @@ class SamplerPool:
         self, remotes: Sequence[Remote], stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[Attestation]:
         """Streams weights to some workers; the next bucket is filled while they read one."""
-        sender, buckets = self._open(stream, remotes)
-        calls = list[Pending]()
+        outgoing, calls = Outgoing.of(stream), list[Pending]()
+        sender = self._sender if outgoing.sender is None else outgoing.sender
+        way = (
+            self._way
+            if outgoing.sender is not None or outgoing.on_gpu
+            else self._way.from_host(self._workers.one_machine)
+        )
+        self._let_join(sender, remotes, way)
+        buckets = sender.buckets(outgoing, self._packs)
         with contextlib.closing(buckets):
             for bucket in buckets:
                 outcomes(calls)
@@ -232,33 +239,25 @@ class SamplerPool:
         outcomes(calls)
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
-    def _open(
-        self, stream: Iterable[tuple[str, Tensor]], remotes: Sequence[Remote]
-    ) -> tuple[Sender, Generator[Bucket]]:
-        """The sender of some weights, and its buckets: another process where it holds them, else this one."""
-        if isinstance(stream, Outgoing) and stream.sender is not None:
-            self._let_join(stream.sender, remotes)
-            return stream.sender, stream.sender.buckets(stream)
-        self._let_join(self._sender, remotes)
-        return self._sender, self._sender.buckets(stream)
-
-    def _let_join(self, sender: Sender, remotes: Sequence[Remote]) -> None:
-        """Lets a sender and some workers join a process group, if bytes go by one; a group of all workers is kept."""
-        match self._section.transfer:
+    def _let_join(self, sender: Sender, remotes: Sequence[Remote], way: Route) -> None:
+        """Lets a sender and some workers open a route like `way`, if all do not have one open already."""
+        everyone, width = len(remotes) == len(self.remotes), self._section.tensor_parallel
+        if everyone and self._route is not None and self._route == sender.route and way.is_like(self._route):
+            return
+        match way.transfer:
             case "shared_memory":
-                sender.join(None)
+                route = replace(way, places=sender.places)
             case "process_group":
-                everyone = len(remotes) == len(self.remotes)
-                if not everyone or self._meeting is None or sender.meeting != self._meeting:
-                    width = self._section.tensor_parallel
-                    self._host = Host(self._address, 1 + len(remotes) * width, self._section.timeout_s)
-                    meeting = self._host.meeting
-                    calls = [remote.submit("join", meeting.of(1 + n * width)) for n, remote in enumerate(remotes)]
-                    _blaming(calls, partial(sender.join, meeting))
-                    outcomes(calls)
-                    self._meeting = meeting if everyone else None
+                self._host = Host(self._workers.address, 1 + len(remotes) * width, self._section.timeout_s)
+                route = replace(way, meeting=self._host.meeting)
+            case "cuda_ipc":
+                route = way
             case _:
-                assert_never(self._section.transfer)
+                assert_never(way.transfer)
+        calls = [remote.submit("join", route.of(1 + number * width)) for number, remote in enumerate(remotes)]
+        _blaming(calls, partial(sender.join, route))
+        outcomes(calls)
+        self._route = route if everyone else None
 
     def _insist(self, action: Callable[[], T], remotes: Sequence[Remote], restored: bool = True) -> T:
         """Retries an action with workers, restarting those that die over it.
@@ -306,7 +305,7 @@ class SamplerPool:
 
     def _start_again(self, remote: Remote) -> None:
         """Restarts a worker, and sends it the weights that the others hold, where these are known."""
-        self._meeting = None
+        self._route = None
         remote.restart()
         if self._abandoned:  # meanwhile
             remote.close(at_once=True)
@@ -319,15 +318,6 @@ class SamplerPool:
         (attestation,) = self._load([remote], self._loaded.stream, self._loaded.version)
         if attestation != self._loaded.attestation:
             raise SamplerLost(f"worker {remote.name} was started again, and does not hold the weights that it was sent")
-
-
-def _require_way(spec: SamplerSpec, workers: Workers) -> None:
-    """Raises InputError where weights cannot reach workers by `sampler.transfer`."""
-    if spec.section.is_within_machine and not workers.one_machine:
-        raise InputError(
-            "sampler.transfer=shared_memory is within one machine, and workers are on others; use "
-            "sampler.transfer=process_group"
-        )
 
 
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:

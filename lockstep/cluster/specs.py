@@ -107,6 +107,11 @@ class SamplerSpec:
         return self._backend.forgets_weights(self.section)
 
     @property
+    def packs(self) -> bool:
+        """True if it computes with packed matrices."""
+        return self._backend.packs(self.learner)
+
+    @property
     def threads(self) -> int | None:
         """Torch threads of a worker on a CPU; None: its share of the run's."""
         return self._backend.threads

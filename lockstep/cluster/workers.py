@@ -8,12 +8,13 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstep.cluster.placement import Place, Placement, Processes, choose_placement
+from lockstep.cluster.placement import Place, Placement, Processes, choose_placement, choose_route
 from lockstep.cluster.transport import Factory
 from lockstep.cluster.worker_proxy import Remote, spawn_worker
 from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.errors import InputError
 from lockstep.report.progress import Progress
+from lockstep.weight_sync.carriers import Route
 
 if TYPE_CHECKING:
     from lockstep.cluster.ray_transport import RayCluster
@@ -75,6 +76,11 @@ class Workers(ExitStack):
         if self._placement is None:
             return choose_placement(ClusterSection(), computation, Processes.of(ClusterSection(), 0, section)).engines
         return self._placement.with_engines(section).engines
+
+    def choose_route(self, section: SamplerSection) -> Route:
+        """The way of weights to the engines of a section, see `placement.choose_route`."""
+        placement = None if self._placement is None else self._placement.with_engines(section)
+        return choose_route(section, placement, self.one_machine)
 
     def start(
         self,

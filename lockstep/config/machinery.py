@@ -344,8 +344,10 @@ class SamplerSection(Section):
     timeout_s: PositiveFloat = Field(
         default=600.0, description="an engine that is silent for longer, or starts for longer, is taken to hang"
     )
-    transfer: Literal["shared_memory", "process_group"] = Field(
-        default="shared_memory", description="how weights come to an engine in another process"
+    transfer: Literal["auto", "shared_memory", "process_group", "cuda_ipc"] = Field(
+        default="auto",
+        description="carrier of weights to an engine in another process; auto: within a GPU by cuda_ipc if each "
+        "engine's GPUs are those of ranks, on one machine's CPUs by shared_memory, else by a process_group",
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
@@ -378,7 +380,7 @@ class SamplerSection(Section):
         match self.transfer:
             case "shared_memory":
                 return True
-            case "process_group":
+            case "auto" | "process_group" | "cuda_ipc":
                 return False
             case _:
                 assert_never(self.transfer)

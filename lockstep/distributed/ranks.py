@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import torch.distributed as dist
@@ -40,6 +41,11 @@ class Ranks:
     def group(self, name: Dimension) -> dist.ProcessGroup | None:
         """The process group of those ranks; None for one alone."""
         return None if self.mesh is None or self.size(name) == 1 else self.mesh.get_group(name)
+
+    @property
+    def count(self) -> int:
+        """Number of all ranks."""
+        return prod(self.size(name) for name in DIMENSIONS)
 
     @property
     def number(self) -> int:

@@ -57,6 +57,7 @@ def list_checks(trial: Trial) -> list[Check]:
     """All checks, the quick ones first."""
     vllm = trial.sampler(backend="vllm", kv_cache_gib=trial.cache_gib)
     second_gpu = None if trial.gpus > 1 else "it takes two GPUs"
+    no_gpu = None if trial.device.type == "cuda" else "it takes a GPU"
     return [
         Check("copy", partial(measure_copy, trial)),
         Check("products", partial(measure_products, trial)),
@@ -67,6 +68,7 @@ def list_checks(trial: Trial) -> list[Check]:
             Check(f"weight sync, {way}", partial(measure_sync, trial, trial.sampler(transfer=way)))
             for way in ("shared_memory", "process_group")
         ),
+        Check("weight sync, cuda_ipc", partial(measure_sync, trial, trial.sampler(transfer="cuda_ipc")), no_gpu),
         Check("learner over all GPUs", partial(measure_ranks, trial), second_gpu),
         Check("vLLM, bf16", partial(measure_vllm, trial, vllm), _find_missing(trial, vllm)),
     ]

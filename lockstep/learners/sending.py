@@ -1,4 +1,4 @@
-"""The verbs by which a driver lets a rank send its weights, bucket by bucket, while it gathers them from the others."""
+"""The verbs by which a driver lets ranks send their weights, bucket by bucket, all at the same time."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from lockstep.distributed.meeting import Meeting
+from lockstep.distributed.ranks import Ranks
+from lockstep.weight_sync.buckets import Bucket, WeightPart
+from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing, Sent
-from lockstep.weight_sync.sender import LocalSender
-from lockstep.weight_sync.transfer import Bucket
+from lockstep.weight_sync.sender import LocalSender, gather_buckets
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """A bucket, and the fingerprints of its tensors by name."""
+    """The part of one rank in a bucket.
 
-    bucket: Bucket
+    Attributes:
+        bucket: None: all have been filled.
+        sent: The fingerprints that it took since the last one.
+    """
+
+    bucket: Bucket | None
     sent: dict[str, Sent]
 
 
@@ -36,9 +43,11 @@ class Cast:
 
 
 class SendsWeights(ABC):
-    """A rank that can send its weights itself."""
+    """A rank that can send its weights itself, or its part of them."""
 
     _leaving: Generator[Shipment] | None = None
+    _ranks: Ranks
+    device: torch.device
 
     @abstractmethod
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -48,40 +57,58 @@ class SendsWeights(ABC):
             dtype: Floating-point numbers are cast to it before they are gathered; None: as they are.
         """
 
-    def take_part_in_weights(self, dtype: torch.dtype | None = None) -> None:
-        """Iterates `weights`, so that the rank that sends them can gather."""
-        for _ in self.weights(dtype):
+    @abstractmethod
+    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
+        """Yields of each tensor of `weights` what this rank has of it, the same tensors on every rank."""
+
+    def take_part_in_weights(self) -> None:
+        """Iterates `weights`, so that the first rank can gather them."""
+        for _ in self.weights():
             pass
 
-    def join_receivers(self, meeting: Meeting | None) -> None:
-        """See `Sender.join`."""
-        self._sender.join(meeting)
+    def join_receivers(self, route: Route) -> None:
+        """See `Sender.join`; only the first rank sends by a process group, so that the others are not in it."""
+        self._sender.join(route, opens=self._ranks.number == 0 or route.meeting is None)
 
-    def begin_sending(self, dtype: torch.dtype) -> None:
-        """Begins a weight sync. The other ranks have to take part in it."""
-        self._leaving = self._ship_all(dtype)
+    def begin_sending(self, dtype: torch.dtype, columns: bool) -> None:
+        """Begins a weight sync, in which all ranks take part."""
+        self._leaving = self._fill_all(dtype, columns)
 
-    def fill_bucket(self) -> Shipment | None:
-        """Fills the next bucket; None: all have been filled."""
+    def fill_bucket(self) -> Shipment:
+        """Fills the next bucket, or takes part in gathering it."""
         assert self._leaving is not None, "buckets are filled between begin_sending and end_sending"
-        return next(self._leaving, None)
+        return next(self._leaving, Shipment(None, {}))
 
     def ship_bucket(self, bucket: Bucket) -> None:
         """See `Sender.ship`."""
         self._sender.ship(bucket)
 
     def end_sending(self) -> None:
-        """Ends a weight sync; what has not been sent is gathered all the same, since other ranks take part in it."""
-        assert self._leaving is not None, "a weight sync ends once, after begin_sending"
-        for _ in self._leaving:
-            pass
+        """Ends a weight sync that broke off between two buckets, where all ranks stand at the same one."""
         self._leaving = None
 
-    def _ship_all(self, dtype: torch.dtype) -> Generator[Shipment]:
+    def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[Shipment]:
         outgoing = Outgoing(Cast(self, dtype), dtype)
-        for bucket in self._sender.buckets(outgoing):
-            sent = outgoing.sent
-            yield Shipment(bucket, {slot.name: sent[slot.name] for slot in bucket.slots})
+        for bucket in self._buckets(outgoing, dtype, columns):
+            yield Shipment(bucket, outgoing.take_sent())
+        yield Shipment(None, outgoing.take_sent())
+
+    def _buckets(self, outgoing: Outgoing, dtype: torch.dtype, columns: bool) -> Generator[Bucket]:
+        """Each rank writes its own parts, where all have the same memory; else each gathers all, and some send it."""
+        rank, ranks, route = self._ranks.number, self._ranks.count, self._sender.route
+        assert route is not None, "a sender joins a route before it sends"
+        everyone = False
+        match route.transfer:
+            case "shared_memory":
+                if ranks > 1 and self.device.type == "cpu":
+                    return self._sender.buckets_together(outgoing, self.parts(dtype), columns, rank, ranks)
+            case "cuda_ipc":
+                everyone = True
+            case "process_group":
+                pass
+            case _:
+                assert_never(route.transfer)
+        return self._sender.buckets(outgoing, columns) if everyone or rank == 0 else gather_buckets(outgoing)
 
     @cached_property
     def _sender(self) -> LocalSender:

@@ -181,7 +181,7 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     if engines != sampler.engines:
         changed.append(f"sampler.replicas={engines}")
     if estimate.placement.devices.machines > 1 and sampler.is_within_machine:
-        changed.append("sampler.transfer=process_group")
+        changed.append("sampler.transfer=auto")
     if estimate.sequences != sampler.max_batch_size:
         changed.append(f"sampler.max_batch_size={estimate.sequences}")
     return parallel + changed + cache_override(estimate)

@@ -56,6 +56,10 @@ class InferenceBackend(InferenceOptions):
         """True if it drops the weights of a learner while it sleeps, so that it needs them anew."""
         return False
 
+    def packs(self, computation: Computation) -> bool:
+        """True if it computes with packed matrices, of which an attestation has columns alone."""
+        return False
+
     @abstractmethod
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch, concat
-from lockstep.distributed.meeting import Meeting
 from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.transfer import Bucket
+from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.carriers import Route
 
 Piece = tuple[Sequence[int], Batch]
 """Places of some requests, and a batch of their responses in that order."""
@@ -75,11 +75,11 @@ class Served(Protocol):
 
     def logprobs(self, batch: Batch) -> Tensor: ...
 
-    def join(self, meeting: Meeting) -> None:
-        """Joins the process group that weights come by, where they do not come by shared memory.
+    def join(self, route: Route) -> None:
+        """Opens the receiver's end of the route that weights come by from now on.
 
         Args:
-            meeting: That of this process; where an engine has several ranks, of the first: the others take the next.
+            route: That of this process; where an engine has several ranks, of the first: the others take the next.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from lockstep import keyed
 
-_ROW = 1 << 14  # 64-bit words; their multipliers fit the processor's cache
+_LANES = 16 * 3067
+"""32-bit words of a row; 3067 is prime, so that places of a matrix hardly ever lie in the same lane."""
+_ROWS_IN_CACHE = 4
+_ROWS_ON_DEVICE = 256
 _SAMPLED_COLUMNS = 16
 _SHORTEST_TABLE = 64
 
@@ -30,18 +33,14 @@ class Taken:
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """A sum of the tensor's bits, as 64-bit words weighted by odd numbers of their place, mixed with shape and type.
+    """A weighted sum of the tensor's bits, mixed with shape and type.
 
-    Any change of one word shows, since an odd weight has an inverse modulo 2⁶⁴; words that change places do but by a
-    chance of about 2⁻⁶². It is as fast as memory: each word is read once.
+    Rows of 32-bit words are added up, each times an odd number of its own, modulo 2³²; then these sums, one a lane,
+    each times an odd number of its own, modulo 2⁶⁴. Any change of one word shows, since odd numbers have inverses.
+    Words of different lanes that change places show but by a chance of about 2⁻³², however few bits they differ in;
+    words of one lane, which are a multiple of `_LANES` apart, do not if they differ in nothing but their highest bits.
     """
     return read([take(tensor)])[0]
-
-
-def fingerprints(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """The fingerprint of each tensor, by name; a device is waited for once."""
-    taken = {name: take(tensor) for name, tensor in named}
-    return dict(zip(taken, read(list(taken.values())), strict=True))
 
 
 def read(taken: Sequence[Taken]) -> list[int]:
@@ -56,11 +55,60 @@ def read(taken: Sequence[Taken]) -> list[int]:
 def take(tensor: Tensor) -> Taken:
     """Takes the fingerprint of a tensor, and waits for nothing."""
     words = _words(tensor)
-    body = words[: words.numel() // _ROW * _ROW].view(-1, _ROW)
-    within, rows = _odd("place", _ROW, tensor.device), _odd_rows(len(body) + 1, tensor.device)
-    tail = words[body.numel() :]
-    sums = torch.cat([_sum_weighted(body, within), _sum_weighted(tail[None], within[: tail.numel()])])
-    return Taken((sums * rows).sum(), keyed.key(str(tensor.dtype), *tensor.shape))
+    if words.is_cuda:
+        return Taken(_sum_lanes(_add_at_once(words)), _kind(tensor))
+    rows = words.split(_LANES)
+    sums = torch.zeros_like(rows[0])
+    _add_rows(sums, rows, 0)
+    return Taken(_sum_lanes(sums), _kind(tensor))
+
+
+def copy_and_take(target: Tensor, source: Tensor) -> Taken:
+    """Copies a tensor, and takes the fingerprint of the copy. On a CPU it is read while it is still in the cache.
+
+    Args:
+        target: Of the shape of `source`; what is copied becomes of its type.
+        source: On any device.
+    """
+    new, old = target.detach(), source.detach()
+    in_words = new.nbytes % 4 == 0 == new.storage_offset() * new.itemsize % 4
+    if not (in_words and new.is_cpu and old.is_cpu and new.is_contiguous() and old.is_contiguous()):
+        new.copy_(old)
+        return take(new)
+    rows, words = _words(new).split(_LANES), _ROWS_IN_CACHE * _LANES
+    sums, size = torch.zeros_like(rows[0]), words * 4 // new.itemsize
+    for number, (to, of) in enumerate(zip(new.view(-1).split(size), old.view(-1).split(size), strict=True)):
+        to.copy_(of)
+        first = number * _ROWS_IN_CACHE
+        _add_rows(sums, rows[first : first + _ROWS_IN_CACHE], first)
+    return Taken(_sum_lanes(sums), _kind(new))
+
+
+def _add_rows(sums: Tensor, rows: Sequence[Tensor], first: int) -> None:
+    """Adds rows of words, each times its odd number; the last may be shorter."""
+    *full, last = zip(rows, _odd_rows(first, len(rows)), strict=True)
+    for row, odd in full:
+        sums.add_(row, alpha=odd)
+    row, odd = last
+    sums[: row.numel()].add_(row, alpha=odd)
+
+
+def _add_at_once(words: Tensor) -> Tensor:
+    """The same sums for all rows, in few operations, of which each takes many."""
+    lanes = min(len(words), _LANES)
+    odd_R = _odd("row", _table(-(-len(words) // _LANES)), words.device).to(torch.int32)
+    sums = words.new_zeros(lanes)
+    for number, stretch in enumerate(words.split(_ROWS_ON_DEVICE * _LANES)):
+        rows_RC = torch.nn.functional.pad(stretch, (0, -len(stretch) % max(lanes, 1))).view(-1, lanes)
+        first = number * _ROWS_ON_DEVICE
+        sums += (rows_RC * odd_R[first : first + len(rows_RC), None]).sum(0, dtype=torch.int32)
+    return sums
+
+
+def _sum_lanes(sums: Tensor) -> Tensor:
+    """The sum of all lanes, each times its odd number. CUDA has no product of integer vectors."""
+    odd = _odd("lane", _LANES, sums.device)[: len(sums)]
+    return (sums.to(torch.int64) * odd).sum() if sums.is_cuda else sums.to(torch.int64) @ odd
 
 
 def pick_columns(width: int) -> list[int]:
@@ -76,7 +124,7 @@ def column_fingerprint(matrix: Tensor) -> int:
 
 def take_columns(matrix: Tensor) -> Taken:
     """Takes the fingerprint of the sampled columns of a matrix, and waits for nothing."""
-    return take(matrix.detach()[:, _columns(matrix.shape[1], matrix.device)] + 0.0)
+    return take(matrix.detach().index_select(1, _columns(matrix.shape[1], matrix.device)) + 0.0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -84,22 +132,36 @@ def _columns(width: int, device: torch.device) -> Tensor:
     return torch.tensor(pick_columns(width), device=device)
 
 
+def _kind(tensor: Tensor) -> int:
+    return _key(tensor.dtype, tensor.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _key(dtype: torch.dtype, shape: torch.Size) -> int:
+    return keyed.key(str(dtype), *shape)
+
+
 def _words(tensor: Tensor) -> Tensor:
-    """The bits as int64 [·], filled up with zeros."""
+    """The bits as int32 [·], filled up with zeros."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if raw.numel() % 8 or raw.storage_offset() % 8:
-        raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 8))
-    return raw.view(torch.int64)
+    if raw.numel() % 4 or raw.storage_offset() % 4:
+        raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 4))
+    return raw.view(torch.int32)
 
 
-def _sum_weighted(words_RC: Tensor, weight_C: Tensor) -> Tensor:
-    """Sums of rows, modulo 2⁶⁴. CUDA has no product of integer matrices."""
-    return (words_RC * weight_C).sum(-1) if words_RC.is_cuda else words_RC @ weight_C
+def _odd_rows(first: int, count: int) -> list[int]:
+    """The odd numbers of some rows."""
+    return _odd_numbers(_table(first + count))[first : first + count]
 
 
-def _odd_rows(count: int, device: torch.device) -> Tensor:
-    """Odd numbers of so many rows, the beginning of a table that matrices of other sizes read, too."""
-    return _odd("row", max(_SHORTEST_TABLE, 1 << (count - 1).bit_length()), device)[:count]
+def _table(rows: int) -> int:
+    """Length of a table of so many rows, of which tensors of other sizes read the beginning."""
+    return max(_SHORTEST_TABLE, 1 << (rows - 1).bit_length())
+
+
+@functools.lru_cache(maxsize=16)
+def _odd_numbers(count: int) -> list[int]:
+    return _odd("row", count, torch.device("cpu")).to(torch.int32).tolist()
 
 
 @functools.lru_cache(maxsize=16)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from lockstep.distributed.meeting import Meeting
+from lockstep.weight_sync.buckets import Bucket, WeightPart
+from lockstep.weight_sync.carriers import Route, open_carrier, unpack
 from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
-from lockstep.weight_sync.transfer import Bucket, Inbox
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Fingerprints of a tensor, as `Attestation` has them; `columns` of matrices only."""
+    """Fingerprints of a tensor, as `Attestation` has them; `columns` of matrices only, where a receiver shows them."""
 
     whole: int
     columns: int | None
@@ -29,20 +30,30 @@ class HasWeights(Protocol):
 
 
 class Sender(Protocol):
-    """Sends weights from the process that holds them. Receivers learn of each bucket from the caller.
+    """Sends weights from the processes that hold them. Receivers learn of each bucket from the caller.
 
     Attributes:
-        meeting: The process group that it has joined last; None: bytes go by shared memory.
+        route: The route that it has joined last; None: none yet.
     """
 
-    meeting: Meeting | None
+    route: Route | None
 
-    def join(self, meeting: Meeting | None) -> None:
-        """Joins the receivers' process group, by which bytes go from now on; None: they go by shared memory."""
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Files of shared memory that it fills."""
         ...
 
-    def buckets(self, stream: Outgoing) -> Generator[Bucket]:
-        """Fills buckets, and notes what was sent. A bucket's bytes stay until the one after the next is requested."""
+    def join(self, route: Route) -> None:
+        """Opens its end of the route by which buckets go from now on."""
+        ...
+
+    def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
+        """Fills buckets, and notes what was sent. A bucket's bytes stay until the one after the next is requested.
+
+        Args:
+            stream: The weights.
+            columns: Take the fingerprints of columns, too.
+        """
         ...
 
     def ship(self, bucket: Bucket) -> None:
@@ -50,34 +61,62 @@ class Sender(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Stream:
+    """Tensors that come as they are."""
+
+    tensors: Iterable[tuple[str, Tensor]]
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.tensors
+
+
 class Outgoing:
     """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
 
     Args:
         learner: Has the weights.
-        dtype: The sampler's type.
-        sender: Sends them from another process, which holds them; None: they are in this one.
+        dtype: The sampler's type; None: any.
+        sender: Sends them from other processes, which hold them; None: they are in this one.
     """
 
-    def __init__(self, learner: HasWeights, dtype: torch.dtype, sender: Sender | None = None) -> None:
+    def __init__(self, learner: HasWeights, dtype: torch.dtype | None, sender: Sender | None = None) -> None:
         self._sent, self._taken = dict[str, Sent](), dict[str, tuple[Taken, Taken | None]]()
         self.dtype, self.sender = dtype, sender
         self._learner = learner
+
+    @classmethod
+    def of(cls, stream: Iterable[tuple[str, Tensor]]) -> Outgoing:
+        """A stream of tensors of this process, as they are."""
+        return stream if isinstance(stream, Outgoing) else cls(_Stream(stream), None)
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if they are a learner's of this process, on a GPU."""
+        if isinstance(self._learner, _Stream):  # which may be one that can be read only once
+            return False
+        return any(tensor.is_cuda for _, tensor in islice(self._learner.weights(), 1))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors. Where another process sends them, a tensor may change once the next is taken."""
         if self.sender is None:
             yield from self._send()
             return
-        self.sender.join(None)
-        inbox = Inbox()
-        for bucket in self.sender.buckets(self):
-            yield from inbox.unpack(bucket)
+        route = Route("shared_memory", self.sender.places)
+        self.sender.join(route)
+        carrier = open_carrier(route)
+        for bucket in self.sender.buckets(self, columns=True):
+            yield from unpack(carrier, bucket, torch.device("cpu"))
+
+    def parts(self) -> Iterator[WeightPart]:
+        """The tensors of this process, which are not cast yet."""
+        for name, tensor in self._learner.weights():
+            yield WeightPart.whole(name, tensor, type_for(tensor, self.dtype))
 
     def _send(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._learner.weights():
             cast = tensor.to(type_for(tensor, self.dtype))
-            self._taken[name] = take(cast), take_columns(cast) if cast.ndim == 2 else None
+            self.note_taken(name, take(cast), cast)
             yield name, cast
 
     @property
@@ -86,8 +125,17 @@ class Outgoing:
         found = iter(read([one for both in self._taken.values() for one in both if one is not None]))
         for name, (_, columns) in self._taken.items():
             self._sent[name] = Sent(next(found), None if columns is None else next(found))
-        self._taken.clear()
+        self._taken = {}
         return self._sent
+
+    def take_sent(self) -> dict[str, Sent]:
+        """The fingerprints that were taken or noted since the last call."""
+        sent, self._sent = self.sent, {}
+        return sent
+
+    def note_taken(self, name: str, taken: Taken, tensor: Tensor, columns: bool = True) -> None:
+        """Notes the fingerprint of a tensor of this process, and takes that of its columns."""
+        self._taken[name] = taken, take_columns(tensor) if columns and tensor.ndim == 2 else None
 
     def note(self, sent: Mapping[str, Sent]) -> None:
         """Notes fingerprints that another process has taken of what it sent."""

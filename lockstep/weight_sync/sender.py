@@ -1,30 +1,94 @@
-"""The sender's side of a weight sync where the weights are in this process."""
+"""The sender's side of a weight sync in a process that has weights, or a part of them."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
-from lockstep.distributed.meeting import Meeting
-from lockstep.weight_sync.transfer import Bucket, Carrier, GroupBroadcast, SharedMemory, join_group, pack
+from lockstep.weight_sync.buckets import Bucket, Slot, WeightPart, end_of, pack
+from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, open_carrier
+from lockstep.weight_sync.fingerprints import copy_and_take, take
+from lockstep.weight_sync.outgoing import Outgoing
 
 
 class LocalSender:
     """Implements `outgoing.Sender` for weights of this process."""
 
     def __init__(self) -> None:
-        self._shared_memory = SharedMemory()
-        self._carrier: Carrier = self._shared_memory
-        self.meeting: Meeting | None = None
+        self._carrier: Carrier | None = None
+        self.route: Route | None = None
 
-    def join(self, meeting: Meeting | None) -> None:
-        self.meeting = meeting
-        self._carrier = self._shared_memory if meeting is None else GroupBroadcast(join_group(meeting))
+    @cached_property
+    def _files(self) -> SharedFiles:
+        return SharedFiles()
 
-    def buckets(self, stream: Iterable[tuple[str, Tensor]]) -> Generator[Bucket]:
-        for number, (slots, tensors) in enumerate(pack(stream)):
-            yield self._carrier.fill(number, slots, tensors)
+    @property
+    def places(self) -> tuple[str, ...]:
+        return self._files.places
+
+    def join(self, route: Route, opens: bool = True) -> None:
+        """See `outgoing.Sender`; one that does not open the route gathers what another process sends by it."""
+        self._carrier, self.route = open_carrier(route) if opens else None, route
+
+    def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
+        for number, (slots, parts) in enumerate(pack(stream.parts())):
+            flat = self._memory(number, slots, parts)
+            for slot, part in zip(slots, parts, strict=True):
+                assert part.numbers is not None, "this process has all weights"
+                tensor = slot.of(flat)
+                stream.note_taken(slot.name, copy_and_take(tensor, part.numbers), tensor, columns)
+            yield self._opened.seal(number, slots)
+
+    def buckets_together(
+        self, stream: Outgoing, parts: Iterable[WeightPart], columns: bool, rank: int, ranks: int
+    ) -> Generator[Bucket]:
+        """Fills the same buckets as other processes do, each with its own parts of the weights.
+
+        When the bucket after one is requested, all have filled it; then each takes the fingerprints of some tensors.
+
+        Args:
+            stream: Notes what was sent.
+            parts: Parts of all tensors, of which each process lists the same.
+            columns: See `buckets`.
+            rank: Of this process.
+            ranks: Number of processes.
+        """
+        for number, (slots, own) in enumerate(pack(parts)):
+            flat = self._memory(number, slots, own)
+            for slot, part in zip(slots, own, strict=True):
+                if part.numbers is not None:
+                    part.of(slot.of(flat)).copy_(part.numbers)
+            yield self._opened.seal(number, slots)
+            for slot in deal(slots, rank, ranks):
+                stream.note_taken(slot.name, take(slot.of(flat)), slot.of(flat), columns)
 
     def ship(self, bucket: Bucket) -> None:
-        self._carrier.ship(bucket)
+        self._opened.ship(bucket)
+
+    def _memory(self, number: int, slots: tuple[Slot, ...], parts: Sequence[WeightPart]) -> Tensor:
+        device = next((part.numbers.device for part in parts if part.numbers is not None), torch.device("cpu"))
+        return self._opened.memory(number, end_of(slots), device)
+
+    @property
+    def _opened(self) -> Carrier:
+        assert self._carrier is not None, "a sender joins a route before it sends"
+        return self._carrier
+
+
+def gather_buckets(stream: Outgoing) -> Generator[Bucket]:
+    """Gathers what another process sends in the same buckets, and drops it."""
+    for number, (slots, _) in enumerate(pack(stream.parts())):
+        yield Bucket(number, end_of(slots), slots)
+
+
+def deal(slots: Sequence[Slot], rank: int, ranks: int) -> list[Slot]:
+    """The tensors of a bucket whose fingerprints a process takes: about as many bytes as each other takes."""
+    dealt, sizes = [list[Slot]() for _ in range(ranks)], [0] * ranks
+    for slot in sorted(slots, key=lambda slot: -slot.size):
+        least = sizes.index(min(sizes))
+        dealt[least].append(slot)
+        sizes[least] += slot.size
+    return dealt[rank]

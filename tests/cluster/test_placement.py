@@ -18,6 +18,7 @@ from lockstep.cluster.placement import (
     Placement,
     Processes,
     choose_placement,
+    choose_route,
     placement_of,
     takes_turns,
 )
@@ -25,6 +26,7 @@ from lockstep.cluster.workers import Workers
 from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.config.loading import load
 from lockstep.errors import InputError
+from lockstep.weight_sync.carriers import Route
 
 MACHINES = [Devices(1, 1, True), Devices(1, 8, True), Devices(2, 8, True)]
 CASES = [
@@ -132,6 +134,52 @@ def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.Monkey
     assert choose_placement(ray, on, Processes(5)).devices == Devices(2, 4, True), (
         "others are taken to be like this one"
     )
+
+
+WITHIN, HOST, GLOO = Route("cuda_ipc"), Route("shared_memory"), Route("process_group")
+NCCL = Route("process_group", backend="nccl")
+
+
+@pytest.mark.parametrize(
+    ("devices", "processes", "route"),
+    [
+        (Devices(1, 1, True), Processes(1, 1), WITHIN),
+        (Devices(1, 8, True), Processes(8, 4, 2), WITHIN),
+        (Devices(2, 8, True), Processes(16, 16), WITHIN),
+        (Devices(1, 8, True), Processes(2, 8), GLOO),  # rank 0 shares a GPU with an engine, which NCCL refuses
+        (Devices(1, 8, True), Processes(4, 2, apart=True), NCCL),
+        (Devices(2, 8, True), Processes(8, 8, apart=True), NCCL),
+        (Devices(1, 8, True), Processes(0, 2), HOST),
+        (Devices(1, 4, False), Processes(2, 2), HOST),
+        (Devices(2, 4, False), Processes(4, 4, apart=True), GLOO),
+    ],
+)
+def test_weights_take_the_shortest_way_that_there_is(devices: Devices, processes: Processes, route: Route) -> None:
+    placement = Placement.of(devices, processes)
+    one_machine = len({place.machine for place in (*placement.ranks, *placement.engines)}) == 1
+    assert choose_route(SamplerSection(), placement, one_machine) == route
+
+
+@pytest.mark.parametrize(
+    ("transfer", "devices", "processes", "sentence"),
+    [
+        ("cuda_ipc", Devices(1, 4, False), Processes(1, 1), "engines whose GPUs are those of learner ranks"),
+        ("cuda_ipc", Devices(1, 8, True), Processes(4, 2, apart=True), "engines whose GPUs are those of learner ranks"),
+        ("shared_memory", Devices(2, 8, True), Processes(16, 16), "is within one machine"),
+    ],
+)
+def test_a_way_that_there_is_not_is_refused_by_name(
+    transfer: str, devices: Devices, processes: Processes, sentence: str
+) -> None:
+    section = SamplerSection.model_validate({"transfer": transfer})
+    with pytest.raises(InputError, match=sentence):
+        choose_route(section, Placement.of(devices, processes), devices.machines == 1)
+
+
+def test_weights_of_the_host_go_another_way_than_those_of_a_gpu() -> None:
+    assert WITHIN.from_host(one_machine=True) == NCCL.from_host(one_machine=True) == HOST
+    assert WITHIN.from_host(one_machine=False) == NCCL.from_host(one_machine=False) == GLOO
+    assert (GLOO.from_host(one_machine=True), HOST.from_host(one_machine=True)) == (GLOO, HOST)
 
 
 def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:

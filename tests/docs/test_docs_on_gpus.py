@@ -141,7 +141,7 @@ SIZES: dict[tuple[int, int], tuple[str, ...]] = {
     (1, 8): ("sampler=vllm", "learner.parallel.dp=8", "sampler.replicas=4", "sampler.tensor_parallel=2"),
     (2, 8): (
         "sampler=vllm", "learner.parallel.dp=16", "sampler.replicas=16", "cluster=ray",
-        "sampler.transfer=process_group", "grpo.global_batch_size=32",
+        "grpo.global_batch_size=32",
     ),
 }  # fmt: skip
 
@@ -184,7 +184,8 @@ def test_a_run_that_has_too_few_gpus_is_refused_by_name(
     ]
     for options, sentence in {
         ("learner.parallel.dp=16",): "learner.parallel asks for 16 ranks, but there are 8 GPUs",
-        ("sampler.replicas=9", "cluster=ray"): "engines are to be on several; use sampler.transfer=process_group",
+        ("sampler.replicas=9", "cluster=ray", "sampler.transfer=shared_memory"): "use sampler.transfer=process_group",
+        ("sampler.replicas=2", "sampler.transfer=cuda_ipc"): "for engines whose GPUs are those of learner ranks",
         ("sampler.replicas=9",): "asks for 9 × 1 GPUs, but there are 8 GPUs",
         ("learner.parallel.dp=8", "sampler.replicas=2", "cluster.placement=separate"): "let both take turns",
     }.items():

@@ -26,6 +26,11 @@ from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Head, SamplingParams
+from lockstep.weight_sync import buckets
+from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, read, take, take_columns
+from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.sender import LocalSender
 from lockstep.weight_sync.sync import sync_weights
 
 LENGTHS = (7, 2, 19, 4, 33, 12, 9, 3)
@@ -139,6 +144,45 @@ def test_a_refit_waits_for_the_fingerprints_of_each_side_once(models: Callable[.
             events = record.events[before:]
             assert sum(event.kind == "sync" for event in events) == 2, record.lines("refit")
         assert not [event for event in events if event.kind != "sync"], "tables of fingerprints stay where they are"
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (3, 70_001), (260, 16 * 3067)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_fingerprints_are_taken_where_the_tensor_is_and_are_the_same_there(
+    shape: tuple[int, ...], kind: torch.dtype
+) -> None:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(kind)
+    expected = fingerprint(made), column_fingerprint(made)
+    with pretend_gpu() as record:
+        there = made.to("cuda")
+        found = fingerprint(there), column_fingerprint(there)
+        before = len(record.events)
+        assert read([take(there), take_columns(there)]) == list(found)
+        assert [event.kind for event in record.events[before:]] == ["sync"], record.lines()
+    assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once(
+    models: Callable[..., Path], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of a bucket come together on the GPU, cast there, and move to the host at once."""
+    monkeypatch.setattr(buckets, "CAPACITY", 1 << 14)
+    folder = models("llama")
+    with pretend_gpu() as record:
+        learner, sender = build(folder, "logits"), LocalSender()
+        sender.join(Route("shared_memory", sender.places))
+
+        def send() -> tuple[int, list[str]]:
+            before, outgoing = len(record.events), Outgoing(learner, dtype)
+            count = sum(1 for _ in sender.buckets(outgoing, columns=False))
+            assert outgoing.sent
+            return count, [event.kind for event in record.events[before:]]
+
+        send()  # tables of fingerprints stay where they are
+        count, kinds = send()
+        assert count > 2
+        assert kinds == ["sync"] * (count + 1), record.lines()
 
 
 def test_metrics_of_a_step_come_to_the_host_together() -> None:

@@ -18,7 +18,7 @@ from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.vllm.sampler import VLLMSampler
 from lockstep.types import Request, SamplingParams
-from lockstep.weight_sync.transfer import Bucket
+from lockstep.weight_sync.buckets import Bucket
 
 HELD = {"fingerprints": {}, "columns": {}, "received": [], "tied": {}}
 
@@ -60,7 +60,7 @@ class Resting(VLLMSampler):
 
 
 def sync(sampler: Resting) -> None:
-    sampler.receive(Bucket(0, "", 0, ()))
+    sampler.receive(Bucket(0, 0, ()))
     sampler.attest(1)
 
 

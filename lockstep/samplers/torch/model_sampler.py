@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
-from lockstep.distributed.meeting import Meeting
 from lockstep.errors import RunError
 from lockstep.models.folder import context_of
 from lockstep.models.heads import LogitsHead, canonical
@@ -22,8 +21,9 @@ from lockstep.samplers.torch.rows import Response
 from lockstep.samplers.torch.scheduler import PASS_TOKENS
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.fingerprints import fingerprints
-from lockstep.weight_sync.transfer import Bucket, Inbox
+from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.carriers import Carrier, Route, open_carrier, unpack
+from lockstep.weight_sync.fingerprints import Taken, copy_and_take, read, take
 
 
 class ModelSampler(ABC):
@@ -44,7 +44,8 @@ class ModelSampler(ABC):
         self._lm, self._max_batch_size, self._bf16, self._raw_logprobs = lm, max_batch_size, bf16, raw_logprobs
         self._context = context_of(lm.config)
         self.version: int | None = None
-        self._inbox = Inbox()
+        self._carrier: Carrier | None = None
+        self._own, self._taken = dict[str, Tensor](), dict[str, tuple[Taken, int]]()
 
     @abstractmethod
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
@@ -73,18 +74,28 @@ class ModelSampler(ABC):
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
         self.version = None
+        self._begin()
         self._take(stream)
         return [self.attest(version)]
 
-    def join(self, meeting: Meeting) -> None:
-        self._inbox.join(meeting)
+    def join(self, route: Route) -> None:
+        self._carrier = open_carrier(route)
 
     def receive(self, bucket: Bucket) -> None:
-        self._take(self._inbox.unpack(bucket))
+        assert self._carrier is not None, "a receiver joins a route before it receives"
+        if bucket.number == 0:
+            self._begin()
+        self._take(unpack(self._carrier, bucket, self._lm.device))
 
     def attest(self, version: int) -> Attestation:
         self.version = version
-        return Attestation(version, fingerprints(self._tensors()))
+        found = {name: self._fingerprint(name, tensor) for name, tensor in self._tensors()}
+        return Attestation(version, dict(zip(found, read(list(found.values())), strict=True)))
+
+    def _fingerprint(self, name: str, tensor: Tensor) -> Taken:
+        """The fingerprint of a tensor's memory: that of its copy, if nothing has been written there since."""
+        taken, at = self._taken.get(name, (None, -1))
+        return take(tensor) if taken is None or at != tensor._version else taken
 
     def show(self, name: str) -> Tensor:
         return dict(self._tensors())[name].detach()
@@ -96,12 +107,16 @@ class ModelSampler(ABC):
         held = chain(self._lm.named_parameters(), self._lm.named_buffers())
         return ((canonical(f"lm.{name}"), tensor) for name, tensor in held)
 
+    def _begin(self) -> None:
+        self._own, self._taken = dict(self._tensors()), {}
+
     @torch.no_grad()
     def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        own = dict(self._tensors())
         for name, tensor in stream:
-            if own[name].data_ptr() != tensor.data_ptr():
-                own[name].copy_(tensor)
+            own = self._own[name]
+            if own.data_ptr() != tensor.data_ptr():
+                taken = copy_and_take(own, tensor)
+                self._taken[name] = taken, own._version
 
     def _autocast(self) -> torch.autocast:
         """Computes in the sampler's type inside; it keeps bf16 copies of weights until it is left."""

@@ -71,6 +71,11 @@ class VLLMInference(InferenceBackend):
     def forgets_weights(self, section: SamplerSection) -> bool:
         return section.sleeps
 
+    def packs(self, computation: Computation) -> bool:
+        from lockstep.models.device import resolve_device
+
+        return resolve_device(computation.device).type == "cpu"
+
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         import torch
 

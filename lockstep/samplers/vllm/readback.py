@@ -22,7 +22,7 @@ from vllm.platforms import current_platform
 from lockstep.errors import InputError
 from lockstep.samplers.vllm.experts import in_loaded_order, kernel_of
 from lockstep.samplers.vllm.landings import Landing, Landings, Stretch, find_sent_tensors
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, pick_columns
+from lockstep.weight_sync.fingerprints import Taken, column_fingerprint, fingerprint, pick_columns, take
 
 _COLUMNS_AT_ONCE = 512
 _INSTEAD = "so weights that were sent to it could not be proven to have arrived; use sampler=torch"
@@ -51,9 +51,9 @@ class Readable:
         """True if a kernel has packed some of it."""
         return any(is_packed(landing) for landing in self.landings)
 
-    def fingerprint(self) -> int:
-        """Fingerprint of the tensor; only where it is not packed."""
-        return fingerprint(self.tensor())
+    def take(self) -> Taken:
+        """Takes the fingerprint of the tensor; only where it is not packed."""
+        return take(self.tensor())
 
     def column_fingerprint(self) -> int:
         """Fingerprint of the columns that kernels compute with; see `weight_sync.fingerprints.column_fingerprint`."""

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.config import Computation, SamplerSection
-from lockstep.distributed.meeting import Meeting
 from lockstep.errors import InputError, first_line
 from lockstep.models.folder import context_of, read_config
 from lockstep.samplers.base import Piece
@@ -27,7 +25,8 @@ from lockstep.samplers.vllm.arguments import engine_arguments
 from lockstep.samplers.vllm.environment import prepare
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.transfer import Bucket
+from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.carriers import Route
 
 ENGINE_DIED = 70
 """Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is useless without."""
@@ -104,9 +103,9 @@ class VLLMSampler:
         )
         return _flat(columns) * batch.mask
 
-    def join(self, meeting: Meeting) -> None:
-        """Joins the process group that weights come by; `meeting` is that of vLLM's first worker."""
-        self._on_worker("join_carrier", json.dumps(asdict(meeting)))
+    def join(self, route: Route) -> None:
+        """Opens the route that weights come by; it is that of vLLM's first worker."""
+        self._on_worker("open_route", route.json())
 
     def receive(self, bucket: Bucket) -> None:
         """Takes a part of new weights."""

@@ -17,14 +17,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from lockstep.distributed.meeting import Meeting
 from lockstep.models.folder import read_config, skeleton
 from lockstep.samplers.vllm.experts import SetAside
 from lockstep.samplers.vllm.landings import as_in_files, survey
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
 from lockstep.samplers.vllm.readback import Readable, find_tied_names, readable
-from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.transfer import Bucket, Inbox
+from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.carriers import Carrier, Route, open_carrier, unpack
+from lockstep.weight_sync.fingerprints import Taken, read, take
 
 if current_platform.is_cpu():
     torch.cpu._init_amx()  # the bf16 kernels use tiles that a process must request first, and do not do so
@@ -38,11 +38,13 @@ class WeightReceiver:
     vllm_config: Any
     device: torch.device
     _rows: int | None = None
+    _carrier: Carrier | None = None
 
-    def join_carrier(self, meeting: str) -> None:
-        """Joins the process group by which buckets come; `meeting` is that of the first of the engine's ranks."""
-        first = Meeting(**json.loads(meeting))
-        self._inbox.join(first.of(first.rank + get_tp_group().rank_in_group))
+    def open_route(self, first: str) -> None:
+        """Opens the route by which buckets come; `first` is that of the first of the engine's ranks."""
+        route = Route.read(first)
+        rank = 0 if route.meeting is None else route.meeting.rank
+        self._carrier = open_carrier(route.of(rank + get_tp_group().rank_in_group))
 
     def receive_weights(self, announced: str) -> None:
         """Takes a bucket."""
@@ -64,10 +66,11 @@ class WeightReceiver:
         self.model_runner.reset_mm_cache()
         found = self._readable
         columns = {tensor.name: tensor.column_fingerprint() for tensor in found if tensor.packed}
-        held = self._received | {tensor.name: tensor.fingerprint() for tensor in found if not tensor.packed}
+        taken = self._received | {tensor.name: tensor.take() for tensor in found if not tensor.packed}
+        held = dict(zip(taken, read(list(taken.values())), strict=True))
         tied = find_tied_names(self._network)
         for name, other in tied.items():
-            held.setdefault(name, self._received.get(other, 0))
+            held.setdefault(name, held.get(other, 0))
         return json.dumps(
             {
                 "fingerprints": held,
@@ -115,21 +118,18 @@ class WeightReceiver:
     def _begin_sync(self) -> None:
         """Gets ready for a whole set of weights; leftovers of a weight sync that broke off are dropped."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
-        self._received: dict[str, int] = {}
+        self._received: dict[str, Taken] = {}
         self._names = {tensor.name for tensor in self._readable}
         self._experts = SetAside(self._model)
         initialize_layerwise_reload(self._model)
 
     def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
         """The tensors of a bucket that are parameters here. Layers keep them until they are complete: so, copies."""
-        for name, tensor in self._inbox.unpack(bucket):
-            self._received[name] = fingerprint(tensor)
+        assert self._carrier is not None, "a receiver opens a route before it receives"
+        for name, tensor in unpack(self._carrier, bucket, self.device):
+            self._received[name] = take(tensor)
             if name in self._names:
                 yield name, tensor.to(self.device, copy=True)
-
-    @cached_property
-    def _inbox(self) -> Inbox:
-        return Inbox()
 
     @cached_property
     def _network(self) -> PreTrainedModel:

@@ -1,0 +1,336 @@
+"""Carriers: the ways by which the bytes of buckets reach another process. Each end opens the same `Route`.
+
+On one machine the bytes lie in memory that both ends map, of the host or of a GPU; else they are broadcast in a process
+group.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Protocol, assert_never, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.distributed.meeting import Meeting
+from lockstep.errors import InputError
+from lockstep.weight_sync.buckets import CAPACITY, Bucket, Slot, end_of
+
+Transfer = Literal["shared_memory", "process_group", "cuda_ipc"]
+
+_TURNS = 2
+"""Stretches of memory that are filled in turn."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way from a sender to its receivers, which all open.
+
+    Attributes:
+        transfer: The carrier.
+        places: The files of shared memory.
+        meeting: The meeting of a process group, whose rank 0 sends.
+        backend: Of the process group; NCCL is between GPUs, no two of whose ends share one.
+    """
+
+    transfer: Transfer
+    places: tuple[str, ...] = ()
+    meeting: Meeting | None = None
+    backend: Literal["gloo", "nccl"] = "gloo"
+
+    def of(self, rank: int) -> Route:
+        """The same for another rank of the process group."""
+        return self if self.meeting is None else replace(self, meeting=self.meeting.of(rank))
+
+    def is_like(self, other: Route) -> bool:
+        """True if both use one carrier."""
+        return (self.transfer, self.backend) == (other.transfer, other.backend)
+
+    def from_host(self, one_machine: bool) -> Route:
+        """The same for weights that lie in the host's memory, which neither CUDA IPC nor NCCL can read."""
+        if self.is_between_gpus:
+            return Route("shared_memory" if one_machine else "process_group")
+        return self
+
+    @property
+    def is_between_gpus(self) -> bool:
+        """True if neither end is in the host's memory."""
+        match self.transfer:
+            case "cuda_ipc":
+                return True
+            case "process_group":
+                return self.backend == "nccl"
+            case "shared_memory":
+                return False
+            case _:
+                assert_never(self.transfer)
+
+    def json(self) -> str:
+        """JSON, for engines that take nothing but plain values."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Route:
+        """Reads what `json` wrote."""
+        fields = json.loads(text)
+        meeting = fields.pop("meeting")
+        fields["places"] = tuple(fields["places"])
+        return cls(**fields, meeting=None if meeting is None else Meeting(**meeting))
+
+
+class Carrier(Protocol):
+    """One end of a route: the sender's, for `memory`, `seal` and `ship`, or a receiver's, for `take`, `release`."""
+
+    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        """Memory to write the bytes of the next bucket to, uint8 [size]; those of the one before stay as they are.
+
+        Args:
+            number: Of the bucket.
+            size: Bytes.
+            device: The device on which they are.
+        """
+        ...
+
+    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
+        """The bucket whose bytes were written to `memory`; receivers have to learn of it."""
+        ...
+
+    def ship(self, bucket: Bucket) -> None:
+        """Sends the bytes of the newest bucket to receivers that know of it; returns when they have them."""
+        ...
+
+    def take(self, bucket: Bucket, device: torch.device) -> Tensor:
+        """The bytes of a bucket, on a device of the receiver. They may change after `release`."""
+        ...
+
+    def release(self) -> None:
+        """Returns when the bytes that were taken last have been read."""
+        ...
+
+
+def open_carrier(route: Route) -> Carrier:
+    """Opens an end of a route; that of a process group when all ends are there."""
+    match route.transfer:
+        case "shared_memory":
+            return SharedMemory(route.places)
+        case "process_group":
+            assert route.meeting is not None, "ends of a process group meet"
+            return GroupBroadcast(route.meeting, route.backend)
+        case "cuda_ipc":
+            return CudaIPC()
+        case _:
+            assert_never(route.transfer)
+
+
+def unpack(carrier: Carrier, bucket: Bucket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a bucket that was announced. The tensors may change once all have been taken."""
+    flat = carrier.take(bucket, device)
+    for slot in bucket.slots:
+        yield slot.name, slot.of(flat)
+    carrier.release()
+
+
+class SharedFiles:
+    """Memory that other processes open by paths; it goes when the last of them has, and this object."""
+
+    def __init__(self) -> None:
+        self.places = tuple(self._make() for _ in range(_TURNS))
+
+    def _make(self) -> str:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("lockstep-weights")
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        else:
+            descriptor, path = tempfile.mkstemp(prefix="lockstep-weights-")
+            weakref.finalize(self, os.unlink, path)
+        weakref.finalize(self, os.close, descriptor)
+        return path
+
+
+class _Turns:
+    """Memory that is used in turn, and again in the next weight sync."""
+
+    def __init__(self) -> None:
+        self._kept = dict[int, Tensor]()
+
+    def whole(self, number: int, size: int, device: torch.device) -> Tensor:
+        """All the memory of a turn, which is at least so large."""
+        turn = number % _TURNS
+        if turn not in self._kept or len(self._kept[turn]) < size or self._kept[turn].device != device:
+            self._kept[turn] = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
+        return self._kept[turn]
+
+    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        return self.whole(number, size, device)[:size]
+
+
+class _ThroughHost:
+    """The base of carriers by the host's memory: the bytes of a bucket come together on a GPU, and move at once."""
+
+    def __init__(self) -> None:
+        self._turns, self._stages = _Turns(), _Turns()
+        self._sent, self._staged = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+
+    def _stage(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
+        """Memory to write to what is sent from `sent`: the same, or on the device where the tensors are."""
+        self._sent = self._staged = sent
+        if device.type != sent.device.type:
+            self._staged = self._stages.memory(number, len(sent), device)
+        return self._staged
+
+    def _unstage(self) -> None:
+        if self._staged is not self._sent:
+            self._sent.copy_(self._staged)
+
+
+class SharedMemory(_ThroughHost):
+    """Carries buckets by files of shared memory in turn: one is filled while the other is read.
+
+    Several processes may write to the same bucket; then each seals it.
+    """
+
+    def __init__(self, places: tuple[str, ...]) -> None:
+        super().__init__()
+        self._places, self._mapped = places, dict[str, Tensor]()
+
+    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        return self._stage(number, self._map(number, size), device)
+
+    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
+        self._unstage()
+        return Bucket(number, end_of(slots), slots)
+
+    def ship(self, bucket: Bucket) -> None:
+        """Does nothing: receivers see the written memory."""
+
+    def take(self, bucket: Bucket, device: torch.device) -> Tensor:
+        return self._map(bucket.number, bucket.size).to(device)
+
+    def release(self) -> None:
+        """Does nothing: what comes from the host has been read when it is used."""
+
+    def _map(self, number: int, size: int) -> Tensor:
+        """The beginning of a file, which grows where it is too small."""
+        place = self._places[number % len(self._places)]
+        if place not in self._mapped or len(self._mapped[place]) < size:
+            with open(place, "r+b") as file:
+                if os.fstat(file.fileno()).st_size < size:
+                    os.ftruncate(file.fileno(), max(size, CAPACITY))
+                self._mapped[place] = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+        return self._mapped[place][:size]
+
+
+class GroupBroadcast(_ThroughHost):
+    """Carries buckets by broadcasts in a process group of their own, apart from torch's default one."""
+
+    def __init__(self, meeting: Meeting, backend: Literal["gloo", "nccl"]) -> None:
+        super().__init__()
+        self._group, self._on_gpu = _join(meeting, backend), backend == "nccl"
+
+    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        return self._stage(number, self._turns.memory(number, size, device if self._on_gpu else _HOST), device)
+
+    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
+        self._unstage()
+        return Bucket(number, end_of(slots), slots)
+
+    def ship(self, bucket: Bucket) -> None:
+        self._group.broadcast([self._sent], _FROM_SENDER).wait()
+
+    def take(self, bucket: Bucket, device: torch.device) -> Tensor:
+        flat = self._turns.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
+        self._group.broadcast([flat], _FROM_SENDER).wait()
+        return flat.to(device)
+
+    def release(self) -> None:
+        """Does nothing: bytes of the next bucket come to other memory, and on a GPU behind all that reads these."""
+
+
+_HOST = torch.device("cpu")
+_FROM_SENDER = dist.BroadcastOptions()
+_FROM_SENDER.rootRank = 0
+
+
+def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
+    if backend == "gloo":
+        group = dist.ProcessGroupGloo(own.store(), own.rank, own.size, own.timeout)
+    else:
+        _require_gpu("the backend NCCL")
+        options: Any = dist.ProcessGroupNCCL.Options()
+        options._timeout = own.timeout
+        group = dist.ProcessGroupNCCL(own.store(), own.rank, own.size, options)
+    return cast("dist.ProcessGroup", group)  # it has the same methods
+
+
+class CudaIPC:
+    """Carries buckets in memory of a GPU that a process of each end uses; no byte leaves it.
+
+    Where several processes send, each fills the memory of its own GPU, and handles come together in one bucket.
+    """
+
+    def __init__(self) -> None:
+        _require_gpu("sampler.transfer=cuda_ipc")
+        self._turns, self._device = _Turns(), torch.device("cuda")
+        self._exported, self._opened = dict[int, tuple[Tensor, str]](), dict[int, tuple[Tensor, str]]()
+
+    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        if device.type != "cuda":
+            raise InputError(f"sampler.transfer=cuda_ipc carries weights of a GPU, and these are on {device}")
+        self._device, turn, whole = device, number % _TURNS, self._turns.whole(number, size, device)
+        if turn not in self._exported or self._exported[turn][0] is not whole:
+            self._exported[turn] = whole, _export(whole)
+        return whole[:size]
+
+    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
+        torch.cuda.synchronize(self._device)  # another process reads it, which no stream of this one orders
+        _, handle = self._exported[number % _TURNS]
+        return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
+
+    def ship(self, bucket: Bucket) -> None:
+        """Does nothing: receivers see the written memory."""
+
+    def take(self, bucket: Bucket, device: torch.device) -> Tensor:
+        self._device, name = device, name_gpu(device)
+        if name not in bucket.handles:
+            raise InputError(
+                f"sampler.transfer=cuda_ipc needs a learner rank on each engine's GPU, and {name} has none (ranks are "
+                f"on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use sampler.transfer=process_group"
+            )
+        handle, turn = bucket.handles[name], bucket.number % _TURNS
+        if turn not in self._opened or self._opened[turn][1] != handle:
+            self._opened[turn] = _open_exported(handle, device), handle
+        return self._opened[turn][0][: bucket.size]
+
+    def release(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+def name_gpu(device: torch.device) -> str:
+    """The name of a GPU, the same in every process of its machine."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _require_gpu(what: str) -> None:
+    if not torch.cuda.is_available():
+        raise InputError(f"{what} carries weights between GPUs, and torch sees none here; use shared_memory")
+
+
+def _export(flat: Tensor) -> str:
+    """A handle by which another process opens the memory of a tensor."""
+    _, *fields = flat.untyped_storage()._share_cuda_()
+    return json.dumps([base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in fields])
+
+
+def _open_exported(handle: str, device: torch.device) -> Tensor:
+    """Memory that another process has exported, under this process's number of the device."""
+    fields = [base64.b64decode(one) if isinstance(one, str) else one for one in json.loads(handle)]
+    storage = torch.UntypedStorage._new_shared_cuda(torch.device(device).index or 0, *fields)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(cast("Any", storage))

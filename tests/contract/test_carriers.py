@@ -1,0 +1,196 @@
+"""The contract of carriers: what a receiver takes is what the sender wrote, and no bucket changes while it is read.
+
+Those that need a GPU keep it in `tests/gpu/test_carriers_on_gpus.py`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.distributed.meeting import Host
+from lockstep.errors import InputError
+from lockstep.weight_sync import buckets
+from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, Transfer, open_carrier, unpack
+from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
+from lockstep.weight_sync.outgoing import Outgoing, Sent
+from lockstep.weight_sync.sender import LocalSender
+
+SHAPES = {
+    "odd": (5,), "scalar": (), "bf16": (7, 3), "flags": (9,), "large": (40, 40), "after": (6, 6), "larger": (60, 40),
+    "last": (11,),
+}  # fmt: skip
+KINDS = {"bf16": torch.bfloat16, "flags": torch.bool}
+CPU = torch.device("cpu")
+Taken = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "CAPACITY", 512)
+
+
+@dataclass
+class Ends:
+    """Both ends of a route; the receiver's is in a thread, since a process group waits for both."""
+
+    sender: LocalSender
+    announced: queue.SimpleQueue[Bucket | None]
+    taken: list[Taken]
+    thread: threading.Thread
+    host: Host | None
+    sent: int = 0
+
+    def send(self, bucket: Bucket) -> None:
+        """Announces and ships a bucket, when the one before has been read."""
+        self.wait()
+        self.announced.put(Bucket.of(bucket.json()))
+        self.sender.ship(bucket)
+        self.sent += 1
+
+    def wait(self) -> None:
+        """Waits until all that was sent has been read."""
+        while len(self.taken) < self.sent:
+            assert self.thread.is_alive()
+            threading.Event().wait(0.001)
+
+    def finish(self) -> Taken:
+        """All that was received."""
+        self.announced.put(None)
+        self.thread.join(30.0)
+        assert not self.thread.is_alive()
+        return {name: tensor for one in self.taken for name, tensor in one.items()}
+
+
+def receive(carrier: Carrier, announced: queue.SimpleQueue[Bucket | None], taken: list[Taken]) -> None:
+    while (bucket := announced.get()) is not None:
+        taken.append({name: tensor.clone() for name, tensor in unpack(carrier, bucket, CPU)})
+
+
+@pytest.fixture(params=["shared_memory", "process_group"])
+def ends(request: pytest.FixtureRequest) -> Ends:
+    transfer: Transfer = request.param
+    sender, host = LocalSender(), Host("127.0.0.1", 2, 30.0) if transfer == "process_group" else None
+    route = Route(transfer, () if host else sender.places, host.meeting if host else None)
+    announced, taken = queue.SimpleQueue[Bucket | None](), list[Taken]()
+    text = route.of(1).json()
+    thread = threading.Thread(target=lambda: receive(open_carrier(Route.read(text)), announced, taken), daemon=True)
+    thread.start()
+    sender.join(route)
+    return Ends(sender, announced, taken, thread, host)
+
+
+def weights() -> Taken:
+    draws = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=draws).to(KINDS.get(name)) for name, shape in SHAPES.items()}
+
+
+def assert_same(left: Taken, right: Taken) -> None:
+    assert list(left) == list(right)
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype
+        assert torch.equal(tensor, right[name])
+
+
+def test_what_is_taken_is_what_was_written(ends: Ends) -> None:
+    numbers = list[int]()
+    for bucket in ends.sender.buckets(Outgoing.of(weights().items()), columns=True):
+        numbers.append(bucket.number)
+        assert bucket.size <= 512 or len(bucket.slots) == 1
+        assert all(slot.start % 64 == 0 for slot in bucket.slots)
+        ends.send(bucket)
+    assert_same(ends.finish(), weights())
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= 4
+
+
+def test_a_bucket_stays_while_the_next_is_filled(ends: Ends) -> None:
+    """The receiver begins to read a bucket only when the sender has filled the next one."""
+    if ends.host is not None:
+        pytest.skip("a broadcast ends when all have the bytes")
+    before: Bucket | None = None
+    for bucket in ends.sender.buckets(Outgoing.of(weights().items()), columns=False):
+        if before is not None:
+            ends.send(before)
+            ends.wait()
+        before = bucket
+    assert before is not None
+    ends.send(before)
+    assert_same(ends.finish(), weights())
+
+
+def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
+    """The second time there is more of it, so that memory has to grow."""
+    more = {"more": torch.arange(3000.0)}
+    for sent in ({"one": torch.ones(3)}, {"one": torch.zeros(3), **more}):
+        for bucket in ends.sender.buckets(Outgoing.of(sent.items()), columns=False):
+            ends.send(bucket)
+    assert_same(ends.finish(), {"one": torch.zeros(3), **more})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
+def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dtype | None) -> None:
+    held = {"matrix": torch.randn(50, 30), "turned": torch.randn(4, 9).T, "count": torch.arange(7)}
+    outgoing = Outgoing(Holder(held), dtype)
+    for bucket in ends.sender.buckets(outgoing, columns=True):
+        ends.send(bucket)
+    for name, tensor in ends.finish().items():
+        assert tensor.dtype == (dtype if held[name].is_floating_point() and dtype is not None else held[name].dtype)
+        columns = column_fingerprint(tensor) if tensor.ndim == 2 else None
+        assert outgoing.sent[name] == Sent(fingerprint(tensor), columns)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Holds weights."""
+
+    tensors: Taken
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.tensors.items()
+
+
+def test_a_stream_is_gone_through_as_it_is_sent() -> None:
+    asked: list[str] = []
+
+    def stream() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights().items():
+            asked.append(name)
+            yield name, tensor
+
+    sender = LocalSender()
+    sender.join(Route("shared_memory", sender.places))
+    next(sender.buckets(Outgoing.of(stream()), columns=False))
+    assert len(asked) < len(SHAPES)
+
+
+def test_files_of_shared_memory_are_gone_with_their_owner() -> None:
+    files = SharedFiles()
+    assert len(set(files.places)) == 2
+    for place in files.places:
+        with open(place, "r+b"):
+            pass
+    places = files.places
+    del files
+    for place in places:
+        with pytest.raises(FileNotFoundError):
+            open(place, "r+b").close()
+
+
+@pytest.mark.parametrize(
+    ("carrier", "what"),
+    [
+        (lambda: Route("cuda_ipc"), "sampler.transfer=cuda_ipc"),
+        (lambda: Route("process_group", meeting=Host("127.0.0.1", 1, 5.0).meeting, backend="nccl"), "NCCL"),
+    ],
+)
+def test_without_a_gpu_what_needs_one_is_refused_by_name(carrier: Callable[[], Route], what: str) -> None:
+    with pytest.raises(InputError, match=f"{what} .*torch sees none here"):
+        open_carrier(carrier())

@@ -1,0 +1,34 @@
+"""An attestation is of the memory that a sampler computes with as it is at that moment, not as it was copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lockstep.models.load import load_causal_lm
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.sender import LocalSender
+
+NAME = "model.norm.weight"
+
+
+def test_what_is_written_after_it_came_shows(models: Callable[..., Path]) -> None:
+    weights = {name: tensor.detach() for name, tensor in load_causal_lm(models("llama", seed=1)).named_parameters()}
+    sampler, sender = TorchSampler(load_causal_lm(models("llama")), 2), LocalSender()
+    route = Route("shared_memory", sender.places)
+    sender.join(route)
+    sampler.join(route)
+    for bucket in sender.buckets(Outgoing.of(weights.items()), columns=False):
+        sampler.receive(bucket)
+    expected = {name: fingerprint(tensor) for name, tensor in weights.items()}
+    held = sampler.attest(1).fingerprints
+    assert {name: held[name] for name in expected} == expected
+    with torch.no_grad():
+        sampler.show(NAME).view(-1)[1] += 1.0
+    held = sampler.attest(1).fingerprints
+    assert [name for name in expected if held[name] != expected[name]] == [NAME]
