@@ -71,11 +71,11 @@ class RankSpec:
 
 def require_computable(config: PreTrainedConfig, section: LearnerSection) -> None:
     """Raises ValueError if the backend cannot compute the model, or ranks cannot share it like that."""
-    require_divisible(config, section.parallel.tp)
+    require_divisible(config, section.parallel.tp, section.layout_key)
     if section.parallel.cp > 1 and carries_state(config):
         raise InputError(
-            f"learner.parallel.cp is {section.parallel.cp}, but layers of a {config.model_type} carry a state along "
-            "each sequence, which cp would cut; use dp"
+            f"{section.layout_key}.cp is {section.parallel.cp}, but layers of a {config.model_type} carry a state "
+            "along each sequence, which cp would cut; use dp"
         )
     backend.find_backend(section).require_model(config, section)
     if section.lora is not None:
