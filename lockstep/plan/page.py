@@ -107,15 +107,18 @@ def layout(parallel: Parallel) -> str:
 
 def describe_layouts(learner: LearnerSection, own: Mapping[str, LearnerSection]) -> str:
     """The layout of a learner as text, and those of models that have one of their own, by name."""
-    return layout(learner.parallel) + "".join(f"; {name}: {layout(other.parallel)}" for name, other in own.items())
+    return layout(learner.parallel) + "".join(f" ({name}: {layout(other.parallel)})" for name, other in own.items())
+
+
+def _planned(estimate: MemoryEstimate) -> str:
+    return describe_layouts(estimate.learner, {name: rank.learner for name, rank in estimate.own_layouts.items()})
 
 
 def _options(estimate: MemoryEstimate) -> str:
     learner = estimate.learner
     asked = {"activation_checkpointing": learner.activation_checkpointing, "cpu_offload": learner.cpu_offload}
     options = [name for name, chosen in asked.items() if chosen]
-    own = {name: rank.learner for name, rank in estimate.own_layouts.items()}
-    return ", ".join([describe_layouts(learner, own), learner.dtype, *options])
+    return ", ".join([_planned(estimate), learner.dtype, *options])
 
 
 def _passes(load: Load, learner: LearnerSection) -> str:
@@ -172,7 +175,7 @@ def _layouts(search: Search, gpus: int) -> str:
     for plain, less in rows[:_SHOWN]:
         lines.append(
             (
-                layout(plain.learner.parallel),
+                _planned(plain),
                 f"{readable(plain.device):>9} · {readable(less.device):>9} · {readable(plain.sent):>9}",
             )
         )

@@ -154,7 +154,7 @@ def _micro_batches(recipe: Algorithm) -> str:
     """Describes the most micro-batches that an optimizer step can need, with every sequence at its longest."""
     learner, load = recipe.learner, recipe.largest_step
     what = "longest sequences" if load.group == 1 else "longest pairs"
-    own = [f"; {role.name}: at most {load.passes(role.learner, load.rows)}" for role in recipe.own_layouts]
+    own = [f" ({role.name}: at most {load.passes(role.learner, load.rows)})" for role in recipe.own_layouts]
     return (
         f"at most {load.passes(learner, load.rows)} per optimizer step and rank, of {learner.micro_batch_tokens:,} "
         f"tokens: {load.together(learner)} of the {what} ({load.shortest} tokens){''.join(own)}"
