@@ -33,6 +33,7 @@ from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merge_metrics
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import carries_state, read_config, skeleton
+from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.parallelize import require_divisible
 from lockstep.weight_sync.outgoing import Outgoing
@@ -95,7 +96,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE) -> Mesh
         ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
     """
     parallel = spec.section.parallel
-    require_computable(read_config(spec.model), spec.section)
+    require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
     places = workers.place_ranks(parallel.ranks, spec.section)
     host = Host(workers.address, parallel.ranks, timeout_s + _RANKS_WAIT_LONGER_S)
     ranks = [

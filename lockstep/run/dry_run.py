@@ -30,6 +30,7 @@ from lockstep.errors import InputError
 from lockstep.learners import backend
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import read_config, skeleton
+from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, open_source, scratch_tokenizer
 from lockstep.models.weight_files import check_weights, require_finite
@@ -114,7 +115,8 @@ def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> N
         require_computable(read_config(source.folder), recipe.learner)
     for role in recipe.own_layouts:
         with found.problem():
-            require_computable(read_config(role_folder(role, source), headless=True), role.learner)
+            config = read_config(role_folder(role, source), headless=not scores_tokens(role.head))
+            require_computable(config, role.learner)
 
 
 def _check_inference(recipe: Algorithm, found: Findings) -> None:
