@@ -189,7 +189,8 @@ class Packed(KernelLayout):
     Attributes:
         to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
         from_cells: Cell of each token, int64 [N].
-        sizes: Rows and width of each grid, on the CPU: a compiled graph does not look into tensors, int64 [grids, 2].
+        sizes: Rows and width of each grid in turn, on the CPU, int64 [2 · grids]: a compiled graph does not look into
+            tensors, and none has the size 1, for which it would be compiled anew.
     """
 
     to_cells: Tensor
@@ -206,7 +207,14 @@ class Packed(KernelLayout):
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
         device = batch.tokens.device
         from_cells = first_B.to(device)[batch.row] + batch.position
-        return cls(token_C.to(device), from_cells, torch.tensor([(n, width) for width, n in Counter(widths).items()]))
+        sizes = torch.tensor([size for width, rows in Counter(widths).items() for size in (rows, width)])
+        return cls(token_C.to(device), from_cells, sizes)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Rows and width of each grid."""
+        flat = self.sizes.tolist()
+        return list(zip(flat[::2], flat[1::2], strict=True))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
         """The same layout, with each tensor changed but the sizes."""
@@ -228,7 +236,7 @@ class Packed(KernelLayout):
 
     def _grids(self, x: Tensor) -> list[Tensor]:
         """Cuts [1, heads, N, size] into [rows, heads, width, size] of each grid."""
-        cells, shapes = x[0].transpose(0, 1).index_select(0, self.to_cells), self.sizes.tolist()
+        cells, shapes = x[0].transpose(0, 1).index_select(0, self.to_cells), self.shapes
         pieces = cells.split([rows * width for rows, width in shapes])
         return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, shapes, strict=True)]
 
