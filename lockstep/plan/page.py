@@ -110,7 +110,7 @@ def describe_layouts(learner: LearnerSection, own: Mapping[str, LearnerSection])
     return layout(learner.parallel) + "".join(f" ({name}: {layout(other.parallel)})" for name, other in own.items())
 
 
-def _planned(estimate: MemoryEstimate) -> str:
+def _name_layouts(estimate: MemoryEstimate) -> str:
     return describe_layouts(estimate.learner, {name: rank.learner for name, rank in estimate.own_layouts.items()})
 
 
@@ -118,7 +118,7 @@ def _options(estimate: MemoryEstimate) -> str:
     learner = estimate.learner
     asked = {"activation_checkpointing": learner.activation_checkpointing, "cpu_offload": learner.cpu_offload}
     options = [name for name, chosen in asked.items() if chosen]
-    return ", ".join([_planned(estimate), learner.dtype, *options])
+    return ", ".join([_name_layouts(estimate), learner.dtype, *options])
 
 
 def _passes(load: Load, learner: LearnerSection) -> str:
@@ -175,7 +175,7 @@ def _layouts(search: Search, gpus: int) -> str:
     for plain, less in rows[:_SHOWN]:
         lines.append(
             (
-                _planned(plain),
+                _name_layouts(plain),
                 f"{readable(plain.device):>9} · {readable(less.device):>9} · {readable(plain.sent):>9}",
             )
         )

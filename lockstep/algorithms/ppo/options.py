@@ -55,7 +55,7 @@ class PPOSection(PolicyGradient):
 
 
 class CriticSection(Optimizer):
-    """How the critic learns, and its layout where that is not the policy's."""
+    """AdamW of the critic, and its layout where that is not the policy's."""
 
     parallel: Parallel | None = Field(
         default=None,
