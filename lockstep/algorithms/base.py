@@ -182,6 +182,17 @@ class Algorithm(Common, ABC):
             )
         return self
 
+    @model_validator(mode="after")
+    def _every_layout_has_all_ranks(self) -> Self:
+        there = self.learner.parallel.ranks
+        for learner in (role.learner for role in self.own_layouts):
+            if learner.parallel.ranks != there:
+                raise ValueError(
+                    f"{learner.layout_key} asks for {learner.parallel.ranks} ranks and {self.learner.layout_key} for "
+                    f"{there}, and both share devices; make their products the same"
+                )
+        return self
+
     purpose: ClassVar[str] = ""
     """The thing that a model learns by it, for people who read what a run is for: `learns to …`; may be left empty."""
 
@@ -189,6 +200,11 @@ class Algorithm(Common, ABC):
     @abstractmethod
     def models(self) -> tuple[ModelRole, ...]:
         """Every model of the run; the first is the one that is exported in the end."""
+
+    @property
+    def own_layouts(self) -> tuple[ModelRole, ...]:
+        """Models with a layout of their own, which is not that of `learner.parallel`."""
+        return tuple(role for role in self.models if role.learner.layout_key != self.learner.layout_key)
 
     @property
     @abstractmethod

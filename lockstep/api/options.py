@@ -387,6 +387,18 @@ class PPOSectionKeys(TypedDict, total=False):
     value_clip: float | None
 
 
+class CriticSectionKeys(TypedDict, total=False):
+    """Options of the section `CriticSection`."""
+
+    lr: float
+    betas: Sequence[float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float | None
+    schedule: ScheduleKeys
+    parallel: ParallelKeys | None
+
+
 class GRPOSectionKeys(TypedDict, total=False):
     """Options of the section `GRPOSection`."""
 
@@ -610,7 +622,7 @@ class PPOOptions(TypedDict, total=False):
     agreement: AgreementSectionKeys
     policy: OptimizerKeys
     ppo: PPOSectionKeys
-    critic: OptimizerKeys
+    critic: CriticSectionKeys
     critic_model: ModelFolderKeys | None
 
 

@@ -35,6 +35,7 @@ from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics, merge_metrics
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import carries_state, read_config, skeleton
+from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.parallelize import require_divisible
 from lockstep.weight_sync.buckets import Bucket
@@ -74,11 +75,11 @@ class RankSpec:
 
 def require_computable(config: PreTrainedConfig, section: LearnerSection) -> None:
     """Raises ValueError if the backend cannot compute the model, or ranks cannot share it like that."""
-    require_divisible(config, section.parallel.tp)
+    require_divisible(config, section.parallel.tp, section.layout_key)
     if section.parallel.cp > 1 and carries_state(config):
         raise InputError(
-            f"learner.parallel.cp is {section.parallel.cp}, but layers of a {config.model_type} carry a state along "
-            "each sequence, which cp would cut; use dp"
+            f"{section.layout_key}.cp is {section.parallel.cp}, but layers of a {config.model_type} carry a state "
+            "along each sequence, which cp would cut; use dp"
         )
     backend.find_backend(section).require_model(config, section)
     if section.lora is not None:
@@ -99,7 +100,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: 
         ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
     """
     parallel = spec.section.parallel
-    require_computable(read_config(spec.model), spec.section)
+    require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
     places = workers.place_ranks(parallel.ranks, spec.section)
     host = Host(workers.address, parallel.ranks, timeout_s + _RANKS_WAIT_LONGER_S)
     ranks = [

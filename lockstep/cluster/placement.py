@@ -28,7 +28,7 @@ class Processes:
     """The processes that a run places: what the recipe says of their number.
 
     Attributes:
-        ranks: Ranks of a learner. Policy, critic and reference policy have the same layout, and share devices.
+        ranks: Ranks of a learner. Policy, critic and reference policy have as many each, and share devices.
         engines: Inference engines.
         width: Devices of an engine, which are on one machine.
         apart: True if engines have devices of their own; else they take turns with ranks.

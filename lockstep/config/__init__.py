@@ -20,7 +20,6 @@ from lockstep.config.machinery import (
     LoRA,
     OpenAI,
     Optimizer,
-    Parallel,
     RaySection,
     RepeatedSampling,
     SamplerSection,
@@ -29,6 +28,7 @@ from lockstep.config.machinery import (
 )
 from lockstep.config.new_prompts import NewPromptsSection
 from lockstep.config.pairs import PairSection
+from lockstep.config.parallel import Parallel
 from lockstep.config.preference import PreferenceLoss, PreferenceSection
 from lockstep.config.ranked import RankedSection, TreeSection
 from lockstep.config.recipe import Recipe

@@ -15,12 +15,15 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     PrivateAttr,
+    ValidationError,
     field_validator,
     model_validator,
 )
 
 from lockstep.config.backends import INFERENCE, TRAINING, list_engines
+from lockstep.config.parallel import Parallel
 from lockstep.config.section import Probability, Section
+from lockstep.errors import InputError
 from lockstep.types import SamplingParams
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -57,33 +60,6 @@ class Optimizer(Section):
     weight_decay: NonNegativeFloat = Field(default=0.0, description="share of a weight that lr · this takes away")
     max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
     schedule: Schedule = Schedule()
-
-
-class Parallel(Section):
-    """Number of processes that share the work: the product of all."""
-
-    dp: PositiveInt = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
-    tp: PositiveInt = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
-    cp: PositiveInt = Field(default=1, description="ranks that share the tokens of each sequence")
-    pp: PositiveInt = Field(default=1, description="ranks that share layers, one group of them after the other")
-    dp_replicate: PositiveInt = Field(
-        default=1, description="copies of the model, which share rows, each cut over dp, tp and cp (HSDP)"
-    )
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes: the product of all dimensions."""
-        return self.dp_replicate * self.copy_ranks
-
-    @property
-    def copy_ranks(self) -> int:
-        """Number of processes that hold one copy of the model together."""
-        return self.dp * self.tp * self.cp * self.pp
-
-    @property
-    def row_shares(self) -> int:
-        """Number of shares into which the rows of a batch are divided."""
-        return self.dp_replicate * self.dp
 
 
 class Computation(Section):
@@ -166,6 +142,30 @@ class LearnerSection(Computation):
         default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
     )
     lora: LoRA | None = Field(default=None, description="learn adapters of policy and critic alone; null: all weights")
+    _layout_key: str = PrivateAttr(default="learner.parallel")
+
+    @property
+    def layout_key(self) -> str:
+        """Key of the recipe that says its layout."""
+        return self._layout_key
+
+    def lay_out(self, parallel: Parallel, key: str) -> Self:
+        """Returns the same learner in a layout of its own.
+
+        Args:
+            parallel: The layout.
+            key: Key of the recipe that says it.
+
+        Raises:
+            InputError: Another option does not go with this layout.
+        """
+        other = self.model_copy(update={"parallel": parallel})
+        other._layout_key = key
+        try:
+            self.model_validate(other.model_dump())
+        except ValidationError as error:
+            raise InputError(f"{key}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+        return other
 
     @classmethod
     def of(

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.config.machinery import ClusterSection, Computation, Parallel, SamplerSection
+from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
+from lockstep.config.parallel import Parallel
 from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection

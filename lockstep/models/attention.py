@@ -189,13 +189,12 @@ class Packed(KernelLayout):
     Attributes:
         to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
         from_cells: Cell of each token, int64 [N].
-        shapes: Rows and width of each grid.
-        sizes: The same as a tensor on the CPU, into which a compiled graph does not look, int64 [2 · grids].
+        sizes: Rows and width of each grid in turn, on the CPU, int64 [2 · grids]: a compiled graph does not look into
+            tensors, and none has the size 1, for which it would be compiled anew.
     """
 
     to_cells: Tensor
     from_cells: Tensor
-    shapes: tuple[tuple[int, int], ...]
     sizes: Tensor
 
     @classmethod
@@ -206,15 +205,16 @@ class Packed(KernelLayout):
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).keep_places()
         token_C = batch.starts[order_B][cells.row] + torch.minimum(cells.position, length_B[cells.row] - 1)
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
-        shapes = tuple((rows, width) for width, rows in Counter(widths).items())
         device = batch.tokens.device
         from_cells = first_B.to(device)[batch.row] + batch.position
-        return cls(token_C.to(device), from_cells, shapes, torch.tensor([size for shape in shapes for size in shape]))
+        sizes = torch.tensor([size for width, rows in Counter(widths).items() for size in (rows, width)])
+        return cls(token_C.to(device), from_cells, sizes)
 
-    @classmethod
-    def in_grids(cls, to_cells: Tensor, from_cells: Tensor, sizes: Tensor) -> Packed:
-        """The layout whose grids have these sizes."""
-        return cls(to_cells, from_cells, tuple((rows, width) for rows, width in sizes.view(-1, 2).tolist()), sizes)
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Rows and width of each grid."""
+        flat = self.sizes.tolist()
+        return list(zip(flat[::2], flat[1::2], strict=True))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
         """The same layout, with each tensor changed but the sizes."""
@@ -236,9 +236,9 @@ class Packed(KernelLayout):
 
     def _grids(self, x: Tensor) -> list[Tensor]:
         """Cuts [1, heads, N, size] into [rows, heads, width, size] of each grid."""
-        cells = x[0].transpose(0, 1).index_select(0, self.to_cells)
-        pieces = cells.split([rows * width for rows, width in self.shapes])
-        return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        cells, shapes = x[0].transpose(0, 1).index_select(0, self.to_cells), self.shapes
+        pieces = cells.split([rows * width for rows, width in shapes])
+        return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 @torch.library.custom_op("lockstep::attend_packed", mutates_args=())
@@ -253,7 +253,7 @@ def attend_packed(
     window: int | None,
 ) -> Tensor:
     """`Packed.attend` as one node of a compiled graph, which is that of all batches: their grids are no part of it."""
-    return Packed.in_grids(to_cells, from_cells, sizes).attend_by(FUSED, 0, query, key, value, scaling, window)
+    return Packed(to_cells, from_cells, sizes).attend_by(FUSED, 0, query, key, value, scaling, window)
 
 
 @torch.library.custom_op("lockstep::differentiate_packed", mutates_args=())
@@ -269,7 +269,7 @@ def differentiate_packed(
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; attention is computed again, since a node keeps nothing of what it did."""
-    layout = Packed.in_grids(to_cells, from_cells, sizes)
+    layout = Packed(to_cells, from_cells, sizes)
     given = q, k, v = [x.detach().requires_grad_() for x in (query, key, value)]
     # A node is computed where torch records nothing; this lets it record again.
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()

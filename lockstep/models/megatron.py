@@ -71,7 +71,7 @@ def layers_of(config: PreTrainedConfig) -> MegatronLayers:
     return family.megatron
 
 
-def stages(layers: int, pp: int) -> list[int]:
+def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[int]:
     """Layers of each pipeline stage: as many each, but for the first, which may have fewer, since it embeds.
 
     Raises:
@@ -82,7 +82,7 @@ def stages(layers: int, pp: int) -> list[int]:
     if first < 1:
         fitting = next(fewer for fewer in range(pp - 1, 0, -1) if layers > (fewer - 1) * -(-layers // fewer))
         raise InputError(
-            f"learner.parallel.pp is {pp}, but {layers} layers make no {pp} stages, all of one length but the first, "
+            f"{layout_key}.pp is {pp}, but {layers} layers make no {pp} stages, all of one length but the first, "
             f"which may be shorter; {fitting} would do"
         )
     return [first] + [each] * (pp - 1)

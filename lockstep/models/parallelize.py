@@ -32,21 +32,27 @@ from lockstep.models.last_layer import read_all
 register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
 
 
-def require_divisible(config: PreTrainedConfig, tp: int) -> None:
-    """Raises ValueError if a model cannot be cut over so many tensor-parallel ranks."""
+def require_divisible(config: PreTrainedConfig, tp: int, layout_key: str = "learner.parallel") -> None:
+    """Raises ValueError if a model cannot be cut over so many tensor-parallel ranks.
+
+    Args:
+        config: Configuration of the model.
+        tp: Number of ranks.
+        layout_key: Key of the recipe that says it.
+    """
     if tp == 1:
         return
     parallel = family_of(config).tensor_parallel
     if parallel is None:
         raise InputError(
-            f"learner.parallel.tp is {tp}, but a {config.model_type} has no plan for that; use dp and cp, "
+            f"{layout_key}.tp is {tp}, but a {config.model_type} has no plan for that; use dp and cp, "
             f"or a model of these families: {list_tensor_parallel()}"
         )
     fields = config.get_text_config().to_dict()
     for name in parallel.divided_fields:
         if fields[name] % tp:
             raise InputError(
-                f"learner.parallel.tp is {tp}, but the model's {name} ({fields[name]}) is no multiple of it; lower it"
+                f"{layout_key}.tp is {tp}, but the model's {name} ({fields[name]}) is no multiple of it; lower it"
             )
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.rows import data_files
 from lockstep.config.loading import Loaded
+from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
 from lockstep.learners.backend import find_backend
 from lockstep.models.folder import ModelError, read_config, skeleton
@@ -49,9 +50,10 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rate
             f"a plan is of learner.backend=torch; how {backend.title}'s ranks share memory is not known here yet"
         )
     model = _config_of_run(loaded) if config is None else _config_of(Path(config))
-    own = recipe.learner.parallel
-    if own.ranks == gpus:
-        require_divisible(model, own.tp)
+    if recipe.learner.parallel.ranks == gpus:
+        require_divisible(model, recipe.learner.parallel.tp)
+        for role in recipe.own_layouts:
+            require_divisible(_config_of_role(role, model), role.learner.parallel.tp, role.learner.layout_key)
     sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)), recipe.learner.lora)
     known = None if rates is None else Rates.read(Path(rates), recipe.learner.dtype)
     return page(Search(recipe, sizes, model, room), loaded.name, _train_command(loaded, config), gpus, known)
@@ -82,6 +84,11 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
         return read_config(str(recipe.model.path))
     except ModelError as error:
         raise ModelError(f"{error}; a plan needs no more than a config.json: --config PATH") from None
+
+
+def _config_of_role(role: ModelRole, model: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of a role's model: the run's initial one, or one of its own."""
+    return model if role.path is None else read_config(weights_of(role.path), headless=True)
 
 
 def _train_command(loaded: Loaded, config: str | None) -> tuple[str, ...]:

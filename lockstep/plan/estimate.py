@@ -24,7 +24,7 @@ class MemoryEstimate:
     """The estimate of a run's memory and traffic.
 
     Attributes:
-        learner: The planned learner section.
+        learner: The planned learner section; models with a layout of their own have it in their rank.
         load: Its largest step.
         ranks: One rank of each learner, by name, the policy first.
         sampler: The inference engine, if the run samples.
@@ -51,7 +51,7 @@ class MemoryEstimate:
         recipe: Algorithm,
         sizes: Sizes,
         placement: Placement,
-        learner: LearnerSection | None = None,
+        learners: Mapping[str, LearnerSection] | None = None,
         sequences: int | None = None,
         memory: int | None = None,
     ) -> MemoryEstimate:
@@ -61,12 +61,16 @@ class MemoryEstimate:
             recipe: The recipe.
             sizes: Sizes of its model.
             placement: Where its processes live.
-            learner: Its learner, where that is another than the recipe's.
+            learners: Its learners by the key of their layout, where these are others than the recipe's.
             sequences: Sequences that an engine generates side by side, where these are others than the recipe's.
             memory: Bytes of a device, which bound a cache whose size is not set; None: it has no bound.
         """
-        learner, load, inference = learner or recipe.learner, recipe.largest_step, recipe.inference
-        ranks = {role.name: _rank(role, sizes, learner, load) for role in recipe.models}
+        learners, load, inference = learners or {}, recipe.largest_step, recipe.inference
+        ranks = {
+            role.name: _rank(role, sizes, learners.get(role.learner.layout_key, role.learner), load)
+            for role in recipe.models
+        }
+        learner = learners.get(recipe.learner.layout_key, recipe.learner)
         awake = frozenset(role.name for role in recipe.models if stays_awake(role))
         alone = cls(learner, load, ranks, None, placement, in_turns=takes_turns(recipe, placement), awake=awake)
         if inference is None:
@@ -77,6 +81,11 @@ class MemoryEstimate:
             sampler = sampler.limit(memory, alone.beside_engine)
         copies = 2 * FP32 * sizes.policy if ahead else 0
         return replace(alone, sampler=sampler, sequences=sequences, copies=copies)
+
+    @property
+    def own_layouts(self) -> dict[str, Rank]:
+        """Ranks of models with a layout of their own."""
+        return {name: rank for name, rank in self.ranks.items() if rank.learner.layout_key != self.learner.layout_key}
 
     @property
     def device(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,10 +70,18 @@ class Search:
         sampler = None if self.recipe.inference is None else self.recipe.inference.sampler
         return Processes.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
 
-    def estimate(self, parallel: Parallel, changes: Changes = _NONE) -> MemoryEstimate | None:
+    def estimate(
+        self, parallel: Parallel, changes: Changes = _NONE, others: Parallel | None = None
+    ) -> MemoryEstimate | None:
         """The estimate of one layout; None if the recipe does not allow it.
 
         Where the recipe says nothing of several engines, there is one on all devices of the learner.
+
+        Args:
+            parallel: The layout.
+            changes: Changes of the recipe besides.
+            others: Of models that have a layout of their own; None: the recipe's where it has as many ranks, else
+                `parallel`.
         """
         fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
         own = self.own
@@ -82,7 +90,11 @@ class Search:
             own, ranks=parallel.ranks, engines=max(parallel.ranks // own.width, 1) if spread else own.engines
         )
         try:
-            return self._estimate(LearnerSection.model_validate(fields), processes, changes)
+            learner = LearnerSection.model_validate(fields)
+            learners = {learner.layout_key: learner}
+            for key, said in ((role.learner.layout_key, role.learner.parallel) for role in self.recipe.own_layouts):
+                learners[key] = learner.lay_out(others or (said if said.ranks == parallel.ranks else parallel), key)
+            return self._estimate(learners, processes, changes)
         except (ValidationError, InputError):
             return None
 
@@ -92,13 +104,15 @@ class Search:
         Raises:
             InputError: An engine would be on two machines.
         """
-        return self._estimate(self.recipe.learner, self.own, _NONE)
+        return self._estimate({}, self.own, _NONE)
 
-    def _estimate(self, learner: LearnerSection, processes: Processes, changes: Changes) -> MemoryEstimate:
+    def _estimate(
+        self, learners: Mapping[str, LearnerSection], processes: Processes, changes: Changes
+    ) -> MemoryEstimate:
         devices = Devices.of_machines_like(min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes)
         placement = Placement.of(devices, processes)
         usable = int(USABLE * self.memory)
-        return MemoryEstimate.of(self.recipe, self.sizes, placement, learner, changes.max_batch_size, usable)
+        return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, changes.max_batch_size, usable)
 
     def layouts(self, gpus: int) -> list[Parallel]:
         """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel ranks first."""
@@ -119,11 +133,20 @@ class Search:
     def propose(self, gpus: int) -> MemoryEstimate | None:
         """The layout that sends least among those that fit with the cheapest change; None: nothing fits."""
         for changes in self._changes():
-            found = [self.estimate(parallel, changes) for parallel in self.layouts(gpus)]
-            fitting = [one for one in found if one is not None and self.fits(one)]
-            if fitting:
-                return min(fitting, key=lambda one: one.sent)
+            best = self._cheapest(self.estimate(parallel, changes) for parallel in self.layouts(gpus))
+            if best is not None and self.recipe.own_layouts:
+                parallel = best.learner.parallel
+                return self._cheapest(
+                    [best, *(self.estimate(parallel, changes, other) for other in self.layouts(gpus))]
+                )
+            if best is not None:
+                return best
         return None
+
+    def _cheapest(self, estimates: Iterable[MemoryEstimate | None]) -> MemoryEstimate | None:
+        """The one that sends least among those that fit; None: none does."""
+        fitting = [one for one in estimates if one is not None and self.fits(one)]
+        return min(fitting, key=lambda one: one.sent, default=None)
 
     def smallest(self, gpus: int) -> MemoryEstimate | None:
         """The proposal for the next larger number of GPUs that is enough, doubling each time; None: none is."""
@@ -168,8 +191,13 @@ class Search:
 def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     """Overrides of the recipe that give the estimated learner."""
     own, wanted = recipe.learner.model_dump(), estimate.learner.model_dump()
+    pairs = [(recipe.learner, estimate.learner)]
+    pairs += [(role.learner, estimate.ranks[role.name].learner) for role in recipe.own_layouts]
     parallel = [
-        f"learner.parallel.{name}={size}" for name, size in wanted["parallel"].items() if own["parallel"][name] != size
+        f"{said.layout_key}.{name}={size}"
+        for said, planned in pairs
+        for name, size in planned.parallel.model_dump().items()
+        if said.parallel.model_dump()[name] != size
     ]
     names = ("activation_checkpointing", "cpu_offload", "micro_batch_tokens")
     changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.config import Parallel
+from lockstep.algorithms.base import Load
+from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Changes, Search, cache_override, overrides
@@ -104,26 +105,39 @@ def layout(parallel: Parallel) -> str:
     )
 
 
+def describe_layouts(learner: LearnerSection, own: Mapping[str, LearnerSection]) -> str:
+    """The layout of a learner as text, and those of models that have one of their own, by name."""
+    return layout(learner.parallel) + "".join(f" ({name}: {layout(other.parallel)})" for name, other in own.items())
+
+
+def _name_layouts(estimate: MemoryEstimate) -> str:
+    return describe_layouts(estimate.learner, {name: rank.learner for name, rank in estimate.own_layouts.items()})
+
+
 def _options(estimate: MemoryEstimate) -> str:
     learner = estimate.learner
     asked = {"activation_checkpointing": learner.activation_checkpointing, "cpu_offload": learner.cpu_offload}
     options = [name for name, chosen in asked.items() if chosen]
-    return ", ".join([layout(learner.parallel), learner.dtype, *options])
+    return ", ".join([_name_layouts(estimate), learner.dtype, *options])
+
+
+def _passes(load: Load, learner: LearnerSection) -> str:
+    return f"{amount(load.passes(learner, load.rows), 'pass')} of {load.tokens(learner):,} tokens"
 
 
 def _memory(estimate: MemoryEstimate) -> str:
     """Lines about memory, by rank at its fullest moment; nothing else is added up."""
-    load, learner = estimate.load, estimate.learner
-    passes = load.passes(learner, load.rows)
+    load = estimate.load
     lines = [
         ("layout", _options(estimate)),
         ("placement", estimate.placement.describe()),
         (
             "step",
-            f"at most {amount(passes, 'pass')} of {load.tokens(learner):,} tokens per optimizer step and rank of dp, "
-            f"if every sequence has {load.sequence:,} tokens",
+            f"at most {_passes(load, estimate.learner)} per optimizer step and rank of dp, if every sequence has "
+            f"{load.sequence:,} tokens",
         ),
     ]
+    lines += [("", f"{name}: at most {_passes(load, rank.learner)}") for name, rank in estimate.own_layouts.items()]
     for name, rank in estimate.ranks.items():
         peak = rank.peak
         lines.append((name, f"{readable(peak.size)} per rank, at the {peak.name}:"))
@@ -164,7 +178,7 @@ def _layouts(search: Search, gpus: int) -> str:
     for plain, less in rows[:_SHOWN]:
         lines.append(
             (
-                layout(plain.learner.parallel),
+                _name_layouts(plain),
                 f"{readable(plain.device):>9} · {readable(less.device):>9} · {readable(plain.sent):>9}",
             )
         )
@@ -179,7 +193,7 @@ def _verdict(
     memory = readable(search.memory)
     if own is not None and search.fits(own):
         return f"It fits: {readable(own.device)} of {memory}. {_command(said, cache_override(own))}"
-    asked = layout(search.recipe.learner.parallel)
+    asked = describe_layouts(search.recipe.learner, {role.name: role.learner for role in search.recipe.own_layouts})
     if own is not None:
         begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
     else:

@@ -30,19 +30,20 @@ from lockstep.errors import InputError
 from lockstep.learners import backend
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import read_config, skeleton
+from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, open_source, scratch_tokenizer
 from lockstep.models.weight_files import check_weights, require_finite
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.memory import FP32
-from lockstep.plan.page import layout
+from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.rewards.rewards import build as build_reward
 from lockstep.run.doctor_reports import examination
 from lockstep.run.dry_setup import DrySetup, machine_bytes
 from lockstep.run.findings import Findings
 from lockstep.run.folder import FRAME, find_changed_options, require_writable, standing
-from lockstep.run.live_setup import require_lengths, self_checked_sampling
+from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts
@@ -100,13 +101,22 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         if files is not None:
             inexact = _decide_exact(recipe, model.source, found)
             _open(recipe, DrySetup(recipe, made, files, model.source, inexact, found), found)
-        with found.problem():
-            require_computable(read_config(model.source.folder), recipe.learner)
+        _check_layouts(recipe, model.source, found)
         with found.problem():
             _prove(recipe, model.source, found)
         with found.problem():
             _room(loaded, recipe, Sizes.of(model.network, recipe.learner.lora), found)
     return model
+
+
+def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
+    """Checks that the initial model, and each with a layout of its own, can be computed in theirs."""
+    with found.problem():
+        require_computable(read_config(source.folder), recipe.learner)
+    for role in recipe.own_layouts:
+        with found.problem():
+            config = read_config(role_folder(role, source), headless=not scores_tokens(role.head))
+            require_computable(config, role.learner)
 
 
 def _check_inference(recipe: Algorithm, found: Findings) -> None:
@@ -146,9 +156,10 @@ def _micro_batches(recipe: Algorithm) -> str:
     """Describes the most micro-batches that an optimizer step can need, with every sequence at its longest."""
     learner, load = recipe.learner, recipe.largest_step
     what = "longest sequences" if load.group == 1 else "longest pairs"
+    own = [f" ({role.name}: at most {load.passes(role.learner, load.rows)})" for role in recipe.own_layouts]
     return (
         f"at most {load.passes(learner, load.rows)} per optimizer step and rank, of {learner.micro_batch_tokens:,} "
-        f"tokens: {load.together(learner)} of the {what} ({load.shortest} tokens)"
+        f"tokens: {load.together(learner)} of the {what} ({load.shortest} tokens){''.join(own)}"
     )
 
 
@@ -168,7 +179,7 @@ def _prove(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
     found.say("self-check", f"packed, alone and decoded as transformers computes it, to {proof.largest:.1e} nats")
 
 
-def _device(recipe: Common, found: Findings) -> None:
+def _device(recipe: Algorithm, found: Findings) -> None:
     learner, here = recipe.learner, recipe.cluster.on_this_machine
     device, ranks, cores = resolve_device(learner.device), learner.parallel.ranks, len(os.sched_getaffinity(0))
     if here and device.type == "cpu" and ranks > cores:
@@ -179,10 +190,9 @@ def _device(recipe: Common, found: Findings) -> None:
         found.notes.append(
             "learner.dtype is bf16, which few CPUs compute faster than fp32; learner.dtype=fp32 may be better"
         )
-    found.say(
-        "device",
-        f"{device}, {learner.dtype}, " + (f"{ranks} ranks: {layout(learner.parallel)}" if ranks > 1 else "1 rank"),
-    )
+    own = {role.name: role.learner for role in recipe.own_layouts}
+    layouts = f"{ranks} ranks: {describe_layouts(learner, own)}" if ranks > 1 else "1 rank"
+    found.say("device", f"{device}, {learner.dtype}, {layouts}")
 
 
 def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:

@@ -413,6 +413,8 @@ RUNS = {
     ),
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").lost,
     "run: heads that cannot be divided": said("learner.parallel.tp=3"),
+    "run: a critic on other ranks": said("learner.parallel.dp=2 critic.parallel.tp=4"),
+    "run: a critic's heads that cannot be divided": said("learner.parallel.dp=3 critic.parallel.tp=3"),
     "run: tensor parallelism compiled": said("learner.compile=true learner.parallel.tp=2"),
     "run: adapters of nothing": said("learner.lora.target_modules=[q_porj]"),
     "run: adapters and tensor parallelism": said("learner.lora.rank=8 learner.parallel.tp=2"),

@@ -136,32 +136,37 @@ def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch
 
 
 FILES = ("data.train=train.jsonl", "data.validation=test.jsonl")
-SIZES: dict[tuple[int, int], tuple[str, ...]] = {
-    (1, 1): ("sampler=vllm",),
-    (1, 8): ("sampler=vllm", "learner.parallel.dp=8", "sampler.replicas=4", "sampler.tensor_parallel=2"),
-    (2, 8): (
+SIZES: list[tuple[int, int, str, tuple[str, ...]]] = [
+    (1, 1, "grpo_gsm8k", ("sampler=vllm",)),
+    (1, 8, "grpo_gsm8k", (
+        "sampler=vllm", "learner.parallel.dp=8", "sampler.replicas=4", "sampler.tensor_parallel=2",
+    )),
+    (1, 8, "ppo_gsm8k", (
+        "sampler=vllm", "learner.parallel.dp=2", "learner.parallel.tp=4", "critic.parallel.dp=8", "sampler.replicas=8",
+    )),
+    (2, 8, "grpo_gsm8k", (
         "sampler=vllm", "learner.parallel.dp=16", "sampler.replicas=16", "cluster=ray",
         "grpo.global_batch_size=32",
-    ),
-}  # fmt: skip
+    )),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("case", SIZES, ids=lambda case: f"{case[2]} {case[0]}x{case[1]}")
 def test_dry_run_and_plan_place_a_run_alike(
-    size: tuple[int, int],
+    case: tuple[int, int, str, tuple[str, ...]],
     in_tmp: Path,
     real: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    machines, gpus = size
+    machines, gpus, recipe, options = case
     show_gpus(monkeypatch, gpus)
-    words = [f"model.path={real['MODEL']}", *(word.replace("=", f"={in_tmp}/") for word in FILES), *SIZES[size]]
+    words = [f"model.path={real['MODEL']}", *(word.replace("=", f"={in_tmp}/") for word in FILES), *options]
     for name in ("train.jsonl", "test.jsonl"):
         shutil.copy(real[name], in_tmp / name)
-    assert main(["train", "grpo_gsm8k", *words, "--dry-run"]) == 0
+    assert main(["train", recipe, *words, "--dry-run"]) == 0
     dry = capsys.readouterr().out
-    assert main(["plan", "grpo_gsm8k", *words, "--gpus", str(machines * gpus), "--memory", "80GB"]) == 0
+    assert main(["plan", recipe, *words, "--gpus", str(machines * gpus), "--memory", "80GB"]) == 0
     page = capsys.readouterr().out
     assert "It fits: " in page
     placed = next(line.split(maxsplit=1)[1] for line in page.splitlines() if line.startswith("placement"))

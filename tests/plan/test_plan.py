@@ -385,3 +385,59 @@ def test_32_billion_weights_fit_16_gpus_beside_engines_of_two(tmp_path: Path) ->
     found = estimated(tmp_path / "config.json", *options, parallel=Parallel(dp=2, tp=8))
     assert not found.learner.cpu_offload
     assert found.device <= 80 * 10**9
+
+
+SEVEN = dict(re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", GUIDE, re.DOTALL))["llama_7b.json"]
+PPO_7B = ("sampler=vllm", "sampler.kv_cache_gib=8", "sampler.replicas=8")
+BESIDE = {"policy": "critic", "critic": "sampler"}
+"""Models, and what a page says after each."""
+TP, DP = "learner.parallel.tp=8", "learner.parallel.dp=8"
+
+
+@pytest.fixture
+def seven(tmp_path: Path) -> Callable[..., str]:
+    """The page of PPO with 7 billion parameters on eight GPUs, with overrides."""
+    (tmp_path / "llama_7b.json").write_text(SEVEN)
+    config = str(tmp_path / "llama_7b.json")
+    return lambda *overrides: plan(load("ppo_gsm8k", [*PPO_7B, *overrides]), 8, "80GB", config).text
+
+
+def blocks(page: str) -> dict[str, str]:
+    """What a page says of each model's memory."""
+    return {name: page[page.index(f"\n{name} ") : page.index(f"\n{end} ")] for name, end in BESIDE.items()}
+
+
+def sent_by(page: str) -> float:
+    return float(page[page.index("\nsent") :].split()[1])
+
+
+def test_each_model_is_planned_in_its_own_layout(seven: Callable[..., str]) -> None:
+    mixed, sharded, copied = seven(TP, "critic.parallel.dp=8"), seven(TP), seven(DP)
+    assert blocks(mixed) == {"policy": blocks(sharded)["policy"], "critic": blocks(copied)["critic"]}
+    assert blocks(sharded)["critic"] != blocks(copied)["critic"]
+    assert "layout     dp 1 · tp 8 · cp 1 (critic: dp 8 · tp 1 · cp 1), bf16" in mixed
+    assert "at most 64 passes of 4,096" in mixed
+    assert "critic: at most 8 passes of 4,096" in mixed
+    assert "critic    2.19 TB all-gather of weights (dp·cp)" in mixed
+    assert "policy    2.45 TB all-gather of states (tp)" in mixed
+
+
+def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., str]) -> None:
+    found = seven("critic.parallel.dp=1")
+    [command] = [line for line in found.splitlines() if line.startswith("lockstep train")]
+    assert command.endswith(f"{TP} critic.parallel.dp=2 critic.parallel.tp=4")
+    assert "critic.parallel.dp=1" not in command
+    assert (
+        "`critic.parallel.dp=2 critic.parallel.tp=4` beside the policy's tp 8 takes 75.3 GB and sends 8.03 TB." in GUIDE
+    )
+    again = seven(*(word for word in pasted(found)[1:] if "parallel" in word))
+    assert "It fits: 75.3 GB of 80 GB." in again
+    assert "sent    8.03 TB" in again
+    assert sent_by(again) < sent_by(seven(TP)), "or it need not be asked for"
+    assert "critic.parallel" not in seven()
+
+
+def test_a_critic_that_cannot_be_cut_is_refused_by_its_key(models: Models) -> None:
+    options = ["learner.parallel.dp=3", "critic.parallel.tp=3"]
+    with pytest.raises(ValueError, match=r"critic\.parallel\.tp is 3, but the model's"):
+        plan(load("ppo_gsm8k", options), 3, "80GB", str(models("llama")))

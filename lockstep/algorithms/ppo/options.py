@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.config.machinery import Optimizer
+from lockstep.config.parallel import Parallel
 from lockstep.config.section import Probability
 from lockstep.config.sources import ModelFolder
 
@@ -53,6 +54,15 @@ class PPOSection(PolicyGradient):
         return self
 
 
+class CriticSection(Optimizer):
+    """AdamW of the critic, and its layout where that is not the policy's."""
+
+    parallel: Parallel | None = Field(
+        default=None,
+        description="layout of the critic, with as many ranks as learner.parallel has; null: that of learner.parallel",
+    )
+
+
 @final
 class PPORecipe(PolicyGradientRecipe):
     """`algorithm: ppo`"""
@@ -60,7 +70,7 @@ class PPORecipe(PolicyGradientRecipe):
     section = "ppo"
     purpose = "learns from the rewards of its own answers, with a critic that predicts them"
     ppo: PPOSection
-    critic: Optimizer
+    critic: CriticSection
     critic_model: ModelFolder | None = Field(
         default=None,
         description="the critic's initial model, such as a reward model; null: the policy's",
@@ -73,8 +83,9 @@ class PPORecipe(PolicyGradientRecipe):
     @property
     def critic_role(self) -> ModelRole:
         """The critic V."""
-        path = None if self.critic_model is None else self.critic_model.path
-        return ModelRole("critic", "value", self.learner, self.critic, path)
+        path, own = None if self.critic_model is None else self.critic_model.path, self.critic.parallel
+        learner = self.learner if own is None else self.learner.lay_out(own, "critic.parallel")
+        return ModelRole("critic", "value", learner, self.critic, path)
 
     @property
     def models(self) -> tuple[ModelRole, ...]:

@@ -55,7 +55,7 @@ class MegatronTraining(TrainingBackend):
         if section.is_bf16 and resolve_device(section.device).type == "cpu":
             raise InputError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
         require_known(config)
-        stages(int(config.num_hidden_layers), section.parallel.pp)
+        stages(int(config.num_hidden_layers), section.parallel.pp, section.layout_key)
 
     def build(
         self,

@@ -1,0 +1,143 @@
+"""A critic with a layout of its own: the same curve, exact resumes, and what does not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from killing import contents
+from safetensors import safe_open
+from tiers import full
+from tiny_recipe import REWARD_MODEL
+
+from lockstep.cli import main
+from lockstep.config.loading import RecipeError, load
+from lockstep.report.log import read_metrics
+from lockstep.run.stop import Stopped
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+THREE = ("run.max_steps=3", "run.keep=3", "agreement.exact=false")
+CUT = ("learner.parallel.dp=2", "critic.parallel.tp=2")
+ROWS, COLUMNS = [16, 32], [32, 16]
+"""Shapes of a rank's part of a matrix that maps heads to states, [32, 32]: cut by dp, and by tp."""
+
+
+def part(folder: str, role: str, step: int = 3) -> list[int]:
+    """The shape in which the first rank of a role wrote that matrix."""
+    file = Path(folder) / f"checkpoints/step_{step:06d}/{role}/model-00001-of-00002.safetensors"
+    with safe_open(file, "pt") as written:
+        [name] = [name for name in written.keys() if name.endswith("o_proj.weight")]  # noqa: SIM118
+        return written.get_slice(name).get_shape()
+
+
+def assert_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            # A share of clipped tokens jumps where rounding moves a token over the edge.
+            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=0.02 if "clip" in name else 1e-6), name
+
+
+@pytest.mark.needs("gloo")
+@pytest.mark.parametrize(
+    ("layouts", "policy", "critic"),
+    [(CUT, ROWS, COLUMNS), full(("learner.parallel.tp=2", "critic.parallel.dp=2"), COLUMNS, ROWS)],
+    ids=["dp and tp", "tp and dp"],
+)
+def test_two_layouts_learn_as_one_process(
+    run: Run, layouts: tuple[str, ...], policy: list[int], critic: list[int]
+) -> None:
+    one = run("run.folder=one", *THREE)
+    two = run("run.folder=two", *THREE, *layouts)
+    assert_alike(two, one)
+    assert (part("two", "policy"), part("two", "critic")) == (policy, critic)
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+def test_a_stopped_run_resumes_to_the_same_bits_and_in_other_layouts(run: Run, in_tmp: Path) -> None:
+    whole = run("run.folder=whole", *THREE, *CUT)
+    for folder in ("stopped", "moved"):
+        with pytest.raises(Stopped):
+            run(f"run.folder={folder}", *THREE, *CUT, "run.max_time_s=0.01")
+    assert run("run.folder=stopped", *THREE, *CUT) == whole
+    both = contents("whole"), contents("stopped")
+    weights = [name for name in both[0] if name.endswith(".safetensors")]
+    assert any("critic/optimizer" in name for name in weights)
+    assert [name for name in weights if both[0][name] != both[1][name]] == []
+    moved = ("run.folder=moved", *THREE, "learner.parallel.tp=2", "critic.parallel.dp=2")
+    with pytest.raises(ValueError, match=r"recipe\.critic\.parallel\.dp was 1, is 2"):
+        run(*moved)
+    assert main(["train", "tiny.yaml", *moved, "--allow-changes"]) == 0
+    assert_alike(read_metrics(Path("moved")), whole)
+    assert (part("moved", "critic", step=1), part("moved", "critic")) == (COLUMNS, ROWS)
+
+
+@pytest.mark.full
+def test_actors_have_the_bits_of_child_processes(ray: None, run: Run) -> None:
+    assert run("run.folder=here", *CUT) == run("run.folder=there", *CUT, "cluster=ray")
+    assert part("there", "critic", step=2) == COLUMNS
+
+
+@pytest.mark.full
+@pytest.mark.needs("megatron")
+@pytest.mark.usefixtures("megatron")
+def test_stages_and_copies_of_megatron(run: Run) -> None:
+    options = ("model.scratch.config.num_hidden_layers=2", *THREE)
+    theirs = run("run.folder=torch", *options)
+    layouts = ("learner.parallel.pp=2", "critic.parallel.dp=2")
+    ours = run("run.folder=megatron", "learner=megatron", *layouts, *options)
+    for one, other in zip(ours, theirs, strict=True):
+        for name in {"policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm", "train/reward"} & one.keys():
+            assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-7), name
+    parts = {
+        role: list(Path(f"megatron/checkpoints/step_000003/{role}").glob("model*")) for role in ("policy", "critic")
+    }
+    assert {role: len(files) for role, files in parts.items()} == {"policy": 2, "critic": 1}, "copies are written once"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ("learner.parallel.dp=2", "critic.parallel.tp=4"),
+            r"critic\.parallel asks for 4 ranks and learner\.parallel for 2, and both share devices",
+        ),
+        (("critic.parallel.dp=2",), r"critic\.parallel asks for 2 ranks and learner\.parallel for 1"),
+        ((*CUT, "learner.lora.rank=2"), r"critic\.parallel: lora has adapters of whole linear maps"),
+        ((*CUT, "learner.compile=true"), r"critic\.parallel: torch\.compile cannot follow what tp cuts"),
+        ((*CUT, "learner.cpu_offload=true"), r"critic\.parallel: cpu_offload is of what ranks share"),
+        (("learner.parallel.dp=2", "critic.parallel.pp=2"), r"critic\.parallel: layers are shared by learner\.backend"),
+        (
+            ("learner=megatron", "learner.parallel.dp=2", "critic.parallel.dp_replicate=2"),
+            r"critic\.parallel: dp_replicate is of FSDP",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(run: Run, options: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        load("tiny.yaml", options)
+
+
+def test_a_dry_run_says_both_layouts_and_what_cannot_be_cut(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny.yaml", "--dry-run", *CUT]) == 0
+    said = capsys.readouterr().out
+    assert "2 ranks: dp 2 · tp 1 · cp 1 (critic: dp 1 · tp 2 · cp 1)" in said
+    uneven = "model.scratch.config.num_key_value_heads=1"
+    assert main(["train", "tiny.yaml", "--dry-run", *CUT, uneven]) != 0
+    assert "critic.parallel.tp is 2, but the model's num_key_value_heads (1)" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"critic\.parallel\.tp is 2, but"):
+        run(*CUT, uneven)
+
+
+@pytest.mark.full
+@pytest.mark.needs("gloo")
+def test_a_critic_on_ranks_begins_with_a_reward_model(run: Run, in_tmp: Path) -> None:
+    (in_tmp / "reward_model.yaml").write_text(yaml.safe_dump(REWARD_MODEL))
+    train(load("reward_model.yaml", ["run.max_steps=1", "run.folder=scorer"]))
+    begins = ("model.scratch=null", "model.path=scorer/initial", "critic_model.path=scorer")
+    assert_alike(run("run.folder=two", *THREE, *begins, *CUT), run("run.folder=one", *THREE, *begins))
