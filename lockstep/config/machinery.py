@@ -165,6 +165,10 @@ class LearnerSection(Computation):
     cpu_offload: bool = Field(
         default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
     )
+    sync_every_pass: bool = Field(
+        default=False,
+        description="ranks sum gradients in every pass, not once per batch, until when each has them whole: less memory",
+    )
     lora: LoRA | None = Field(default=None, description="learn adapters of policy and critic alone; null: all weights")
 
     @classmethod
@@ -226,6 +230,15 @@ class LearnerSection(Computation):
     def _what_is_offloaded_is_cut(self) -> LearnerSection:
         if self.cpu_offload and self.parallel.dp * self.parallel.cp == 1:
             raise ValueError("cpu_offload is of what ranks share; set parallel.dp or parallel.cp above 1, too")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_summed_is_of_several(self) -> LearnerSection:
+        if self.sync_every_pass and self.parallel.dp_replicate * self.parallel.dp * self.parallel.cp == 1:
+            raise ValueError(
+                "sync_every_pass is of gradients that ranks sum; set parallel.dp, parallel.cp or "
+                "parallel.dp_replicate above 1, too"
+            )
         return self
 
 

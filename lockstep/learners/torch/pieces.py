@@ -12,6 +12,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from lockstep.learners.pieces import Box, Piece
 from lockstep.models.heads import canonical
+from lockstep.models.parallelize import CUT
 from lockstep.weight_sync.outgoing import type_for
 
 
@@ -41,6 +42,11 @@ class TorchPiece(Piece):
         placements = held.placements if isinstance(held, DTensor) else ()
         return frozenset(name for name, placed in zip(names, placements, strict=True) if not placed.is_replicate())
 
+    @property
+    def is_cut_by_fsdp(self) -> bool:
+        """True if FSDP cuts the parameter and sums its gradient; if not, every rank holds what it computes with."""
+        return self.mesh is not None and CUT in (self.mesh.mesh_dim_names or ())
+
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         held = self.parameter.detach()
         weight = held if self.merged is None else self.merged(held)
@@ -48,7 +54,7 @@ class TorchPiece(Piece):
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:
-        """Gradient, summed over the ranks that hold the same piece."""
+        """Gradient, summed over the ranks that hold the same piece, but for what FSDP leaves whole."""
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)
