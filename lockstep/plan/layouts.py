@@ -137,14 +137,14 @@ class Search:
     def _changes(self) -> Iterator[Changes]:
         """Yields changes from the cheapest on; each includes those before it."""
         batches = self._batches()
-        yield from (Changes({}, batch) for batch in batches)
-        again, offload = {"activation_checkpointing": True}, {"cpu_offload": True}
-        yield from (Changes(again, batch) for batch in batches)
-        yield Changes(again | offload, batches[-1])
+        sync, again, offload = {"sync_every_pass": True}, {"activation_checkpointing": True}, {"cpu_offload": True}
+        for options in ({}, sync, again, again | sync):
+            yield from (Changes(options, batch) for batch in batches)
+        yield Changes(again | sync | offload, batches[-1])
         tokens = self.recipe.learner.micro_batch_tokens // 2
         while tokens >= self.recipe.largest_step.shortest:
-            yield Changes(again | {"micro_batch_tokens": tokens}, batches[-1])
-            yield Changes(again | offload | {"micro_batch_tokens": tokens}, batches[-1])
+            for options in (again, again | sync, again | sync | offload):
+                yield Changes(options | {"micro_batch_tokens": tokens}, batches[-1])
             tokens //= 2
 
     def _batches(self) -> list[int | None]:
@@ -171,7 +171,7 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     parallel = [
         f"learner.parallel.{name}={size}" for name, size in wanted["parallel"].items() if own["parallel"][name] != size
     ]
-    names = ("activation_checkpointing", "cpu_offload", "micro_batch_tokens")
+    names = ("sync_every_pass", "activation_checkpointing", "cpu_offload", "micro_batch_tokens")
     changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]
     if estimate.placement.devices.machines > 1 and recipe.cluster.on_this_machine:
         changed += ["cluster=ray", "cluster.ray.address=auto"]
