@@ -117,9 +117,13 @@ class Search:
         return estimate.device <= self.memory
 
     def propose(self, gpus: int) -> MemoryEstimate | None:
-        """The layout that sends least among those that fit with the cheapest change; None: nothing fits."""
+        """The layout that sends least among those that fit with the cheapest change; None: nothing fits.
+
+        That gradients are summed in every pass is no change but a way, which takes less memory and sends more.
+        """
         for changes in self._changes():
-            found = [self.estimate(parallel, changes) for parallel in self.layouts(gpus)]
+            ways = changes, replace(changes, learner={**changes.learner, "sync_every_pass": True})
+            found = [self.estimate(parallel, way) for way in ways for parallel in self.layouts(gpus)]
             fitting = [one for one in found if one is not None and self.fits(one)]
             if fitting:
                 return min(fitting, key=lambda one: one.sent)
@@ -137,14 +141,14 @@ class Search:
     def _changes(self) -> Iterator[Changes]:
         """Yields changes from the cheapest on; each includes those before it."""
         batches = self._batches()
-        sync, again, offload = {"sync_every_pass": True}, {"activation_checkpointing": True}, {"cpu_offload": True}
-        for options in ({}, sync, again, again | sync):
-            yield from (Changes(options, batch) for batch in batches)
-        yield Changes(again | sync | offload, batches[-1])
+        yield from (Changes({}, batch) for batch in batches)
+        again, offload = {"activation_checkpointing": True}, {"cpu_offload": True}
+        yield from (Changes(again, batch) for batch in batches)
+        yield Changes(again | offload, batches[-1])
         tokens = self.recipe.learner.micro_batch_tokens // 2
         while tokens >= self.recipe.largest_step.shortest:
-            for options in (again, again | sync, again | sync | offload):
-                yield Changes(options | {"micro_batch_tokens": tokens}, batches[-1])
+            yield Changes(again | {"micro_batch_tokens": tokens}, batches[-1])
+            yield Changes(again | offload | {"micro_batch_tokens": tokens}, batches[-1])
             tokens //= 2
 
     def _batches(self) -> list[int | None]:

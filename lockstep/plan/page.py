@@ -106,7 +106,11 @@ def layout(parallel: Parallel) -> str:
 
 def _options(estimate: MemoryEstimate) -> str:
     learner = estimate.learner
-    asked = {"activation_checkpointing": learner.activation_checkpointing, "cpu_offload": learner.cpu_offload}
+    asked = {
+        "sync_every_pass": learner.sync_every_pass,
+        "activation_checkpointing": learner.activation_checkpointing,
+        "cpu_offload": learner.cpu_offload,
+    }
     options = [name for name, chosen in asked.items() if chosen]
     return ", ".join([layout(learner.parallel), learner.dtype, *options])
 
