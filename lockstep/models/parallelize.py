@@ -107,7 +107,9 @@ def gathers_bf16(section: LearnerSection) -> bool:
 
 def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
     """Parameters of a layer besides those of its linear maps, which autocast casts; None: they are not all vectors."""
-    linear = {id(p) for module in layer.modules() if type(module) is nn.Linear for p in module.parameters(recurse=False)}
+    linear = {
+        id(p) for module in layer.modules() if type(module) is nn.Linear for p in module.parameters(recurse=False)
+    }
     others = {parameter for parameter in layer.parameters() if id(parameter) not in linear}
     return others if all(parameter.dim() <= 1 for parameter in others) else None
 

@@ -28,7 +28,7 @@ from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.errors import InputError
 from lockstep.learners import backend
-from lockstep.models.device import resolve_device
+from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, open_source, scratch_tokenizer
@@ -183,6 +183,8 @@ def _device(recipe: Common, found: Findings) -> None:
         "device",
         f"{device}, {learner.dtype}, " + (f"{ranks} ranks: {layout(learner.parallel)}" if ranks > 1 else "1 rank"),
     )
+    if device.type == "cuda":
+        found.say("device", keep_fp32())
 
 
 def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:

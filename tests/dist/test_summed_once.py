@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,10 @@ def test_ranks_in_bf16_step_as_one(
     models: Models, parallel: dict[str, int], architecture: str, head: Any, lora: LoRA | None
 ) -> None:
     """Norms, biases and a value head among them: what one process computes in fp32 is not rounded on its way."""
-    spec, loss = spec_of(models, architecture, head, lora=lora), WeightedLogprob() if head == "logits" else SquaredError()
+    spec, loss = (
+        spec_of(models, architecture, head, lora=lora),
+        WeightedLogprob() if head == "logits" else SquaredError(),
+    )
     one = spec.build()
     with closing(launch(over(spec, **parallel), timeout_s=400.0)) as many:
         batch = ragged(LENGTHS)
@@ -129,7 +132,9 @@ def test_a_step_sends_what_was_planned(
     gathers = [(kind, size) for name, kind, size in events if name == "_allgather_base_"]
     narrow = dtype == "bf16" and "cpu_offload" not in options
     kinds = Counter(kind for kind, _ in gathers)
-    assert kinds == ({torch.bfloat16: 2 * LAYERS * passes, torch.float32: 1} if narrow else {torch.float32: 2 * LAYERS * passes + 1})
+    assert kinds == (
+        {torch.bfloat16: 2 * LAYERS * passes, torch.float32: 1} if narrow else {torch.float32: 2 * LAYERS * passes + 1}
+    )
     sums = [(kind, size) for name, kind, size in events if name == "_reduce_scatter_base_"]
     assert len(sums) == (passes if every else 1) * (LAYERS + 1)
     assert {kind for kind, _ in sums} == {torch.float32}
@@ -205,6 +210,5 @@ def test_a_critic_in_bf16_over_ranks_learns_as_one_in_fp32(models: Models, steps
             fp32, bf16 = (train(learner, batch, SquaredError()).floats()["error"] for learner in (plain, many))
             assert bf16 == pytest.approx(fp32, rel=0.05), step
             losses.append((fp32, bf16))
-    print(max(abs(a/b-1) for a,b in losses), sum(b for _, b in losses[:20])/20, sum(b for _, b in losses[-20:])/20)
     if steps >= 100:
         assert sum(bf16 for _, bf16 in losses[-20:]) < 0.8 * sum(bf16 for _, bf16 in losses[:20])

@@ -217,7 +217,9 @@ def test_what_is_gathered_in_bf16_needs_no_copies(models: Models) -> None:
     norms = 2 * D + 2 * (Q // 4)
     assert narrow.gathered_layer == 2 * LAYER, "and norms are not gathered"
     assert narrow.held == 4 * (LAYERS * (LAYER // 2 + norms) + (2 * V * D + D) // 2)
-    assert "bf16 copies of weights" not in {part for one in narrow.moments() for part, size in one.parts.items() if size}
+    assert "bf16 copies of weights" not in {
+        part for one in narrow.moments() for part, size in one.parts.items() if size
+    }
     offloaded = rank(models("qwen3"), parallel={"dp": 2}, dtype="bf16", cpu_offload=True)
     assert offloaded.gathered_layer == 4 * (LAYER + norms)
 
