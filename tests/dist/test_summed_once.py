@@ -1,4 +1,4 @@
-"""What ranks that FSDP cuts a model over send: bf16 weights, gradients once per batch; and that it changes no number."""
+"""What ranks send where FSDP cuts a model: bf16 weights, and gradients once per batch. It changes no number."""
 
 from __future__ import annotations
 

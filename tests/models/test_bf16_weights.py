@@ -1,4 +1,4 @@
-"""Layers whose linear maps are gathered in bf16 compute what they compute in one process, in every family, bit for bit."""
+"""Layers whose linear maps come in bf16 compute what they compute in one process, in every family, bit for bit."""
 
 from __future__ import annotations
 
