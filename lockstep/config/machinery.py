@@ -167,8 +167,8 @@ class LearnerSection(Computation):
     )
     sync_every_pass: bool = Field(
         default=False,
-        description="ranks sum gradients in every pass, and not once per batch with each holding them whole until then: "
-        "less memory, more traffic",
+        description="ranks sum gradients in every pass, and not once per batch with each holding them whole until "
+        "then: less memory, more traffic",
     )
     lora: LoRA | None = Field(default=None, description="learn adapters of policy and critic alone; null: all weights")
 

@@ -2,9 +2,9 @@
 
 Several copies are cut alike (HSDP); FSDP2 sums their gradients, too.
 
-In bf16 a layer's linear maps are gathered in the type that autocast would cast them to: half as much travels, no copy is
-kept, and no number changes. What else a layer has must stay fp32: if it is vectors, such as norms, every rank holds them
-whole and the learner sums their gradients; a layer with anything larger is gathered in fp32, as is all outside of layers.
+In bf16 a layer's linear maps are gathered in the type that autocast would cast them to: half as much travels, no copy
+is kept, and no number changes. What else a layer has must stay fp32: if it is vectors, such as norms, every rank holds
+them whole and the learner sums their gradients; a layer with more is gathered in fp32, as is all outside of layers.
 
 Plans stand in `models.families`, with all else that is particular to an architecture.
 """

@@ -35,7 +35,7 @@ def tf32() -> Iterator[None]:
 
 
 def uses_tf32() -> bool:
-    return torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return bool(torch.backends.cuda.matmul.allow_tf32) or torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])

@@ -83,7 +83,7 @@ class TorchLearner(RankLearner):
         return parts
 
     def _begin_pass(self, last: bool) -> None:
-        """Lets the last pass, or each, sum gradients over ranks; all outside of layers stays gathered until the last."""
+        """Lets the last pass, or each, sum gradients over ranks; what is outside of layers stays gathered till then."""
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last or self.section.sync_every_pass)
             self.model.set_reshard_after_backward(last, recurse=False)
