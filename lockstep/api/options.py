@@ -77,6 +77,7 @@ class LearnerSectionKeys(TypedDict, total=False):
     activation_checkpointing: bool
     compile: bool
     cpu_offload: bool
+    sync_every_pass: bool
     lora: LoRAKeys | None
 
 

@@ -141,6 +141,11 @@ class LearnerSection(Computation):
     cpu_offload: bool = Field(
         default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
     )
+    sync_every_pass: bool = Field(
+        default=False,
+        description="ranks sum gradients in every pass, and not once per batch with each holding them whole until "
+        "then: less memory, more traffic",
+    )
     lora: LoRA | None = Field(default=None, description="learn adapters of policy and critic alone; null: all weights")
     _layout_key: str = PrivateAttr(default="learner.parallel")
 
@@ -226,6 +231,15 @@ class LearnerSection(Computation):
     def _what_is_offloaded_is_cut(self) -> LearnerSection:
         if self.cpu_offload and self.parallel.dp * self.parallel.cp == 1:
             raise ValueError("cpu_offload is of what ranks share; set parallel.dp or parallel.cp above 1, too")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_summed_is_of_several(self) -> LearnerSection:
+        if self.sync_every_pass and self.parallel.dp_replicate * self.parallel.dp * self.parallel.cp == 1:
+            raise ValueError(
+                "sync_every_pass is of gradients that ranks sum; set parallel.dp, parallel.cp or "
+                "parallel.dp_replicate above 1, too"
+            )
         return self
 
 

@@ -22,6 +22,7 @@ from lockstep.errors import BrokenPromiseError, LockstepError
 from lockstep.gpu_check.checks import Check, Measured, list_checks
 from lockstep.gpu_check.rates import find_rates
 from lockstep.gpu_check.trial import Scale, Trial, find_device
+from lockstep.models.device import keep_fp32
 from lockstep.report.progress import show_progress
 
 State = Literal["ok", "skipped", "failed", "broken"]
@@ -122,6 +123,7 @@ def describe_machine(device: torch.device) -> Mapping[str, str]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "CUDA": str(torch.version.cuda or "none"),
+        "precision": keep_fp32() if gpus else "",
     }
     versions = {name: _version(name) for name in _PACKAGES}
     return {key: text for key, text in {**found, **versions}.items() if text}

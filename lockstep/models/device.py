@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import assert_never
 
 import torch
@@ -14,16 +15,18 @@ from lockstep.models.exact.model import make_exact
 from lockstep.models.load import load_causal_lm
 from lockstep.models.lora import adapt
 
+_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
+
 
 def resolve_device(device: Device) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """`auto` is the GPU where there is one. A GPU is told to compute fp32 products in fp32: see `keep_fp32`."""
     match device:
         case "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            return _gpu() if torch.cuda.is_available() else torch.device("cpu")
         case "cuda":
             if not torch.cuda.is_available():
                 raise InputError("learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto")
-            return torch.device("cuda")
+            return _gpu()
         case "cpu":
             return torch.device("cpu")
         case _:
@@ -34,6 +37,28 @@ def empty_cache(device: torch.device) -> None:
     """Gives memory that torch keeps for later back to a GPU, where other processes can use it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def keep_fp32() -> str:
+    """Lets this process compute fp32 products and convolutions on GPUs in fp32, never in TF32; returns what is set.
+
+    Raises:
+        InputError: The environment would overrule it.
+    """
+    if os.environ.get(_OVERRIDE) == "1":
+        raise InputError(
+            f"{_OVERRIDE}=1 makes CUDA compute fp32 products in TF32, with 10 bits of 23; unset it, or use "
+            "learner.dtype=bf16 for speed"
+        )
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    products = torch.get_float32_matmul_precision()
+    return f"fp32 products: {products} precision; TF32 is {'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'}"
+
+
+def _gpu() -> torch.device:
+    keep_fp32()
+    return torch.device("cuda")
 
 
 def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:

@@ -2,6 +2,10 @@
 
 Several copies are cut alike (HSDP); FSDP2 sums their gradients, too.
 
+In bf16 a layer's linear maps are gathered in the type that autocast would cast them to: half as much travels, no copy
+is kept, and no number changes. What else a layer has must stay fp32: if it is vectors, such as norms, every rank holds
+them whole and the learner sums their gradients; a layer with more is gathered in fp32, as is all outside of layers.
+
 Plans stand in `models.families`, with all else that is particular to an architecture.
 """
 
@@ -11,11 +15,12 @@ import os
 import shutil
 from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.fx.experimental import _config as symbols
@@ -23,6 +28,7 @@ from torch.utils._pytree import register_dataclass
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lockstep.config import LearnerSection
 from lockstep.distributed.ranks import Ranks
 from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
@@ -30,6 +36,11 @@ from lockstep.models.families.registry import family_of, list_tensor_parallel
 from lockstep.models.last_layer import read_all
 
 register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
+
+CUT = "dp_cp"
+"""Name of the dimension of ranks that FSDP cuts over."""
+
+_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 def require_divisible(config: PreTrainedConfig, tp: int, layout_key: str = "learner.parallel") -> None:
@@ -56,14 +67,14 @@ def require_divisible(config: PreTrainedConfig, tp: int, layout_key: str = "lear
             )
 
 
-def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bool) -> None:
+def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: LearnerSection) -> None:
     """Cuts a head of `models.heads` and the network in it, in place, before it has weights.
 
     Args:
         model: The head.
         lm: Its network, with or without a vocabulary head.
         ranks: Those that hold it together.
-        offload: Keep what each rank holds in the host's memory.
+        section: Its type, and whether the host's memory keeps what each rank holds.
     """
     if ranks.mesh is None:
         return
@@ -75,18 +86,57 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, offload: bo
     if ranks.size("dp_replicate") * ranks.size("dp") * ranks.size("cp") == 1:
         return
     mesh = _fsdp_mesh(ranks.mesh)
-    policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
+    place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if section.cpu_offload else OffloadPolicy()
+    modules = list[FSDPModule]()
     for module in [*layers(lm), model]:
-        fully_shard(module, mesh=mesh, offload_policy=policy)
+        whole = find_vectors(module) if module is not model and gathers_bf16(section) else None
+        if whole is None:
+            fully_shard(module, mesh=mesh, offload_policy=place)
+        else:
+            fully_shard(module, mesh=mesh, offload_policy=place, mp_policy=_BF16, ignored_params=whole)
         assert isinstance(module, FSDPModule)
         # Gradients are summed here, and divided once by the count of what is active.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        modules.append(module)
+    *blocks, head = modules
+    for module, following in pairwise([head, *blocks]):
+        module.set_modules_to_forward_prefetch([following])
+    for module, following in pairwise([head, *reversed(blocks)]):
+        module.set_modules_to_backward_prefetch([following])
+
+
+def gathers_bf16(section: LearnerSection) -> bool:
+    """True if linear maps are gathered in bf16; offloaded ones are not, as whole vectors would not lie beside them."""
+    return section.is_bf16 and not section.cpu_offload
+
+
+def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
+    """Parameters of a layer besides those of its linear maps, which autocast casts; None: they are not all vectors."""
+    linear = {
+        id(p) for module in layer.modules() if type(module) is nn.Linear for p in module.parameters(recurse=False)
+    }
+    others = {parameter for parameter in layer.parameters() if id(parameter) not in linear}
+    return others if all(parameter.dim() <= 1 for parameter in others) else None
+
+
+def abandon_pass(model: nn.Module) -> None:
+    """Drops what an interrupted pass left on whole parameters of a cut model; for that FSDP has no verb."""
+    for module in model.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        if group is None:
+            continue
+        group.wait_for_unshard()  # of weights that were gathered ahead and are now old
+        group.reshard()
+        for held in group.fsdp_params:
+            held.unsharded_accumulated_grad = None
+            if "_unsharded_param" in vars(held):
+                held._unsharded_param.grad = None
 
 
 def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """The ranks that one copy is cut over; with several copies (HSDP), theirs before them."""
-    cut = mesh["dp", "cp"]._flatten("dp_cp")
+    cut = mesh["dp", "cp"]._flatten(CUT)
     return cut if mesh["dp_replicate"].size() == 1 else DeviceMesh._concatenate([mesh["dp_replicate"], cut])
 
 

@@ -131,16 +131,21 @@ class Search:
         return estimate.device <= self.memory
 
     def propose(self, gpus: int) -> MemoryEstimate | None:
-        """The layout that sends least among those that fit with the cheapest change; None: nothing fits."""
+        """The layout that sends least among those that fit with the cheapest change; None: nothing fits.
+
+        That gradients are summed in every pass is no change but a way, which takes less memory and sends more.
+        """
         for changes in self._changes():
-            best = self._cheapest(self.estimate(parallel, changes) for parallel in self.layouts(gpus))
-            if best is not None and self.recipe.own_layouts:
-                parallel = best.learner.parallel
-                return self._cheapest(
-                    [best, *(self.estimate(parallel, changes, other) for other in self.layouts(gpus))]
-                )
-            if best is not None:
+            ways = changes, replace(changes, learner={**changes.learner, "sync_every_pass": True})
+            cases = [(way, parallel) for way in ways for parallel in self.layouts(gpus)]
+            best = self._cheapest(self.estimate(parallel, way) for way, parallel in cases)
+            if best is None:
+                continue
+            if not self.recipe.own_layouts:
                 return best
+            policy = best.learner.parallel
+            own = (self.estimate(policy, way, other) for way, other in cases)
+            return self._cheapest([best, *own])
         return None
 
     def _cheapest(self, estimates: Iterable[MemoryEstimate | None]) -> MemoryEstimate | None:
@@ -199,7 +204,7 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
         for name, size in planned.parallel.model_dump().items()
         if said.parallel.model_dump()[name] != size
     ]
-    names = ("activation_checkpointing", "cpu_offload", "micro_batch_tokens")
+    names = ("sync_every_pass", "activation_checkpointing", "cpu_offload", "micro_batch_tokens")
     changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]
     if estimate.placement.devices.machines > 1 and recipe.cluster.on_this_machine:
         changed += ["cluster=ray", "cluster.ray.address=auto"]

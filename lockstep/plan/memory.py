@@ -17,6 +17,7 @@ from lockstep.algorithms.base import Load
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models.attention import width_of
 from lockstep.models.heads import scores_tokens
+from lockstep.models.parallelize import gathers_bf16
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
@@ -70,9 +71,34 @@ class Rank:
         return self.learner.parallel.dp * self.learner.parallel.cp
 
     @property
+    def is_cut(self) -> bool:
+        """True if FSDP gathers its weights, among copies at the least."""
+        return self.shares * self.learner.parallel.dp_replicate > 1
+
+    @property
+    def gathers_bf16(self) -> bool:
+        """True if layers are gathered in bf16, all but vectors, which every rank then holds whole."""
+        return self.is_cut and gathers_bf16(self.learner) and self.sizes.vectors
+
+    @property
     def layer(self) -> int:
-        """Bytes of a layer's weights, gathered."""
+        """Bytes of a layer's weights."""
         return FP32 * self.sizes.layer_of(self.learner.parallel.tp)
+
+    @property
+    def gathered_layer(self) -> int:
+        """Bytes of a layer's weights as they are gathered."""
+        return (self.layer - FP32 * self.sizes.norms) // FP32 * BF16 if self.gathers_bf16 else self.layer
+
+    @property
+    def whole(self) -> int:
+        """Bytes of weights that every rank holds."""
+        return FP32 * self.sizes.layers * self.sizes.norms if self.gathers_bf16 else 0
+
+    @property
+    def learned_whole(self) -> int:
+        """Bytes of those that learn."""
+        return self.whole if self.trained and not self.sizes.adapters else 0
 
     @property
     def root(self) -> int:
@@ -87,7 +113,7 @@ class Rank:
     @property
     def held(self) -> int:
         """Bytes of weights that this rank holds."""
-        return -(-self.used // self.shares)
+        return self.whole + self._share(self.used - self.whole)
 
     @property
     def learned(self) -> int:
@@ -99,7 +125,7 @@ class Rank:
     @property
     def updated(self) -> int:
         """Bytes of trained weights that this rank holds; its gradients take as much, and moments twice as much."""
-        return -(-self.learned // self.shares)
+        return self.learned_whole + self._share(self.learned - self.learned_whole)
 
     @property
     def resident(self) -> int:
@@ -124,10 +150,12 @@ class Rank:
             ]
         standing, gradients = self._standing(), self._on_device(self.updated)
         several = self.load.passes(self.learner, self.load.rows) > 1
-        before = standing | {"gradients": gradients if several else 0}
+        summed_late = several and self.is_cut and not self.learner.sync_every_pass
+        earlier = self.learned if summed_late else gradients
+        before = standing | {"gradients": earlier if several else 0}
         outside = 0 if self.sizes.adapters else self.root
         all_but_one = gradients * (self.used - self.root - self.layer) // (self.used - self.root + outside)
-        meanwhile = standing | {"gradients": gradients if several else all_but_one}
+        meanwhile = standing | {"gradients": earlier if several else all_but_one}
         last = {"activations": self.activations, "head": self._head(), "bf16 copies of weights": self._casts()}
         first = {"activations": self._inputs() + self.activation(), "bf16 copies of weights": self._copies(1)}
         table = self._vocabulary if scores_tokens(self.head) and not self.sizes.adapters else 0
@@ -192,6 +220,9 @@ class Rank:
         """Bytes of this rank's rows of the vocabulary head."""
         return -(-FP32 * self.sizes.table // self.learner.parallel.tp)
 
+    def _share(self, size: int) -> int:
+        return -(-size // self.shares)
+
     def _on_device(self, size: int) -> int:
         return 0 if self.learner.cpu_offload else size
 
@@ -201,12 +232,15 @@ class Rank:
 
     def _count_gathered(self, layers: int) -> dict[str, int]:
         """Bytes of weights that FSDP gathers: those outside the layers for all of a pass, and some layers."""
-        return {"gathered weights": self.root + layers * self.layer} if self.shares > 1 else {}
+        return {"gathered weights": self.root + layers * self.gathered_layer} if self.shares > 1 else {}
 
     def _copies(self, layers: int | None = None) -> int:
-        """Bytes of weights cast to bf16, of all layers until the forward pass has ended, recomputed or not."""
+        """Bytes of weights cast to bf16, of all layers until the forward pass has ended, recomputed or not.
+
+        None where they come in bf16.
+        """
         layers, tp = layers or self.sizes.layers, self.learner.parallel.tp
-        return 0 if self.type == FP32 else -(-BF16 * layers * self.sizes.products // tp)
+        return 0 if self.type == FP32 or self.gathers_bf16 else -(-BF16 * layers * self.sizes.products // tp)
 
     def _casts(self) -> int:
         """The same after the forward pass: those that products keep for their backward."""

@@ -116,7 +116,11 @@ def _name_layouts(estimate: MemoryEstimate) -> str:
 
 def _options(estimate: MemoryEstimate) -> str:
     learner = estimate.learner
-    asked = {"activation_checkpointing": learner.activation_checkpointing, "cpu_offload": learner.cpu_offload}
+    asked = {
+        "sync_every_pass": learner.sync_every_pass,
+        "activation_checkpointing": learner.activation_checkpointing,
+        "cpu_offload": learner.cpu_offload,
+    }
     options = [name for name, chosen in asked.items() if chosen]
     return ", ".join([_name_layouts(estimate), learner.dtype, *options])
 

@@ -13,7 +13,7 @@ from lockstep.config import LoRA
 from lockstep.models.folder import context_of, count_cache_numbers, count_keys, head_size
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import find_adapted
-from lockstep.models.parallelize import layers
+from lockstep.models.parallelize import find_vectors, layers
 from lockstep.types import Head
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
@@ -27,6 +27,7 @@ class Sizes:
         layers: Number of layers.
         products: Parameters of a layer's matrices, which tensor-parallel ranks share.
         norms: Its other parameters, which each of them has.
+        vectors: True if these are vectors in every layer: see `models.parallelize`.
         table: Rows of the embedding times their length, which they share.
         head: The same of a vocabulary head of its own; 0: it is the embedding's matrix.
         rest: Parameters outside of the layers that each of them has.
@@ -45,6 +46,7 @@ class Sizes:
     layers: int
     products: int
     norms: int
+    vectors: bool
     table: int
     head: int
     rest: int
@@ -78,6 +80,7 @@ class Sizes:
             layers=len(blocks),
             products=products,
             norms=layer - products,
+            vectors=all(find_vectors(block) is not None for block in blocks),
             table=table,
             head=own_head,
             rest=total - len(blocks) * layer - table - own_head,

@@ -53,14 +53,18 @@ def _ring(size: int, ranks: int) -> int:
 
 
 def _weights(rank: Rank) -> Iterator[Flow]:
-    """Traffic of weights: layers are gathered in each direction, the rest once; a pass that learns sums gradients."""
+    """Traffic of weights: layers are gathered in each direction, the rest once per batch, when gradients are summed."""
     learning, scoring = _passes(rank)
-    layers = rank.sizes.layers * rank.layer
-    both = learning * (2 * layers + rank.root) + scoring * layers + (rank.root if scoring else 0)
+    updates = rank.load.updates if rank.trained else 0
+    layers = rank.sizes.layers * rank.gathered_layer
+    both = learning * 2 * layers + updates * rank.root + scoring * layers + (rank.root if scoring else 0)
     yield Flow("all-gather of weights", "dp·cp", _ring(both, rank.shares))
-    yield Flow("reduce-scatter of gradients", "dp·cp", _ring(learning * rank.learned, rank.shares))
+    cut = (learning if rank.learner.sync_every_pass else updates) * (rank.learned - rank.learned_whole)
+    yield Flow("reduce-scatter of gradients", "dp·cp", _ring(cut, rank.shares))
+    whole = updates * rank.learned_whole
+    yield Flow("all-reduce of whole vectors' gradients", "dp·cp", 2 * _ring(whole, rank.shares))
     copies = rank.learner.parallel.dp_replicate
-    yield Flow("all-reduce of gradients", "dp_replicate", 2 * _ring(learning * rank.learned // rank.shares, copies))
+    yield Flow("all-reduce of gradients", "dp_replicate", 2 * _ring(cut // rank.shares + whole, copies))
 
 
 def _states(rank: Rank) -> Iterator[Flow]:

@@ -28,7 +28,7 @@ from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.errors import InputError
 from lockstep.learners import backend
-from lockstep.models.device import resolve_device
+from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
@@ -193,6 +193,8 @@ def _device(recipe: Algorithm, found: Findings) -> None:
     own = {role.name: role.learner for role in recipe.own_layouts}
     layouts = f"{ranks} ranks: {describe_layouts(learner, own)}" if ranks > 1 else "1 rank"
     found.say("device", f"{device}, {learner.dtype}, {layouts}")
+    if device.type == "cuda":
+        found.say("device", keep_fp32())
 
 
 def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:

@@ -14,6 +14,7 @@ import transformers
 
 import lockstep
 from lockstep.config.loading import Loaded
+from lockstep.models.device import keep_fp32
 from lockstep.run.folder import write_once
 
 ENVIRONMENT = "environment.json"
@@ -25,7 +26,8 @@ def environment(loaded: Loaded) -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Versions, machine and threads of this process."""
+    """Versions, machine and threads of this process, and how it computes fp32 products where it sees GPUs."""
+    precision = {"precision": keep_fp32()} if torch.cuda.is_available() else {}
     return {
         "lockstep": lockstep.__version__,
         "python": platform.python_version(),
@@ -33,6 +35,7 @@ def describe_machine() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
         "machine": platform.platform(),
+        **precision,
     }
 
 

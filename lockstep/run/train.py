@@ -18,6 +18,7 @@ from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config.loading import Loaded
 from lockstep.errors import NothingTrainedError
+from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.export import copy_frame
 from lockstep.models.source import ModelSource, open_source, scratch_model
 from lockstep.report.progress import Progress, show_progress
@@ -105,7 +106,8 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}", record=partial(add_message, folder)))
-        for remark in [*(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
+        precision = [keep_fp32()] if resolve_device(recipe.learner.device).type == "cuda" else []
+        for remark in [*precision, *(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
             progress.note(remark)
         inexact = decide_exact(recipe, source.folder, progress.note)
         tracker = open_.enter_context(track_run(Logs(folder), views, progress.note))

@@ -419,6 +419,7 @@ RUNS = {
     "run: adapters of nothing": said("learner.lora.target_modules=[q_porj]"),
     "run: adapters and tensor parallelism": said("learner.lora.rank=8 learner.parallel.tp=2"),
     "run: adapters on Megatron": said("learner.lora.rank=8 learner.backend=megatron"),
+    "run: sums without ranks": said("learner.sync_every_pass=true"),
     "run: offload without ranks": said("learner.cpu_offload=true"),
     "run: fixed passes over ranks": said("learner.rows_per_pass=2 learner.parallel.dp=2"),
     "run: fixed passes too small": said("learner.rows_per_pass=200"),

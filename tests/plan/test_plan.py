@@ -203,18 +203,43 @@ def test_fuller_batches_take_more_passes_and_no_more_memory_than_one(models: Mod
     assert many.peak.size - one.peak.size <= one.held, "the gradient that is gathered"
 
 
+def test_gradients_that_are_summed_late_are_whole_until_then(models: Models) -> None:
+    options: dict[str, Any] = {"parallel": {"dp": 2}, "rows": 8}
+    late, early = rank(models("llama"), **options), rank(models("llama"), sync_every_pass=True, **options)
+    (kept,), (summed,) = ({m.parts["gradients"] for m in one.moments()[:4]} for one in (late, early))
+    assert kept == late.used
+    assert summed == late.used // 2
+    assert late.moments()[-1].parts["gradients"] == late.used // 2
+    one_pass = rank(models("llama"), parallel={"dp": 2}, rows=2)
+    assert one_pass.moments()[0].parts["gradients"] == 0
+
+
+def test_what_is_gathered_in_bf16_needs_no_copies(models: Models) -> None:
+    narrow = rank(models("qwen3"), parallel={"dp": 2}, dtype="bf16")
+    norms = 2 * D + 2 * (Q // 4)
+    assert narrow.gathered_layer == 2 * LAYER, "and norms are not gathered"
+    assert narrow.held == 4 * (LAYERS * (LAYER // 2 + norms) + (2 * V * D + D) // 2)
+    assert "bf16 copies of weights" not in {
+        part for one in narrow.moments() for part, size in one.parts.items() if size
+    }
+    offloaded = rank(models("qwen3"), parallel={"dp": 2}, dtype="bf16", cpu_offload=True)
+    assert offloaded.gathered_layer == 4 * (LAYER + norms)
+
+
 def test_what_ranks_send(models: Models) -> None:
     folder = models("llama")
 
-    def sent(**parallel: int) -> dict[str, int]:
-        return {flow.what: flow.size for flow in flows(rank(folder, rows=8, parallel=parallel))}
+    def sent(every: bool = False, **parallel: int) -> dict[str, int]:
+        planned = rank(folder, rows=8, parallel=parallel, sync_every_pass=every)
+        return {flow.what: flow.size for flow in flows(planned)}
 
     layers, root, tokens = 4 * LAYERS * (LAYER + NORMS), 4 * (2 * V * D + D), 48
     assert sent() == {}
     assert sent(dp=2) == {
-        "all-gather of weights": 2 * (2 * layers + root) // 2,
-        "reduce-scatter of gradients": 2 * (layers + root) // 2,
+        "all-gather of weights": (2 * 2 * layers + root) // 2,
+        "reduce-scatter of gradients": (layers + root) // 2,
     }
+    assert sent(every=True, dp=2)["reduce-scatter of gradients"] == 2 * (layers + root) // 2, "in each of two passes"
     states = 4 * 4 * tokens * D // 2  # passes, bytes, and half of it is here already
     assert sent(tp=2) == {
         "all-gather of states": states * (2 * 2 * LAYERS + 2 - 1) + states,

@@ -39,6 +39,7 @@ class MegatronTraining(TrainingBackend):
         torchs = {
             "compile": section.compile,
             "cpu_offload": section.cpu_offload,
+            "sync_every_pass": section.sync_every_pass,
             "lora": section.lora is not None,
             "rows_per_pass": section.rows_per_pass is not None,
         }

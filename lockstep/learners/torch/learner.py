@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
+from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.rank import MicroBatches, RankLearner, nothing
 from lockstep.learners.torch.pieces import TorchPiece
@@ -19,6 +21,7 @@ from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead, ValueHead, canonical
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.lora import is_adapter, learns, merging
+from lockstep.models.parallelize import abandon_pass
 from lockstep.weight_sync.buckets import WeightPart
 from lockstep.weight_sync.outgoing import type_for
 
@@ -45,9 +48,9 @@ class TorchLearner(RankLearner):
         self._merges = section.lora is not None and section.adapters_apart is None
         adapted = merging(model) if self._merges else {}
         self._held = [TorchPiece.of(name, held, adapted.get(name)) for name, held in model.named_parameters()]
-        learned = [piece for piece in self._held if section.lora is None or learns(piece.name)]
-        super().__init__(model, learned, section, optimizer, ranks)
-        for piece in set(self._held) - set(learned):
+        self._learned = [piece for piece in self._held if section.lora is None or learns(piece.name)]
+        super().__init__(model, self._learned, section, optimizer, ranks)
+        for piece in set(self._held) - set(self._learned):
             piece.parameter.requires_grad_(False)
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -69,6 +72,10 @@ class TorchLearner(RankLearner):
             part = WeightPart.whole(canonical(name), buffer, type_for(buffer, dtype))
             yield part if self._ranks.number == 0 else replace(part, numbers=None)
 
+    def load(self, folder: Path) -> None:
+        abandon_pass(self.model)
+        super().load(folder)
+
     def _constants(self) -> dict[str, Tensor]:
         if self.section.lora is not None:  # a checkpoint of adapters holds nothing else
             return {}
@@ -80,13 +87,29 @@ class TorchLearner(RankLearner):
 
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         parts: list[Metrics] = []
-        for rows, micro in micros:
+        for number, (rows, micro) in enumerate(micros, 1):
+            self._begin_pass(last=number == len(micros))
             with self._computation():
                 outputs = self.model(micro)
             total, metrics = call_loss(loss, outputs, micro) if rows else (nothing(outputs), Metrics())
             total.backward()
             parts.append(metrics)
         return parts
+
+    def _begin_pass(self, last: bool) -> None:
+        """Lets the last pass, or each, sum gradients over ranks; what is outside of layers stays gathered till then."""
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last or self.section.sync_every_pass)
+            self.model.set_reshard_after_backward(last, recurse=False)
+
+    def _gradients(self) -> list[Tensor]:
+        gradients = super()._gradients()
+        if isinstance(self.model, FSDPModule):
+            pairs = zip(self._learned, gradients, strict=True)
+            whole = [gradient for piece, gradient in pairs if not piece.is_cut_by_fsdp]
+            for name in ("dp_replicate", "dp", "cp"):
+                all_reduce_sum(whole, self._ranks.group(name))
+        return gradients
 
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
         for _, micro in micros:

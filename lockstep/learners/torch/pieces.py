@@ -12,6 +12,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from lockstep.learners.pieces import Box, Piece
 from lockstep.models.heads import canonical
+from lockstep.models.parallelize import CUT
 from lockstep.weight_sync.buckets import WeightPart
 from lockstep.weight_sync.outgoing import type_for
 
@@ -53,6 +54,11 @@ class TorchPiece(Piece):
             canonical(self.name), type_for(weight, dtype), box.whole, box.offset, weight if writes else None
         )
 
+    @property
+    def is_cut_by_fsdp(self) -> bool:
+        """True if FSDP cuts the parameter and sums its gradient; if not, every rank holds what it computes with."""
+        return self.mesh is not None and CUT in (self.mesh.mesh_dim_names or ())
+
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         held = self.parameter.detach()
         weight = held if self.merged is None else self.merged(held)
@@ -60,7 +66,7 @@ class TorchPiece(Piece):
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:
-        """Gradient, summed over the ranks that hold the same piece."""
+        """Gradient, summed over the ranks that hold the same piece, but for what FSDP leaves whole."""
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)

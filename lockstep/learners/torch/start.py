@@ -72,7 +72,7 @@ def _shard(model: nn.Module, network: PreTrainedModel, section: LearnerSection, 
         compile_layers(network)
     if section.activation_checkpointing:
         checkpoint_layers(layers(network))
-    parallelize(model, network, ranks, section.cpu_offload)
+    parallelize(model, network, ranks, section)
 
 
 @torch.no_grad()

@@ -1,0 +1,214 @@
+"""What ranks send where FSDP cuts a model: bf16 weights, and gradients once per batch. It changes no number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import Layout
+from ranks import Ranks as Pool
+from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, over, ragged
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lockstep.algorithms.base import Load
+from lockstep.batch import Batch
+from lockstep.cluster.learner_group import launch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.worker_proxy import RemoteError
+from lockstep.config import LearnerSection, LoRA, Parallel
+from lockstep.distributed.ranks import Ranks
+from lockstep.learners.base import train
+from lockstep.losses.base import Denominator, Outputs
+from lockstep.metrics import Metrics
+from lockstep.models.folder import read_config, skeleton
+from lockstep.plan.memory import Rank
+from lockstep.plan.sizes import Sizes
+from lockstep.plan.traffic import flows
+
+pytestmark = pytest.mark.needs("gloo")
+Models = Callable[..., Path]
+LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
+LAYERS = 2
+ALONE = SECTION.model_copy(update={"dtype": "bf16", "micro_batch_tokens": 1})
+"""Passes of one sequence: bf16 rounds what is summed within a pass, and layouts pack passes otherwise."""
+
+
+def spec_of(models: Models, architecture: str = "qwen3", head: Any = "logits", **options: Any) -> LearnerSpec:
+    section = LearnerSection.model_validate(ALONE.model_dump() | options)
+    return LearnerSpec(str(models(architecture)), head, section, OPTIMIZER, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "architecture", "head", "lora"),
+    [
+        ({"dp": 2}, "qwen3", "logits", None),
+        ({"dp": 2}, "gpt neox", "value", None),
+        pytest.param({"dp": 2}, "llama", "logits", LoRA(rank=4), marks=pytest.mark.full),
+        pytest.param({"dp_replicate": 2, "dp": 2}, "qwen2 tied", "logits", None, marks=pytest.mark.full),
+        pytest.param({"dp_replicate": 2}, "qwen3", "value", None, marks=pytest.mark.proof),
+    ],
+    ids=["policy", "critic", "adapters", "copies", "critic copies"],
+)
+def test_ranks_in_bf16_step_as_one(
+    models: Models, parallel: dict[str, int], architecture: str, head: Any, lora: LoRA | None
+) -> None:
+    """Norms, biases and a value head among them: what one process computes in fp32 is not rounded on its way."""
+    spec, loss = (
+        spec_of(models, architecture, head, lora=lora),
+        WeightedLogprob() if head == "logits" else SquaredError(),
+    )
+    one = spec.build()
+    with closing(launch(over(spec, **parallel), timeout_s=400.0)) as many:
+        batch = ragged(LENGTHS)
+        if head == "logits":
+            assert torch.equal(many.logprobs(batch), one.logprobs(batch))
+        else:
+            assert all(map(torch.equal, many.values(batch), one.values(batch)))
+        for seed in range(3):
+            alone, together = (train(learner, ragged(LENGTHS, seed), loss).floats() for learner in (one, many))
+            assert together == pytest.approx(alone, rel=1e-6)
+        expected = dict(one.weights())
+        for name, tensor in many.weights():
+            assert tensor.dtype == torch.float32
+            torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
+
+
+class Watch(TorchDispatchMode):
+    """Notes what a rank sends in turn, (operation, type, bytes of all ranks), and its products between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[str, torch.dtype, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace == "c10d":
+            whole = max((x for x in tree_leaves(args) if isinstance(x, Tensor)), key=lambda x: x.nbytes)
+            self.events.append((name, whole.dtype, whole.nbytes))
+        elif name in ("mm", "addmm"):
+            self.events.append(("product", args[-1].dtype, 0))
+        return func(*args, **(kwargs or {}))
+
+
+def learn(layout: Layout, spec: LearnerSpec, passes: int) -> list[tuple[str, torch.dtype, int]]:
+    """A step of one rank, in passes of one sequence each."""
+    learner = spec.build(Ranks.of("cpu", spec.section.parallel.model_dump()))
+    batch = ragged((9,) * passes, layout.rank)
+    train(learner, batch, WeightedLogprob())  # the first step prepares FSDP
+    with Watch() as watch:
+        train(learner, batch, WeightedLogprob())
+    return watch.events
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("bf16", {}),
+        ("bf16", {"sync_every_pass": True}),
+        ("bf16", {"activation_checkpointing": True}),
+        ("bf16", {"cpu_offload": True}),
+        ("fp32", {}),
+    ],
+    ids=["bf16", "every pass", "checkpointed", "offload", "fp32"],
+)
+@pytest.mark.parametrize(
+    "parallel", [{"dp": 4}, pytest.param({"dp_replicate": 2, "dp": 2}, marks=pytest.mark.full)], ids=["dp", "copies"]
+)
+def test_a_step_sends_what_was_planned(
+    ranks: Pool, models: Models, dtype: str, options: dict[str, bool], parallel: dict[str, int]
+) -> None:
+    """Layers twice a pass, in bf16 where they are computed in it, the rest once; gradients once, or in every pass."""
+    passes, every = 3, "sync_every_pass" in options
+    spec = over(spec_of(models, "llama", dtype=dtype, parallel=Parallel(dp=4), **options), **parallel)
+    events = ranks.run(learn, spec, passes, cp=4)[0]
+    gathers = [(kind, size) for name, kind, size in events if name == "_allgather_base_"]
+    narrow = dtype == "bf16" and "cpu_offload" not in options
+    kinds = Counter(kind for kind, _ in gathers)
+    assert kinds == (
+        {torch.bfloat16: 2 * LAYERS * passes, torch.float32: 1} if narrow else {torch.float32: 2 * LAYERS * passes + 1}
+    )
+    sums = [(kind, size) for name, kind, size in events if name == "_reduce_scatter_base_"]
+    assert len(sums) == (passes if every else 1) * (LAYERS + 1)
+    assert {kind for kind, _ in sums} == {torch.float32}
+    model = skeleton(read_config(spec.model), spec.model)
+    rows = passes * spec.section.parallel.row_shares
+    planned = Rank(Sizes.of(model), spec.section.model_copy(update={"micro_batch_tokens": 9}), Load(9, 1, rows))
+    flow = {(flow.what, flow.over): flow.size for flow in flows(planned)}
+    part, copies = (planned.shares - 1) / planned.shares, planned.learner.parallel.dp_replicate
+    assert flow["all-gather of weights", "dp·cp"] == pytest.approx(part * sum(size for _, size in gathers), rel=0.01)
+    assert flow["reduce-scatter of gradients", "dp·cp"] == pytest.approx(part * sum(s for _, s in sums), rel=0.01)
+    norms = [size for name, _, size in events if name == "allreduce_" and size == planned.whole]
+    assert len(norms) == (len([size for size in (planned.shares, copies) if size > 1]) if narrow else 0)
+
+
+def test_a_layer_is_gathered_before_the_one_in_front_of_it_computes(ranks: Pool, models: Models) -> None:
+    spec = over(spec_of(models, "llama"), dp=4)
+    names = [name for name, _, _ in ranks.run(learn, spec, 1, cp=4)[0]]
+    first = names.index("product")
+    assert names[:first].count("_allgather_base_") == 1 + LAYERS, "the root, and both layers"
+    backward = names[first:].index("_allgather_base_") + first
+    following = names[backward + 1 :].index("_allgather_base_") + backward + 1
+    assert names[backward:following].count("product") <= 2, "those of the head"
+
+
+class FailsLater:
+    """`WeightedLogprob`, which can be computed of one pass alone."""
+
+    denominator: Denominator = "tokens"
+
+    def __init__(self) -> None:
+        self._passes = 0
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        self._passes += 1
+        if self._passes == 2:
+            raise ValueError("pass 2")
+        return WeightedLogprob()(outputs, batch)
+
+
+def test_an_interrupted_batch_leaves_nothing_behind(models: Models, tmp_path: Path) -> None:
+    """A pass has left gradients that are not summed yet; whoever loads a checkpoint begins anew."""
+    batch = ragged((9,) * 8)
+    with closing(launch(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
+        many.save(tmp_path)
+        assert many.poll_save(wait=True)
+        expected = train(many, batch, WeightedLogprob()).floats()
+        many.load(tmp_path)
+        with pytest.raises(RemoteError, match="pass 2"):
+            many.forward_backward(batch, FailsLater())
+        many.load(tmp_path)
+        assert train(many, batch, WeightedLogprob()).floats() == expected, "bit for bit"
+
+
+def test_several_batches_before_a_step_are_summed_as_one(models: Models) -> None:
+    one, batches = spec_of(models).build(), [ragged(LENGTHS, seed) for seed in range(3)]
+    with closing(launch(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
+        for learner in (one, many):
+            for batch in batches:
+                learner.forward_backward(batch, WeightedLogprob())
+        assert many.optim_step().floats() == pytest.approx(one.optim_step().floats(), rel=1e-6)
+
+
+@pytest.mark.parametrize("steps", [10, pytest.param(100, marks=pytest.mark.proof)])
+def test_a_critic_in_bf16_over_ranks_learns_as_one_in_fp32(models: Models, steps: int) -> None:
+    """Returns are a function of the token before, with noise, so that the loss falls and never to nothing."""
+    spec, losses = spec_of(models, "llama", "value", micro_batch_tokens=100), list[tuple[float, float]]()
+    plain = replace(spec, section=spec.section.model_copy(update={"dtype": "fp32"})).build()
+    with closing(launch(over(spec, dp=2), timeout_s=400.0)) as many:
+        for step in range(steps):
+            batch = ragged(LENGTHS, step)
+            noisy = batch.tokens.roll(1) / 32 - 1 + 0.3 * batch["return"]
+            batch = batch.with_columns({"return": noisy})
+            fp32, bf16 = (train(learner, batch, SquaredError()).floats()["error"] for learner in (plain, many))
+            assert bf16 == pytest.approx(fp32, rel=0.05), step
+            losses.append((fp32, bf16))
+    if steps >= 100:
+        assert sum(bf16 for _, bf16 in losses[-20:]) < 0.8 * sum(bf16 for _, bf16 in losses[:20])
