@@ -20,6 +20,8 @@ from lockstep.gpu_check.scores import measure_scores
 from lockstep.gpu_check.trial import TYPES, Trial
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
+from lockstep.models.folder import read_config
+from lockstep.models.open_attention import describe_attention
 from lockstep.objectives.tally import Tally
 from lockstep.plan.time import count_learning
 from lockstep.samplers.base import Sampler
@@ -108,7 +110,8 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
     spec = trial.learner(dtype)
     before, after, seconds = _train(trial, spec.build())
     rank = trial.rank(dtype)
-    found = {
+    found: dict[str, float | str] = {
+        "attention": describe_attention(read_config(str(trial.folder)), trial.device, spec.section.is_bf16),
         "tokens/s": len(trial.batch.tokens) / seconds,
         "share of products": count_learning(rank) / seconds / multiply(trial, TYPES[dtype], trial.scale.product),
         "loss, before": before,

@@ -21,12 +21,14 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from lockstep.models.attention import FUSED, Kernel, KernelLayout
+from lockstep.models.attention import KernelLayout
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.exact.linear import linear, silu
 from lockstep.models.exact.model import ROTARY, computes_as_written, is_exact
 from lockstep.models.families.registry import family_of
+from lockstep.models.kernels import Kernel
 from lockstep.models.lora import Adapted
+from lockstep.models.open_attention import kernel_of
 
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _COMMON = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
@@ -131,7 +133,7 @@ class TokenStep:
         attention = backbone.layers[0].self_attn
         self._size, self._scaling = int(attention.head_dim), float(attention.scaling)
         self._heads = attention.q_proj.out_features // self._size
-        self._kernel: Kernel = Blockwise() if is_exact(lm) else FUSED
+        self._kernel: Kernel = Blockwise() if is_exact(lm) else kernel_of(lm)
         self._activation = silu if is_exact(lm) else F.silu
         self._rotary, self._embedding = backbone.rotary_emb, backbone.embed_tokens.weight
         self._cos_sin = torch.zeros(2, 0, self._size, device=lm.device)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cpu_varlen  # noqa: F401 -- gives torch's attention of variable lengths a kernel for CPUs
 import pytest
 import torch
 from pretend_gpu import Record, Verb, pretend_gpu
@@ -19,6 +20,7 @@ from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.base import Loss
 from lockstep.metrics import Last, Max, Mean, Metrics, Sum, merge_metrics
+from lockstep.models.attention import UNPADDED
 from lockstep.models.device import load_on_device
 from lockstep.models.exact.experts import EXPERTS
 from lockstep.models.exact.model import make_exact
@@ -67,6 +69,17 @@ def test_a_pass_of_a_dense_family_sends_one_copy_and_waits_for_nothing(
     with pretend_gpu() as record:
         learner = build(folder, head)
         train(learner, ragged(LENGTHS), loss)
+        assert_no_wait(record, PASSES)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2 window"])
+def test_a_pass_without_padding_waits_for_nothing(models: Callable[..., Path], kind: str) -> None:
+    folder = models(kind)
+    with pretend_gpu() as record:
+        learner = build(folder, "logits")
+        lm: Any = learner.model.get_submodule("lm")
+        lm.set_attn_implementation(UNPADDED)  # in fp32: autocast does not see this GPU
+        train(learner, ragged(LENGTHS), WeightedLogprob())
         assert_no_wait(record, PASSES)
 
 
