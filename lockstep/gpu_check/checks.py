@@ -21,7 +21,7 @@ from lockstep.gpu_check.trial import TYPES, Trial
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import read_config
-from lockstep.models.open_attention import describe_attention
+from lockstep.models.open_kernels import describe_attention
 from lockstep.objectives.tally import Tally
 from lockstep.plan.time import count_learning
 from lockstep.samplers.base import Sampler

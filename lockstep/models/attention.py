@@ -30,7 +30,7 @@ EXACT = "lockstep_exact"
 """Name of the same attention by a kernel that gives each token the same bits, decoded or trained."""
 
 UNPADDED = "lockstep_varlen"
-"""Name of the same attention without padding; `open_attention` says where a model can have it."""
+"""Name of the same attention without padding; `open_kernels` says where a model can have it."""
 
 _FILLED = 0.75
 """Least filled share of each row of a grid. Less pays for padding, more for many small products."""

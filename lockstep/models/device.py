@@ -13,7 +13,7 @@ from lockstep.errors import InputError
 from lockstep.models.exact.model import make_exact
 from lockstep.models.load import load_causal_lm
 from lockstep.models.lora import adapt
-from lockstep.models.open_attention import open_attention
+from lockstep.models.open_kernels import open_kernels
 
 
 def resolve_device(device: Device) -> torch.device:
@@ -41,5 +41,5 @@ def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:
     if computation.exact:
         make_exact(lm)
     else:
-        open_attention(lm, device, computation.is_bf16)
+        open_kernels(lm, device, computation.is_bf16)
     return lm

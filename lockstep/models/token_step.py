@@ -28,7 +28,7 @@ from lockstep.models.exact.model import ROTARY, computes_as_written, is_exact
 from lockstep.models.families.registry import family_of
 from lockstep.models.kernels import Kernel
 from lockstep.models.lora import Adapted
-from lockstep.models.open_attention import kernel_of
+from lockstep.models.open_kernels import kernel_of
 
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _COMMON = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)

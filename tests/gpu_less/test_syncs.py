@@ -26,6 +26,7 @@ from lockstep.models.exact.experts import EXPERTS
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
+from lockstep.models.open_kernels import open_kernels
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Head, SamplingParams
 from lockstep.weight_sync.sync import sync_weights
@@ -128,6 +129,24 @@ def test_experts_of_bf16_are_not_waited_for(experts: Callable[[str], PreTrainedM
         chosen = torch.arange(18, device="cuda").remainder(4).view(9, 2)
         layer(hidden, chosen, torch.rand(9, 2, device="cuda", dtype=torch.bfloat16)).sum().backward()
         assert not record.count("sync"), record.lines()
+
+
+@pytest.mark.parametrize("kind", MOE)
+def test_experts_of_masters_are_not_waited_for_in_bf16(experts: Callable[[str], PreTrainedModel], kind: str) -> None:
+    """Weights are fp32 and products bf16, as in a learner; their gradients come back in fp32."""
+    lm = experts(kind)
+    layer: Any = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
+    with pretend_gpu() as record:
+        open_kernels(lm, torch.device("cuda"), bf16=True)
+        layer.to("cuda")
+        hidden = torch.randn(9, 32, device="cuda", requires_grad=True)
+        chosen = torch.arange(18, device="cuda").remainder(4).view(9, 2)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = layer(hidden, chosen, torch.rand(9, 2, device="cuda"))
+        out.sum().backward()
+        assert not record.count("sync"), record.lines()
+        assert out.dtype == torch.float32
+        assert all(weight.grad is not None and weight.grad.any() for weight in layer.parameters())
 
 
 @pytest.mark.parametrize(("verb", "syncs"), [("logprobs", 1), ("topk", 2), ("values", 2)])

@@ -55,7 +55,7 @@ class TorchTraining(TrainingBackend):
         from lockstep.models.device import resolve_device
         from lockstep.models.exact.model import make_exact
         from lockstep.models.heads import LogitsHead
-        from lockstep.models.open_attention import open_attention
+        from lockstep.models.open_kernels import open_kernels
 
         device = resolve_device(section.device)
         model = build_model(folder, head, seed, section, ranks, device)
@@ -63,5 +63,5 @@ class TorchTraining(TrainingBackend):
         if section.exact and isinstance(model, LogitsHead):
             make_exact(network)
         else:
-            open_attention(network, device, section.is_bf16)
+            open_kernels(network, device, section.is_bf16)
         return TorchLearner(model, section, optimizer, ranks)

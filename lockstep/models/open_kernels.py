@@ -1,10 +1,11 @@
-"""Which kernel computes a model's attention, chosen when it is opened: without padding where a GPU can."""
+"""Which kernels compute a model, chosen when it is opened: attention without padding, experts in bf16."""
 
 from __future__ import annotations
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lockstep.models import grouped_experts
 from lockstep.models.attention import UNPADDED
 from lockstep.models.folder import carries_state, head_size
 from lockstep.models.kernels import FUSED, VARLEN, Kernel, takes_heads
@@ -33,8 +34,10 @@ def explain_padding(config: PreTrainedConfig, device: torch.device, bf16: bool) 
     return None
 
 
-def open_attention(lm: PreTrainedModel, device: torch.device, bf16: bool) -> None:
-    """Lets a model compute attention without padding where it can be."""
+def open_kernels(lm: PreTrainedModel, device: torch.device, bf16: bool) -> None:
+    """Lets a model compute by the fastest kernels there are for it, in place."""
+    if device.type == "cuda" and bf16 and lm.config._experts_implementation == grouped_experts.OF_TRANSFORMERS:
+        lm.set_experts_implementation(grouped_experts.NAME)
     if explain_padding(lm.config, device, bf16) is None:
         lm.set_attn_implementation(UNPADDED)
 

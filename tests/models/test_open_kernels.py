@@ -18,7 +18,7 @@ from lockstep.models.attention import UNPADDED, Packed
 from lockstep.models.heads import LogitsHead
 from lockstep.models.kernels import FUSED, VARLEN
 from lockstep.models.load import load_causal_lm
-from lockstep.models.open_attention import describe_attention, explain_padding, kernel_of, open_attention
+from lockstep.models.open_kernels import describe_attention, explain_padding, kernel_of, open_kernels
 from lockstep.models.parallelize import layers
 
 LENGTHS = (5, 1, 9, 3, 8, 4)
@@ -111,7 +111,7 @@ def test_an_old_gpu_pads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_chosen_when_a_model_is_opened(monkeypatch: pytest.MonkeyPatch, models: Callable[..., Path]) -> None:
     show_gpus(monkeypatch, 1)
     lm = load_causal_lm(models("llama"))
-    open_attention(lm, GPU, bf16=False)
+    open_kernels(lm, GPU, bf16=False)
     assert kernel_of(lm) is FUSED
-    open_attention(lm, GPU, bf16=True)
+    open_kernels(lm, GPU, bf16=True)
     assert kernel_of(lm) is VARLEN
