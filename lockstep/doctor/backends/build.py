@@ -23,12 +23,12 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
 
     `shown` is what the user sees.
     """
+    for name in recipe.backends:
+        _require_cpu(recipe, name)
     missing = find_missing(recipe)
     for name, reason in missing.items():
         shown.note(f"{name} is skipped: {reason}")
     names = [name for name in recipe.backends if name not in missing]
-    for name in names:
-        _require_cpu(recipe, name)
     ranks = max((ranks_of(name).ranks for name in names if _over_ranks(name)), default=0)
     width = max((ranks_of(name).tp for name in names if name.startswith("vllm")), default=0)
     sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
