@@ -79,9 +79,8 @@ def test_a_query_has_the_same_bits_decoded_continued_and_among_all(
     whole = attention.attend(q, k, v, None, 0.3, seen)
     back = torch.arange(LENGTH, device=DEVICE)[:, None] - torch.arange(LENGTH, device=DEVICE)
     hidden = (back < 0) | (back >= seen)
-    true = F.scaled_dot_product_attention(
-        *(x.double() for x in (q, k, v)), ~hidden, scale=0.3, enable_gqa=True
-    ).transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), ~hidden, scale=0.3, enable_gqa=True)
+    true = mixed.transpose(1, 2)
     torch.testing.assert_close(whole.double(), true, atol=1e-6, rtol=1e-5)
     for number in (1, 11, 43):  # the newest tokens of a row of which the others are known
         assert torch.equal(attention.attend(q[:, :, -number:], k, v, None, 0.3, seen), whole[:, -number:])
@@ -89,5 +88,5 @@ def test_a_query_has_the_same_bits_decoded_continued_and_among_all(
         mask = torch.zeros(1, LENGTH, device=DEVICE).masked_fill(hidden[at], -torch.inf)
         one = attention.attend(q[:1, :, at : at + 1], k[:1], v[:1], mask, 0.3, LENGTH)
         assert torch.equal(one[:, 0], whole[:1, at])
-        short = k[:1, :, : at + 1], v[:1, :, : at + 1]
-        assert torch.equal(attention.attend(q[:1, :, : at + 1], *short, None, 0.3, seen), whole[:1, : at + 1])
+        q_short, k_short, v_short = (x[:1, :, : at + 1] for x in (q, k, v))
+        assert torch.equal(attention.attend(q_short, k_short, v_short, None, 0.3, seen), whole[:1, : at + 1])

@@ -1,4 +1,4 @@
-"""Attention of some queries to the keys before them: keys are never split, and come block by block, the first ones first.
+"""Attention of some queries to the keys before them, which are never split and come block by block, the first first.
 
 A hidden key adds an exact 0 and changes no maximum, so a query has the same bits alone before a cache and among others.
 """
