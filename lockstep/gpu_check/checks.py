@@ -152,7 +152,7 @@ def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
 
 
 def measure_exact(trial: Trial, dtype: DType) -> Measured:
-    """The same by exact kernels, which on a GPU are asked for by `agreement.exact=require` alone; or why there are none.
+    """The same by exact kernels, which on a GPU `agreement.exact=require` alone asks for; or why there are none.
 
     Raises:
         BrokenPromiseError: A token's two log-probabilities are not the same to the bit.

@@ -1,4 +1,4 @@
-"""Which kernels compute a model, chosen when it is opened: attention without padding, experts in bf16."""
+"""The choice of kernels when a model is opened: attention without padding, experts in bf16."""
 
 from __future__ import annotations
 

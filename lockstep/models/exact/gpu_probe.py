@@ -17,11 +17,9 @@ from lockstep.models.exact.attention import Blockwise
 from lockstep.models.exact.linear import product
 from lockstep.models.exact.norm import rms_norm
 from lockstep.models.exact.verdicts import recall
+from lockstep.models.families.registry import GPU_EXACT_TYPES, has_exact_layers_on_gpus
 from lockstep.models.folder import head_size, skeleton
 from lockstep.types import SamplingParams
-
-GPU_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Models all of whose layers have kernels for GPUs."""
 
 _LARGEST_HEAD = 128
 """Numbers of a head; attention of more takes more shared memory than an A100 has."""
@@ -36,8 +34,8 @@ _SAMPLINGS = (SamplingParams(1), SamplingParams(1, temperature=0.7, top_k=20, to
 
 def explain_inexact_gpu(config: PreTrainedConfig, bf16: bool, device: torch.device) -> str | None:
     """Says why a model is not computed exactly on this GPU; None: it is, as far as was tried."""
-    if config.model_type not in GPU_TYPES:
-        return f"a {config.model_type} has no exact kernels for GPUs; these have: {', '.join(GPU_TYPES)}"
+    if not has_exact_layers_on_gpus(config):
+        return f"a {config.model_type} has no exact kernels for GPUs; these have: {', '.join(GPU_EXACT_TYPES)}"
     if head_size(config.get_text_config()) > _LARGEST_HEAD:
         return f"the model's heads have more than {_LARGEST_HEAD} numbers, for which a GPU has no exact kernel"
     if find_spec("triton") is None:
@@ -116,7 +114,7 @@ def _tries_attention(heads: int, groups: int, size: int, device: torch.device) -
 
 @torch.no_grad()
 def _tries_scores(vocabulary: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """What a token is sampled with, alone, is what it is scored with among others."""
+    """True if tokens are scored, alone and among some, as they were sampled among all."""
     logits = _random(32, vocabulary, dtype=dtype, device=device)
     uniform = torch.linspace(0.01, 0.99, 32, dtype=torch.float64, device=device)
     for sampling in _SAMPLINGS:

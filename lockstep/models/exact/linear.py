@@ -36,7 +36,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not runs_fused(x):
         return linear(x, weight, bias)
     x, weight = cast_as_autocast(x, weight)
-    return _Product.apply(x, weight, None if bias is None else bias.to(weight.dtype))
+    return _FixedTiles.apply(x, weight, None if bias is None else bias.to(weight.dtype))
 
 
 def pad(x: Tensor, multiple: int = ROWS) -> Tensor:
@@ -69,7 +69,7 @@ def _gelu_tanh_backward(gradient: Tensor, x: Tensor) -> Tensor:
     return torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
 
 
-class _Product(torch.autograd.Function):
+class _FixedTiles(torch.autograd.Function):
     """A product by Triton's kernel, whose gradients are PyTorch's products."""
 
     @staticmethod

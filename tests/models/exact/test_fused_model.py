@@ -17,8 +17,9 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.models.attention import NAME
 from lockstep.models.exact import gpu_probe
-from lockstep.models.exact.gpu_probe import GPU_TYPES, explain_inexact_gpu, list_trials
+from lockstep.models.exact.gpu_probe import explain_inexact_gpu, list_trials
 from lockstep.models.exact.model import make_exact
+from lockstep.models.families.registry import GPU_EXACT_TYPES
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
@@ -48,7 +49,7 @@ def build(kind: str) -> PreTrainedModel:
 
 
 def test_every_kind_is_tried() -> None:
-    assert set(KINDS) == set(GPU_TYPES)
+    assert set(KINDS) == set(GPU_EXACT_TYPES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
