@@ -54,8 +54,9 @@ logprobs-alone: $(VENV)-alone/.made
 
 # Triton's kernels through its interpreter, and compiled for GPUs that are not here. Triton has a folder of its own, beside which
 # torch alone is seen: vLLM for CPUs does not start where it is installed.
-kernels: $(VENV)-triton/.made
+kernels: $(VENV)-triton/.made $(VENV)/.test
 	PYTHONPATH=$(VENV)-triton $(VENV)-alone/bin/python tests/logprobs/interpreted.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest tests/models/exact/test_fused_exact.py tests/models/exact/test_fused_model.py
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

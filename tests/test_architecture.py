@@ -33,7 +33,7 @@ ENGINES = {
     "mlflow": ("lockstep/run/trackers/mlflow.py",),
     "megatron": ("lockstep/learners/megatron/", "lockstep_logprobs/linear_ce.py"),
     "peft": ("lockstep/models/lora.py",),
-    "triton": ("lockstep_logprobs/fused/",),
+    "triton": ("lockstep_logprobs/fused/", "lockstep/models/exact/fused/"),
 }
 LAZY_ENGINES = {
     "lockstep_logprobs/linear_ce.py",

@@ -9,6 +9,7 @@ from lockstep.config import Computation, LearnerSection, LoRA, SamplerSection
 from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
+from lockstep.models.exact.gpu_probe import explain_inexact_gpu
 from lockstep.models.exact.model import explain_inexact
 from lockstep.models.exact.probe import probe
 from lockstep.models.folder import read_config
@@ -35,7 +36,8 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         return "agreement.exact is false"
     learner = algorithm.learner
     reason = inference.explain_inexact(learner)
-    reason = reason or explain_inexact_sampler(folder, inference.sampler, learner, learner.lora)
+    how = learner, learner.lora, inference.agreement.requires_exact
+    reason = reason or explain_inexact_sampler(folder, inference.sampler, *how)
     if reason is None:
         return None
     if inference.agreement.requires_exact:
@@ -82,17 +84,35 @@ def choose_learner_kernels(folder: str, learner: LearnerSection, note: Callable[
 
 
 def explain_inexact_sampler(
-    folder: str, sampler: SamplerSection, computation: Computation, adapters: LoRA | None = None
+    folder: str,
+    sampler: SamplerSection,
+    computation: Computation,
+    adapters: LoRA | None = None,
+    may_be_slow: bool = False,
 ) -> str | None:
-    """Says why a token's log-probability depends on what is sampled beside it; None: it does not."""
+    """Says why a token's log-probability depends on what is sampled beside it; None: it does not.
+
+    Args:
+        folder: Of the model.
+        sampler: Its engine.
+        computation: Device and type.
+        adapters: Adapters beside its maps.
+        may_be_slow: Exact kernels are wanted on a GPU, too, where they are slower than others.
+    """
     if not INFERENCE.find(sampler.backend).is_exact:
         return f"sampler.backend={sampler.backend} has kernels of its own"
-    return _explain_inexact_model(folder, computation, adapters)
+    return _explain_inexact_model(folder, computation, adapters, may_be_slow)
 
 
-def _explain_inexact_model(folder: str, computation: Computation, adapters: LoRA | None = None) -> str | None:
+def _explain_inexact_model(
+    folder: str, computation: Computation, adapters: LoRA | None = None, may_be_slow: bool = False
+) -> str | None:
     """Says why a model is not computed exactly on this machine; None: it is."""
-    if resolve_device(computation.device).type != "cpu":
-        return "learner.device is a GPU, whose kernels are not exact yet"
-    config = read_config(folder)
-    return explain_inexact(config) or probe(config, computation.is_bf16, adapters)
+    device, config = resolve_device(computation.device), read_config(folder)
+    if device.type == "cpu":
+        return explain_inexact(config) or probe(config, computation.is_bf16, adapters)
+    if not may_be_slow:
+        return "learner.device is a GPU, whose exact kernels are slower than others and tried by exact=require alone"
+    if adapters is not None:
+        return "learner.lora has adapters, which are not exact on a GPU"
+    return explain_inexact(config) or explain_inexact_gpu(config, computation.is_bf16, device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep.types import SamplingParams
 from lockstep_logprobs.hidden import hidden_logprobs
+from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.shard import WHOLE, Shard, blocks
 from lockstep_logprobs.softmax import (
     TILE_COLUMNS,
@@ -138,6 +139,14 @@ def draw(
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
         the vocabulary, where logits are NaN or infinite.
     """
+    token_M, logprob_M = _draw(logits_MV, uniform_M, sampling, row_invariant)
+    if row_invariant and len(logits_MV) and runs_fused(logits_MV):  # Triton's kernel has sums of its own
+        logprob_M, _ = token_scores(logits_MV, token_M, sampling, row_invariant=True, entropy=False)
+    return token_M, logprob_M
+
+
+def _draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool) -> tuple[Tensor, Tensor]:
+    """`draw`, with log-probabilities by PyTorch's operations."""
     if not len(logits_MV):
         return torch.zeros_like(uniform_M, dtype=torch.int64), torch.zeros_like(uniform_M, dtype=torch.float32)
     if sampling.full_support and logits_MV.shape[1] <= TILE_COLUMNS:

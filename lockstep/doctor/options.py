@@ -15,9 +15,12 @@ from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSecti
 from lockstep.errors import InputError
 
 _LAYOUT = re.compile(r"(dp|tp|cp|pp)([1-9]\d*)")
-_NAMES = r"^(hf|vllm(-tp[1-9]\d*)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-((dp|tp|cp|pp)[1-9]\d*)+)?)$"
+_NAMES = (
+    r"^(hf|vllm(-tp[1-9]\d*)?(-fp8(kv)?)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-te|-((dp|tp|cp|pp)[1-9]\d*)+)?)$"
+)
 BackendName = Annotated[str, Field(pattern=_NAMES)]
-"""`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of two."""
+"""`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of two; `vllm-fp8`
+has weights in fp8, `vllm-fp8kv` its cache, and `megatron-te` is Megatron with TransformerEngine."""
 
 
 def ranks_of(backend: BackendName) -> Parallel:

@@ -22,6 +22,7 @@ from lockstep.algorithms.rows import files_of
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
 from lockstep.doctor.judging import Row, judge_row, judged, pairs_of
@@ -191,7 +192,7 @@ class _Measuring:
         )
 
     def _notes(self, cut: int) -> list[str]:
-        notes = []
+        notes = [f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()]
         if self._source.tokenizer is None:
             path = self._recipe.model.path
             notes.append(f"{path} has no tokenizer: all prompts, real and counting, are random tokens.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -23,10 +23,14 @@ from transformers import AttentionInterface
 from lockstep.batch import Batch
 from lockstep.errors import InputError
 from lockstep.models.exact.attention import Blockwise
+from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, cast_as_autocast, mask_newest
 
 NAME = "lockstep"
 EXACT = "lockstep_exact"
 """Name of the same attention by a kernel that gives each token the same bits, decoded or trained."""
+
+UNPADDED = "lockstep_varlen"
+"""Name of the same attention without padding; `open_kernels` says where a model can have it."""
 
 _FILLED = 0.75
 """Least filled share of each row of a grid. Less pays for padding, more for many small products."""
@@ -40,47 +44,6 @@ class Layout(Protocol):
     ) -> Tensor:
         """Attention over heads-first tensors [rows, heads, tokens, size]. Returns [rows, tokens, heads, size]."""
         ...
-
-
-class Kernel(Protocol):
-    """The products of attention, over heads-first tensors [rows, heads, tokens, size]."""
-
-    def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
-        """Attention of each row's last tokens to those before them. Returns [rows · tokens, heads, size].
-
-        Args:
-            query: Of the last tokens, all but a multiple of 128 of those that have keys.
-        """
-        ...
-
-    def mask(self, seen: Tensor) -> Tensor:
-        """The mask of `newest` for the keys that tokens see, bool [rows, keys]; its first and last sizes are these."""
-        ...
-
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-        """Attention of a token per row, [rows, heads, size], to keys that it sees. Returns the same shape."""
-        ...
-
-
-class Fused:
-    """PyTorch's own kernels, which sum in an order that depends on the number of queries and keys."""
-
-    def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
-        mask = _newest(query.shape[2], key.shape[2], window, query.device)
-        out = F.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
-        )
-        return out.transpose(1, 2).flatten(0, 1)
-
-    def mask(self, seen: Tensor) -> Tensor:
-        return seen[:, None, None]
-
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-        q = query[:, :, None]
-        return F.scaled_dot_product_attention(q, key, value, mask, scale=scaling, enable_gqa=True)[:, :, 0]
-
-
-FUSED = Fused()
 
 
 class KernelLayout(ABC):
@@ -120,6 +83,7 @@ def attention(
     s_aux: Tensor | None = None,
     dropout: float = 0.0,
     exact: bool = False,
+    kernel: Kernel = FUSED,
     **other: object,
 ) -> tuple[Tensor, None]:
     """The attention function that `transformers` knows as "lockstep". No dropout: a policy must score what it sampled.
@@ -128,22 +92,18 @@ def attention(
         softcap: Scores become cap · tanh(score / cap).
         s_aux: Scores, one for each head, that take a share of the probability [H].
         exact: Each token gets the same bits, decoded or trained.
+        kernel: Computes all else that has neither cap nor sinks.
 
     Raises:
         InputError: If the model asks for something that its layout does not compute.
     """
-    how = scaling, layout, sliding_window, softcap, s_aux, exact
+    how = scaling, layout, sliding_window, softcap, s_aux, None if exact else kernel
     if torch.compiler.is_compiling() and isinstance(layout, Packed) and not exact and softcap is None and s_aux is None:
+        if isinstance(kernel, Varlen) and kernel.takes(query, value):  # a node itself
+            return layout.attend_by(kernel, 0, query, key, value, scaling, sliding_window), None
         where = layout.to_cells, layout.from_cells, layout.sizes
-        return _nodes.attend_packed(*_cast(query, key, value), *where, scaling, sliding_window), None
+        return _nodes.attend_packed(*cast_as_autocast(query, key, value), *where, scaling, sliding_window), None
     return _attend_apart(module, query, key, value, *how), None
-
-
-def _cast(*tensors: Tensor) -> Iterator[Tensor]:
-    """Tensors as autocast hands them to attention: a compiled graph runs without it, so nothing inside casts them."""
-    kind = tensors[0].device.type
-    enabled = torch.is_autocast_enabled(kind)
-    return (tensor.to(torch.get_autocast_dtype(kind)) if enabled else tensor for tensor in tensors)
 
 
 def _attend(
@@ -156,17 +116,20 @@ def _attend(
     window: int | None,
     softcap: float | None,
     s_aux: Tensor | None,
-    exact: bool,
+    kernel: Kernel | None,
 ) -> Tensor:
+    """`attention` outside of compiled graphs; no kernel: the exact one."""
     name = type(module).__name__
     if layout is None:
         raise InputError(f"{name} hands no keyword arguments to its attention; such models do not run here")
     how = int(module.layer_idx), query, key, value, scaling, window  # type: ignore[arg-type]
-    if not exact and softcap is None and s_aux is None:
-        return layout.attend(*how)
+    plain = softcap is None and s_aux is None
     if isinstance(layout, KernelLayout):
-        return layout.attend_by(Blockwise(softcap, s_aux), *how)
-    if exact:
+        chosen = kernel if kernel is not None and plain else Blockwise(softcap, s_aux)
+        return layout.attend_by(chosen, *how)
+    if kernel is not None and plain:
+        return layout.attend(*how)
+    if kernel is None:
         raise InputError(f"{name} cannot be computed exactly here; use agreement.exact=false")
     needs = "'softcap'" if s_aux is None else "'s_aux'"
     raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {type(layout).__name__}")
@@ -177,25 +140,30 @@ _attend_apart = cast("Any", torch.compiler.disable(_attend))
 
 AttentionInterface.register(NAME, attention)
 AttentionInterface.register(EXACT, partial(attention, exact=True))
+AttentionInterface.register(UNPADDED, partial(attention, kernel=VARLEN))
 
 
 @dataclass(frozen=True)
 class Packed(KernelLayout):
-    """Sequences end to end in one row of N tokens; attention alone sees them in grids, right-padded.
+    """Sequences end to end in one row of N tokens; attention alone sees them in grids, unless a kernel needs none.
 
-    Padding lies to the right, so causality already hides it, and only the attention product pays for it. It pays by the
-    square of the width, so sequences share a grid only with those of like length.
+    Padding of grids lies to the right, so causality already hides it, and only the attention product pays for it. It
+    pays by the square of the width, so sequences share a grid only with those of like length.
 
     Attributes:
         to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
         from_cells: Cell of each token, int64 [N].
         sizes: Rows and width of each grid in turn, on the CPU, int64 [2 · grids]: a compiled graph does not look into
             tensors, and none has the size 1, for which it would be compiled anew.
+        bounds: Places between sequences, from 0 to N, int32 [B + 1].
+        longest: Tokens of the longest sequence, at least.
     """
 
     to_cells: Tensor
     from_cells: Tensor
     sizes: Tensor
+    bounds: Tensor
+    longest: int
 
     @classmethod
     def of(cls, batch: Batch, multiple: int = 1) -> Packed:
@@ -208,17 +176,18 @@ class Packed(KernelLayout):
         device = batch.tokens.device
         from_cells = first_B.to(device)[batch.row] + batch.position
         sizes = torch.tensor([size for width, rows in Counter(widths).items() for size in (rows, width)])
-        return cls(token_C.to(device), from_cells, sizes)
+        bounds = torch.cat([batch.starts, batch.lengths.sum()[None]]).to(device, torch.int32)
+        return cls(token_C.to(device), from_cells, sizes, bounds, max(widths, default=0))
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """Rows and width of each grid."""
-        flat = self.sizes.tolist()
-        return list(zip(flat[::2], flat[1::2], strict=True))
+        return _read_shapes(self.sizes)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
         """The same layout, with each tensor changed but the sizes."""
-        return replace(self, to_cells=change(self.to_cells), from_cells=change(self.from_cells))
+        to_cells, from_cells, bounds = (change(x) for x in (self.to_cells, self.from_cells, self.bounds))
+        return replace(self, to_cells=to_cells, from_cells=from_cells, bounds=bounds)
 
     def attend_by(
         self,
@@ -230,15 +199,39 @@ class Packed(KernelLayout):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        grids = zip(*(self._grids(x) for x in (query, key, value)), strict=True)
-        out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
-        return out.index_select(0, self.from_cells)[None]
+        if isinstance(kernel, Varlen) and kernel.takes(query, value):
+            return kernel.sequences(query, key, value, self.bounds, self.longest, scaling, window)
+        where = self.to_cells, self.from_cells, self.shapes
+        return _attend_in_grids(kernel, query, key, value, *where, scaling, window)
 
-    def _grids(self, x: Tensor) -> list[Tensor]:
+
+def _read_shapes(sizes: Tensor) -> list[tuple[int, int]]:
+    flat = sizes.tolist()
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _attend_in_grids(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    to_cells: Tensor,
+    from_cells: Tensor,
+    shapes: Sequence[Sequence[int]],
+    scaling: float,
+    window: int | None,
+) -> Tensor:
+    """Attention of a `Packed` layout by its grids."""
+    sizes = [rows * width for rows, width in shapes]
+
+    def cut(x: Tensor) -> list[Tensor]:
         """Cuts [1, heads, N, size] into [rows, heads, width, size] of each grid."""
-        cells, shapes = x[0].transpose(0, 1).index_select(0, self.to_cells), self.shapes
-        pieces = cells.split([rows * width for rows, width in shapes])
+        pieces = x[0].transpose(0, 1).index_select(0, to_cells).split(sizes)
         return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, shapes, strict=True)]
+
+    grids = zip(cut(query), cut(key), cut(value), strict=True)
+    out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
+    return out.index_select(0, from_cells)[None]
 
 
 @torch.library.custom_op("lockstep::attend_packed", mutates_args=())
@@ -253,7 +246,8 @@ def attend_packed(
     window: int | None,
 ) -> Tensor:
     """`Packed.attend` as one node of a compiled graph, which is that of all batches: their grids are no part of it."""
-    return Packed(to_cells, from_cells, sizes).attend_by(FUSED, 0, query, key, value, scaling, window)
+    where = to_cells, from_cells, _read_shapes(sizes)
+    return _attend_in_grids(FUSED, query, key, value, *where, scaling, window)
 
 
 @torch.library.custom_op("lockstep::differentiate_packed", mutates_args=())
@@ -269,16 +263,15 @@ def differentiate_packed(
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; attention is computed again, since a node keeps nothing of what it did."""
-    layout = Packed(to_cells, from_cells, sizes)
+    where = to_cells, from_cells, _read_shapes(sizes)
     given = q, k, v = [x.detach().requires_grad_() for x in (query, key, value)]
     # A node is computed where torch records nothing; this lets it record again.
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     for key_set in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         exclude = exclude.remove(key_set)
     with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
-        of_query, of_key, of_value = torch.autograd.grad(
-            layout.attend_by(FUSED, 0, q, k, v, scaling, window), given, of_out
-        )
+        out = _attend_in_grids(FUSED, q, k, v, *where, scaling, window)
+        of_query, of_key, of_value = torch.autograd.grad(out, given, of_out)
     return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
 
 
@@ -319,7 +312,7 @@ class SideBySide:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        mask = _newest(query.shape[2], key.shape[2], window, query.device)
+        mask = mask_newest(query.shape[2], key.shape[2], window, query.device)
         out = F.scaled_dot_product_attention(
             query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
         )
@@ -328,14 +321,6 @@ class SideBySide:
     def map(self, change: Callable[[Tensor], Tensor]) -> SideBySide:
         """The same layout, which has no tensors."""
         return self
-
-
-def _newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]; None: a plain causal one."""
-    if new == known and (window is None or window >= known):
-        return None
-    seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)
-    return seen if window is None else seen.triu(known - new + 1 - window)
 
 
 def find_visible(position_R: Tensor, width: int, window: int | None) -> Tensor:

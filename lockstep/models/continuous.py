@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.models.attention import Kernel, KernelLayout, Packed, find_visible
+from lockstep.models.attention import KernelLayout, Packed, find_visible
 from lockstep.models.exact.attention import BLOCK as QUERIES
 from lockstep.models.exact.attention import KEYS
 from lockstep.models.extents import Arena
+from lockstep.models.kernels import Kernel
 from lockstep.models.pool import BLOCK, Pool
 
 

@@ -14,6 +14,7 @@ from lockstep.errors import InputError
 from lockstep.models.exact.model import make_exact
 from lockstep.models.load import load_causal_lm
 from lockstep.models.lora import adapt
+from lockstep.models.open_kernels import open_kernels
 
 _OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
@@ -66,7 +67,10 @@ def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:
     lm = load_causal_lm(folder)
     if computation.adapters_apart is not None:
         adapt(lm, computation.adapters_apart)
-    nn.Module.to(lm, resolve_device(computation.device))  # in place; its own `to` is typed for wrappers
+    device = resolve_device(computation.device)
+    nn.Module.to(lm, device)  # in place; its own `to` is typed for wrappers
     if computation.exact:
         make_exact(lm)
+    else:
+        open_kernels(lm, device, computation.is_bf16)
     return lm

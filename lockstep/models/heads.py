@@ -20,13 +20,14 @@ from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
-from lockstep.models.exact.linear import linear
+from lockstep.models.exact.linear import product
 from lockstep.models.exact.model import computes_as_written, find_multiple, is_exact
 from lockstep.models.folder import carries_state
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
 from lockstep.models.last_layer import read_less, takes_read
 from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
+from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.mesh import own_range
 from lockstep_logprobs.shard import WHOLE, Shard
 
@@ -179,6 +180,8 @@ class Products:
 
     def scores(self, token: Tensor, sampling: SamplingParams, entropy: bool) -> tuple[Tensor, Tensor | None]:
         few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
+        # On a GPU a row has the same bits by its hidden state as by its logits only if these are multiplied alike.
+        few = few and not (self.exact and runs_fused(self.hidden_mD))
         if few and sampling.full_support:
             how = sampling, self.shard, self.exact, entropy
             return hidden_scores(self.hidden_mD, self.weight_vD, token, *how)
@@ -188,8 +191,8 @@ class Products:
         return self._logits().likeliest(k)
 
     def _logits(self) -> Logits:
-        product = linear if self.exact else F.linear
-        logits_mv = product(sum_gradient(self.hidden_mD, self.shard.group), self.weight_vD)
+        multiply = product if self.exact else F.linear
+        logits_mv = multiply(sum_gradient(self.hidden_mD, self.shard.group), self.weight_vD)
         return Logits(logits_mv, self.shard, self.exact)
 
 

@@ -21,12 +21,16 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from lockstep.models.attention import FUSED, Kernel, KernelLayout
+from lockstep.models.attention import KernelLayout
 from lockstep.models.exact.attention import Blockwise
-from lockstep.models.exact.linear import linear, silu
+from lockstep.models.exact.linear import linear, product, silu
 from lockstep.models.exact.model import ROTARY, computes_as_written, is_exact
+from lockstep.models.exact.norm import rms_norm
 from lockstep.models.families.registry import family_of
+from lockstep.models.kernels import Kernel
 from lockstep.models.lora import Adapted
+from lockstep.models.open_kernels import kernel_of
+from lockstep_logprobs.kernel import runs_fused
 
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _COMMON = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
@@ -79,10 +83,12 @@ class _Linears:
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
     adapters: tuple[_LowRank, ...]
+    exact: bool
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(self.weights[0].dtype)
-        parts = [linear(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
+        multiply = product if self.exact else linear
+        parts = [multiply(x, weight, bias) for weight, bias in zip(self.weights, self.biases, strict=True)]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         for adapter in self.adapters:
             adapter.add_(out, x)
@@ -95,8 +101,11 @@ class _Norm:
 
     weight: Tensor
     eps: float
+    exact: bool
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.exact and runs_fused(x):
+            return rms_norm(x, self.weight, self.eps)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
@@ -131,12 +140,12 @@ class TokenStep:
         attention = backbone.layers[0].self_attn
         self._size, self._scaling = int(attention.head_dim), float(attention.scaling)
         self._heads = attention.q_proj.out_features // self._size
-        self._kernel: Kernel = Blockwise() if is_exact(lm) else FUSED
+        self._kernel: Kernel = Blockwise() if is_exact(lm) else kernel_of(lm)
         self._activation = silu if is_exact(lm) else F.silu
         self._rotary, self._embedding = backbone.rotary_emb, backbone.embed_tokens.weight
         self._cos_sin = torch.zeros(2, 0, self._size, device=lm.device)
         self._layers = [self._layer(layer) for layer in backbone.layers]
-        self._norm, self._head = _norm(backbone.norm), self._map(lm.get_output_embeddings())
+        self._norm, self._head = _norm(backbone.norm, is_exact(lm)), self._map(lm.get_output_embeddings())
 
     @torch.no_grad()
     def __call__(self, token_N: Tensor, position_N: Tensor, layout: KernelLayout, keep_M: Tensor) -> Tensor:
@@ -178,15 +187,15 @@ class TokenStep:
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        plain = family_of(self._lm.config).plain
+        plain, exact = family_of(self._lm.config).plain, is_exact(self._lm)
         assert plain is not None, "a model that can_step is of a family with plain layers"
         return _Layer(
-            before=_norm(layer.input_layernorm),
+            before=_norm(layer.input_layernorm, exact),
             qkv=self._map(attention.q_proj, attention.k_proj, attention.v_proj),
-            q_norm=_norm(attention.q_norm) if plain.qk_norm else None,
-            k_norm=_norm(attention.k_norm) if plain.qk_norm else None,
+            q_norm=_norm(attention.q_norm, exact) if plain.qk_norm else None,
+            k_norm=_norm(attention.k_norm, exact) if plain.qk_norm else None,
             out=self._map(attention.o_proj),
-            between=_norm(layer.post_attention_layernorm),
+            between=_norm(layer.post_attention_layernorm, exact),
             gate_up=self._map(mlp.gate_proj, mlp.up_proj),
             down=self._map(mlp.down_proj),
             window=attention.sliding_window if plain.has_windows else None,
@@ -207,10 +216,11 @@ class TokenStep:
             if one is not None
         )
         size, threads = weights[0].shape[1], torch.get_num_threads()
-        if len(rows) == 1 or not is_exact(self._lm) or _is_one_product(rows, size, dtype, threads):
+        alike = not is_exact(self._lm) or runs_fused(weights[0])  # on GPUs no column depends on the others
+        if len(rows) == 1 or alike or _is_one_product(rows, size, dtype, threads):
             weights, biases = _find_joined(weights), _find_joined(biases)
         known = [None] * len(weights) if not biases else [bias.to(dtype) for bias in biases]
-        return _Linears(tuple(weight.to(dtype) for weight in weights), tuple(known), adapters)
+        return _Linears(tuple(weight.to(dtype) for weight in weights), tuple(known), adapters, is_exact(self._lm))
 
 
 @lru_cache
@@ -224,8 +234,8 @@ def _is_one_product(rows: tuple[int, ...], size: int, dtype: torch.dtype, thread
     )
 
 
-def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight.detach(), float(module.variance_epsilon))
+def _norm(module: Any, exact: bool) -> _Norm:
+    return _Norm(module.weight.detach(), float(module.variance_epsilon), exact)
 
 
 def _find_joined(parameters: list[Tensor]) -> list[Tensor]:

@@ -23,7 +23,9 @@ _EXACT = {
     "linear": f"rows in multiples of {ROWS}",
     "softmax": f"{TILE_COLUMNS:,} columns a sum, powers of e",
 }
-_USUAL = {"attention": "scaled_dot_product_attention", "linear": "any number of rows", "softmax": "powers of 2"}
+_EXACT_ON_GPUS = "instead of these, Triton's of lockstep/models/exact/fused and lockstep_logprobs/fused"
+_FUSED = "scaled_dot_product_attention"
+_ON_GPUS = f"varlen_attn of packed sequences where `lockstep gpu-check` says so, else {_FUSED}"
 
 
 def write_run_certificate(folder: Path, step: int, certificate: Certificate) -> None:
@@ -33,7 +35,10 @@ def write_run_certificate(folder: Path, step: int, certificate: Certificate) -> 
 
 def write_certificate(file: Path, certificate: Certificate, about: Mapping[str, Any]) -> None:
     """Writes a certificate, with kernels and machine; `about` says of what it is."""
-    kernels = _EXACT if certificate.exact_kernels else _USUAL
+    attention = _ON_GPUS if torch.cuda.is_available() else _FUSED
+    usual = {"attention": attention, "linear": "any number of rows", "softmax": "powers of 2"}
+    exact = _EXACT | ({"where learner.device is a GPU": _EXACT_ON_GPUS} if torch.cuda.is_available() else {})
+    kernels = exact if certificate.exact_kernels else usual
     machine = {**describe_machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
     known = {**about, **asdict(certificate), "kernels": kernels, "machine": machine}
     write_whole(file, [(json.dumps(known, indent=2) + "\n").encode()])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from lockstep.models.attention import NAME, UNPADDED
 from lockstep.models.heads import ValueHead
 from lockstep.models.load import load_backbone
 
@@ -57,10 +58,12 @@ def move(fake: FakeTensorMode, model: nn.Module) -> None:
             held.update({name: None if x is None else onto(fake, x.detach()) for name, x in held.items()})
 
 
+@pytest.mark.parametrize("attention", [NAME, UNPADDED])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_pass_stays_on_the_gpu(models: Callable[..., Path], kind: str) -> None:
+def test_a_pass_stays_on_the_gpu(models: Callable[..., Path], kind: str, attention: str) -> None:
     fake, batch = FakeTensorMode(), ragged(LENGTHS)
     model = ValueHead(load_backbone(models(kind)), 0)
+    model.backbone.set_attn_implementation(attention)
     laid = model.lay_out(batch).map(lambda tensor: onto(fake, tensor))
     move(fake, model)
     with fake, TorchCalls(), Indexing(), torch.no_grad():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cpu_varlen  # noqa: F401 -- gives torch's attention of variable lengths a kernel for CPUs
 import pytest
 import torch
 from pretend_gpu import Record, Verb, pretend_gpu
@@ -19,11 +20,13 @@ from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.base import Loss
 from lockstep.metrics import Last, Max, Mean, Metrics, Sum, merge_metrics
+from lockstep.models.attention import UNPADDED
 from lockstep.models.device import load_on_device
 from lockstep.models.exact.experts import EXPERTS
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
+from lockstep.models.open_kernels import open_kernels
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Head, SamplingParams
 from lockstep.weight_sync import buckets
@@ -75,6 +78,17 @@ def test_a_pass_of_a_dense_family_sends_one_copy_and_waits_for_nothing(
         assert_no_wait(record, PASSES)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2 window"])
+def test_a_pass_without_padding_waits_for_nothing(models: Callable[..., Path], kind: str) -> None:
+    folder = models(kind)
+    with pretend_gpu() as record:
+        learner = build(folder, "logits")
+        lm: Any = learner.model.get_submodule("lm")
+        lm.set_attn_implementation(UNPADDED)  # in fp32: autocast does not see this GPU
+        train(learner, ragged(LENGTHS), WeightedLogprob())
+        assert_no_wait(record, PASSES)
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_any_distribution_is_scored_without_waiting(models: Callable[..., Path], sampling: str) -> None:
     folder = models("llama")
@@ -120,6 +134,24 @@ def test_experts_of_bf16_are_not_waited_for(experts: Callable[[str], PreTrainedM
         chosen = torch.arange(18, device="cuda").remainder(4).view(9, 2)
         layer(hidden, chosen, torch.rand(9, 2, device="cuda", dtype=torch.bfloat16)).sum().backward()
         assert not record.count("sync"), record.lines()
+
+
+@pytest.mark.parametrize("kind", MOE)
+def test_experts_of_masters_are_not_waited_for_in_bf16(experts: Callable[[str], PreTrainedModel], kind: str) -> None:
+    """Weights are fp32 and products bf16, as in a learner; their gradients come back in fp32."""
+    lm = experts(kind)
+    layer: Any = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
+    with pretend_gpu() as record:
+        open_kernels(lm, torch.device("cuda"), bf16=True)
+        layer.to("cuda")
+        hidden = torch.randn(9, 32, device="cuda", requires_grad=True)
+        chosen = torch.arange(18, device="cuda").remainder(4).view(9, 2)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = layer(hidden, chosen, torch.rand(9, 2, device="cuda"))
+        out.sum().backward()
+        assert not record.count("sync"), record.lines()
+        assert out.dtype == torch.float32
+        assert all(weight.grad is not None and weight.grad.any() for weight in layer.parameters())
 
 
 @pytest.mark.parametrize(("verb", "syncs"), [("logprobs", 1), ("topk", 2), ("values", 2)])

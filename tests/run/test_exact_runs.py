@@ -210,7 +210,7 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(monk
         assert "agreement.exact" not in told
         assert (will in told) is exact
     monkeypatch.setattr(exactness, "resolve_device", lambda device: torch.device("cuda"))
-    assert "note: agreement.exact: learner.device is a GPU, whose kernels are not exact yet" in dry_run(
+    assert "note: agreement.exact: learner.device is a GPU, whose exact kernels are slower than others" in dry_run(
         load("grpo.yaml", [])
     )
 

@@ -9,6 +9,7 @@ from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import LearnerSection
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.mesh import MeshBackend
+from lockstep.doctor.backends.missing import find_missing, fp8_of
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Backend
 from lockstep.doctor.options import DoctorRecipe, ranks_of
@@ -18,15 +19,22 @@ from lockstep.report.progress import Progress
 
 @contextmanager
 def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Backend]]:
-    """All of them, by name, in the recipe's order; they are closed at the end. `shown` is what the user sees."""
+    """All that this machine can have, by name, in the recipe's order; they are closed at the end.
+
+    `shown` is what the user sees.
+    """
     for name in recipe.backends:
         _require_cpu(recipe, name)
-    ranks = max((ranks_of(name).ranks for name in recipe.backends if _over_ranks(name)), default=0)
-    width = max((ranks_of(name).tp for name in recipe.backends if name.startswith("vllm")), default=0)
+    missing = find_missing(recipe)
+    for name, reason in missing.items():
+        shown.note(f"{name} is skipped: {reason}")
+    names = [name for name in recipe.backends if name not in missing]
+    ranks = max((ranks_of(name).ranks for name in names if _over_ranks(name)), default=0)
+    width = max((ranks_of(name).tp for name in names if name.startswith("vllm")), default=0)
     sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
     with workers_of(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
         built: dict[str, Backend] = {}
-        for name in recipe.backends:
+        for name in names:
             built[name] = backend_of(recipe, name, shown.note, workers)
             workers.callback(built[name].close)
         yield built
@@ -43,7 +51,8 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
     if name.startswith("vllm"):
         from lockstep.doctor.backends.vllm import VLLMBackend
 
-        return VLLMBackend(folder, recipe.sampler, recipe.learner, note=note, workers=workers, tp=parallel.tp)
+        how = recipe.sampler, recipe.learner, fp8_of(name)
+        return VLLMBackend(folder, *how, note=note, workers=workers, tp=parallel.tp)
     if _over_ranks(name):
         trainer = "megatron" if name.startswith("megatron") else "torch"
         section = LearnerSection.of(recipe.learner, trainer, parallel)

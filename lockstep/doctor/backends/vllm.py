@@ -60,7 +60,8 @@ class VLLMBackend:
         sampler: What runs in the engine's process; a variation of it is a variation of how vLLM is driven.
         note: Tells the user what happens.
         workers: Says where an engine starts.
-        tp: Ranks that share heads and hidden units; none of several shows weights as the model's folder has them.
+        tp: Ranks that share heads and hidden units; none of several shows weights as the model's folder has them, nor
+            does an engine that quantizes them.
 
     Attributes:
         engine: The one that computes as usual.
@@ -89,8 +90,8 @@ class VLLMBackend:
         require_sampler(self._section, computation)
         self._folder, self._computation, self._note, self._workers = folder, computation, note, workers
         self._options, self._sampler = dict(options or {}), sampler
-        if tp > 1:
-            self.name = f"vllm-tp{tp}"
+        self.name = f"vllm-tp{tp}" if tp > 1 else "vllm"
+        if tp > 1 or "quantization" in self._options:
             self.capabilities -= {"weights", "fingerprints", "load"}
         self._held: dict[str, Tensor] = {}
         self._loads = 0

@@ -55,8 +55,13 @@ class TorchTraining(TrainingBackend):
         from lockstep.models.device import resolve_device
         from lockstep.models.exact.model import make_exact
         from lockstep.models.heads import LogitsHead
+        from lockstep.models.open_kernels import open_kernels
 
-        model = build_model(folder, head, seed, section, ranks, resolve_device(section.device))
+        device = resolve_device(section.device)
+        model = build_model(folder, head, seed, section, ranks, device)
+        network = model.lm if isinstance(model, LogitsHead) else model.backbone
         if section.exact and isinstance(model, LogitsHead):
-            make_exact(model.lm)
+            make_exact(network)
+        else:
+            open_kernels(network, device, section.is_bf16)
         return TorchLearner(model, section, optimizer, ranks)

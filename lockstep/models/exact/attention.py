@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.models.exact.linear import pad
+from lockstep.models.kernels import FUSED
+from lockstep_logprobs.kernel import runs_fused
 
 KEYS = 16
 """Keys come in multiples of so many: fewer in a product take another kernel, and a softmax has so many sums."""
@@ -45,6 +47,9 @@ class Blockwise:
     sinks: Tensor | None = None
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+        if self._is_fused(query):
+            with _no_autocast(query.device):
+                return _Rows.apply(query.float(), key.float(), value.float(), scaling, window).flatten(0, 1)
         heads, width = key.shape[1], query.shape[2]
         with _no_autocast(query.device):
             query, key, value = (pad(x.float(), KEYS) for x in (query, key, value))
@@ -57,6 +62,11 @@ class Blockwise:
         return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
 
     def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+        if self._is_fused(query):
+            from lockstep.models.exact.fused.attention import attend
+
+            q, k, v = query.float()[:, :, None], key.float(), value.float()
+            return attend(q, k, v, mask[:, 0].contiguous(), scaling, k.shape[2])[:, 0]
         heads, queries = key.shape[1], query.shape[1]
         with _no_autocast(query.device):
             q = pad((query.float() * scaling).reshape(-1, queries // heads, query.shape[2]), QUERIES)
@@ -64,6 +74,10 @@ class Blockwise:
             sinks = self._sinks(query, heads)
             out = _attend(q, k, v, mask, self.softcap, None if sinks is None else pad(sinks, QUERIES))
             return out[:, : queries // heads].reshape(query.shape)
+
+    def _is_fused(self, query: Tensor) -> bool:
+        """True if Triton's kernel computes it, which knows neither caps nor sinks."""
+        return self.softcap is None and self.sinks is None and runs_fused(query)
 
     def _sinks(self, query: Tensor, heads: int) -> Tensor | None:
         """The sinks of the queries of one token [B, G, 1]."""
@@ -162,6 +176,25 @@ def _piece_weights(
     start, stop, first = piece
     own = None if sinks is None else sinks.repeat(1, stop - start, 1)
     return _weights(q, k, _mask(start, stop, first, groups, window, q.device), softcap, own)
+
+
+class _Rows(torch.autograd.Function):
+    """Causal attention by Triton's kernel [rows, T, heads, size]; its gradient is that of PyTorch's attention."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+        from lockstep.models.exact.fused.attention import attend
+
+        ctx.save_for_backward(query, key, value)
+        ctx.how = scaling, window
+        return attend(query, key, value, None, scaling, key.shape[2] if window is None else window)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        given = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = FUSED.causal(*given, *ctx.how)
+        return *torch.autograd.grad(out, given, grad_outputs[0].flatten(0, 1)), None, None
 
 
 class _Causal(torch.autograd.Function):

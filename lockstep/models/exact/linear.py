@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.models.kernels import cast_as_autocast
+from lockstep_logprobs.kernel import runs_fused
+
 ROWS = 8
 """Products have a multiple of so many rows."""
 
@@ -26,6 +29,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if rows % ROWS == 0:
         return F.linear(x, weight, bias)
     return F.linear(pad(x.reshape(rows, -1)), weight, bias)[:rows].view(*x.shape[:-1], -1)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear` of the device: on GPUs a product of fixed tiles, in the type of autocast."""
+    if not runs_fused(x):
+        return linear(x, weight, bias)
+    x, weight = cast_as_autocast(x, weight)
+    return _FixedTiles.apply(x, weight, None if bias is None else bias.to(weight.dtype))
 
 
 def pad(x: Tensor, multiple: int = ROWS) -> Tensor:
@@ -56,6 +67,27 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 def _gelu_tanh_backward(gradient: Tensor, x: Tensor) -> Tensor:
     return torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
+
+
+class _FixedTiles(torch.autograd.Function):
+    """A product by Triton's kernel, whose gradients are PyTorch's products."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from lockstep.models.exact.fused.products import multiply
+
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(rows, weight)
+        ctx.shape, ctx.has_bias = x.shape, bias is not None
+        return multiply(rows, weight, bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        (rows, weight), (gradient,) = ctx.saved_tensors, grad_outputs
+        slope = gradient.reshape(len(rows), -1)
+        of_x = (slope @ weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
+        of_weight = slope.mT @ rows if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, slope.sum(0) if ctx.has_bias else None
 
 
 class _Activation(torch.autograd.Function):

@@ -13,9 +13,11 @@ from transformers.activations import GELUTanh, SiLUActivation
 from lockstep.models.attention import EXACT, NAME
 from lockstep.models.exact.attention import KEYS
 from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route
-from lockstep.models.exact.linear import gelu_tanh, linear, silu
+from lockstep.models.exact.linear import gelu_tanh, product, silu
+from lockstep.models.exact.norm import is_rms_norm, normalize
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
 from lockstep.models.last_layer import compute_layer
+from lockstep_logprobs.kernel import runs_fused
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
@@ -83,11 +85,13 @@ def _forward(module: nn.Module) -> Callable[..., Any] | None:
         return gelu_tanh
     if type(module).__name__ in ROUTERS:
         return partial(route, module)
+    if is_rms_norm(module) and runs_fused(module.get_parameter("weight")):
+        return partial(normalize, module)
     return partial(compute_experts, module) if type(module).__name__ in EXPERTS else None
 
 
 def _map(module: nn.Linear, x: Tensor) -> Tensor:
-    return linear(x, module.weight, module.bias)
+    return product(x, module.weight, module.bias)
 
 
-_OWN = (_map, route, compute_experts, compute_layer)
+_OWN = (_map, route, compute_experts, compute_layer, normalize)

@@ -77,7 +77,7 @@ def _read_processor() -> str:
 @cache
 def _hash_code() -> str:
     """A hash of the code that a verdict is about."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(softmax.__file__)]
+    files = [*sorted(Path(__file__).parent.rglob("*.py")), Path(softmax.__file__)]
     return _hash("\n".join(file.read_text() for file in files))
 
 

@@ -19,6 +19,9 @@ EXACT_TYPES = (
 )  # fmt: skip
 """Models all of whose layers `models.exact` computes, as `tests/models/exact/test_exact_model.py` shows."""
 
+GPU_EXACT_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Those of them that it computes on GPUs, as `tests/models/exact/test_fused_model.py` shows in Triton's interpreter."""
+
 
 def _import_family(name: str) -> Family:
     family = import_module(f"lockstep.models.families.{name}").FAMILY
@@ -38,6 +41,11 @@ def family_of(config: PreTrainedConfig) -> Family:
 def has_exact_layers(config: PreTrainedConfig) -> bool:
     """True if `models.exact` computes all layers of a model."""
     return config.model_type in EXACT_TYPES
+
+
+def has_exact_layers_on_gpus(config: PreTrainedConfig) -> bool:
+    """True if `models.exact` computes all layers of a model on GPUs."""
+    return config.model_type in GPU_EXACT_TYPES
 
 
 def list_tensor_parallel() -> str:

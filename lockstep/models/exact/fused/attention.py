@@ -1,0 +1,110 @@
+"""Attention of some queries to the keys before them, which are never split and come block by block, the first first.
+
+A hidden key adds an exact 0 and changes no maximum, so a query has the same bits alone before a cache and among others.
+"""
+
+# pyright: reportMissingImports=false
+# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep_logprobs.fused.lanes import finite_base, launch
+
+_ROWS, _KEYS = 32, 32
+"""Queries of a program, however few there are, and keys that are seen at once."""
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, window: int) -> Tensor:
+    """Attention of the last tokens of rows to those before them, or to those of a mask.
+
+    Args:
+        query: Queries [rows, heads, T, size] of the last of W tokens, fp32.
+        key: Keys and values of all, of fewer heads, [rows, groups, W, size].
+        mask: Added to scores of a single query [rows, W]: 0 or −∞; None: causal.
+        scaling: Multiplies queries.
+        window: Keys that a query sees at most, itself among them.
+
+    Returns:
+        fp32 [rows, T, heads, size].
+    """
+    rows, heads, queries, size = query.shape
+    groups, keys = key.shape[1], key.shape[2]
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    out = query.new_empty(rows, queries, heads, size)
+    if out.numel():
+        strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
+        sizes = heads, heads // groups, queries, keys, size, scaling, window
+        programs = triton.cdiv(queries, _ROWS), rows * heads
+        tiles = _ROWS, _KEYS, max(16, triton.next_power_of_2(size))
+        launch(_attend, programs, q, k, v, mask, out, *sizes, *strides, *tiles)
+    return out
+
+
+@triton.jit
+def _attend(
+    query,
+    key,
+    value,
+    mask,
+    out,
+    heads,
+    shared,
+    queries,
+    keys,
+    size,
+    scaling,
+    window,
+    query_row,
+    query_head,
+    query_token,
+    key_row,
+    key_head,
+    key_token,
+    value_row,
+    value_head,
+    value_token,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    row, head = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    begin = tl.program_id(0) * ROWS
+    t, d = (begin + tl.arange(0, ROWS)).to(tl.int64), tl.arange(0, SIZE)
+    query += row * query_row + head * query_head
+    key += row * key_row + head // shared * key_head
+    value += row * value_row + head // shared * value_head
+    here = (t < queries)[:, None] & (d < size)[None, :]
+    q = tl.load(query + t[:, None] * query_token + d[None, :], mask=here, other=0.0) * scaling
+    position = keys - queries + t
+    first, last = 0, keys
+    if mask is None:
+        first = tl.maximum(0, keys - queries + begin - window + 1) // KEYS * KEYS
+        last = tl.minimum(keys, keys - queries + begin + ROWS)
+    highest = tl.full((ROWS,), -float("inf"), tl.float32)
+    total, acc = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, SIZE), tl.float32)
+    for start in range(first, last, KEYS):
+        c = (start + tl.arange(0, KEYS)).to(tl.int64)
+        there = (c < keys)[:, None] & (d < size)[None, :]
+        k = tl.load(key + c[:, None] * key_token + d[None, :], mask=there, other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if mask is None:
+            back = position[:, None] - c[None, :]
+            seen = (back >= 0) & (back < window)
+        else:
+            shown = tl.load(mask + row * keys + c, mask=c < keys, other=-float("inf"))
+            seen = (shown == 0.0)[None, :] & (t >= 0)[:, None]
+        score = tl.where(seen & (c < keys)[None, :], score, -float("inf"))
+        higher = tl.maximum(highest, tl.max(score, 1))
+        base = finite_base(higher)
+        weight, shrink = tl.exp(score - base[:, None]), tl.exp(highest - base)
+        total = shrink * total + tl.sum(weight, 1)
+        v = tl.load(value + c[:, None] * value_token + d[None, :], mask=there, other=0.0)
+        acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")
+        highest = higher
+    place = ((row * queries + t) * heads + head)[:, None] * size + d[None, :]
+    total = tl.where(total == 0.0, 1.0, total)  # of what fills up the tile
+    tl.store(out + place, acc / total[:, None], mask=here)

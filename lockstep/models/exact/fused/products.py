@@ -1,0 +1,81 @@
+"""Products and sums of squares of rows: a program has some rows and goes through their whole length in one order."""
+
+# pyright: reportMissingImports=false
+# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lockstep_logprobs.fused.lanes import add_lanes, launch
+from lockstep_logprobs.fused.rows import with_adjacent_columns
+
+_ROWS, _COLUMNS = 64, 128
+"""A tile of results, however few rows there are."""
+
+_BYTES = 128
+"""Bytes of a row that are multiplied at once."""
+
+_TILE, _HALVINGS = 1024, 10
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias, from [M, D] and [C, D] of one type; added in fp32 and rounded once."""
+    rows, weights = with_adjacent_columns(x), with_adjacent_columns(weight)
+    out = x.new_empty(len(x), len(weight))
+    sizes = len(x), len(weight), x.shape[1], rows.stride(0), weights.stride(0)
+    if out.numel():
+        programs = triton.cdiv(len(x), _ROWS), triton.cdiv(len(weight), _COLUMNS)
+        launch(_multiply, programs, rows, weights, bias, out, *sizes, _ROWS, _COLUMNS, _BYTES // x.itemsize)
+    return out
+
+
+@triton.jit
+def _multiply(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    columns,
+    depth,
+    x_stride,
+    weight_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    here, there = (row < rows)[:, None], (column < columns)[:, None]
+    z = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, depth, DEPTH):
+        d = first + tl.arange(0, DEPTH)
+        inside = (d < depth)[None, :]
+        a = tl.load(x + row[:, None] * x_stride + d[None, :], mask=here & inside, other=0.0)
+        b = tl.load(weight + column[:, None] * weight_stride + d[None, :], mask=there & inside, other=0.0)
+        z = tl.dot(a, tl.trans(b), z, input_precision="ieee")
+    if bias is not None:
+        z += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + row[:, None] * columns + column[None, :], z, mask=here & (column < columns)[None, :])
+
+
+def mean_squares(x: Tensor) -> Tensor:
+    """The mean of the squares of each row, fp32 [M], from [M, D]."""
+    rows, out = with_adjacent_columns(x), x.new_empty(len(x))
+    if len(x):
+        launch(_mean_squares, (len(x),), rows, out, x.shape[1], rows.stride(0), _TILE, _HALVINGS)
+    return out
+
+
+@triton.jit
+def _mean_squares(x, out, columns, stride, TILE: tl.constexpr, HALVINGS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, TILE)
+    total = tl.zeros((TILE,), tl.float32)
+    for first in range(0, columns, TILE):
+        z = tl.load(x + row * stride + first + lane, mask=first + lane < columns, other=0.0)
+        total += z * z
+    tl.store(out + row, add_lanes(total, HALVINGS) / columns)

@@ -1,0 +1,44 @@
+"""RMS norms whose rows do not depend on their neighbors on GPUs, where PyTorch's means follow the number of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+"""Classes of `transformers` that `rms_norm` computes."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight · x / √(mean(x²) + eps), computed in fp32 and rounded before the weight, as in `transformers`."""
+    wide = x.float()
+    mean: Tensor = _MeanSquares.apply(wide)
+    return weight * (wide * torch.rsqrt(mean + eps)).to(x.dtype)
+
+
+def normalize(module: Any, x: Tensor) -> Tensor:
+    """`rms_norm` by a module of `transformers`."""
+    return rms_norm(x, module.weight, module.variance_epsilon)
+
+
+def is_rms_norm(module: nn.Module) -> bool:
+    """True if `normalize` computes what a module does."""
+    return type(module).__name__ in RMS_NORMS
+
+
+class _MeanSquares(torch.autograd.Function):
+    """Means of squares over the last dimension, which stays, of size 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        from lockstep.models.exact.fused.products import mean_squares
+
+        ctx.save_for_backward(x)
+        return mean_squares(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
+        (x,), (gradient,) = ctx.saved_tensors, grad_outputs
+        return gradient * x * (2.0 / x.shape[-1])

@@ -1,0 +1,37 @@
+"""Attention without padding on a real GPU, against the same in float64, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.models.attention import Packed
+from lockstep.models.kernels import FUSED, VARLEN, Kernel
+
+pytestmark = pytest.mark.gpu
+LENGTHS = (700, 1, 333, 64, 128, 5, 1024)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 4096])
+@pytest.mark.parametrize(("heads", "groups", "size"), [(8, 2, 128), (4, 4, 64), (7, 1, 256)])
+def test_it_is_near_to_float64(heads: int, groups: int, size: int, window: int | None) -> None:
+    """No further than twice what bf16 grids are."""
+    torch.manual_seed(0)
+    batch = Batch(torch.zeros(sum(LENGTHS), dtype=torch.int64), torch.tensor(LENGTHS))
+    shapes = [(1, number, sum(LENGTHS), size) for number in (heads, groups, groups)]
+    given = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
+    slope = torch.randn(1, sum(LENGTHS), heads, size, dtype=torch.bfloat16)
+
+    def compute(kernel: Kernel, device: str, dtype: torch.dtype) -> list[Tensor]:
+        q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
+        packed = Packed.of(batch).map(lambda x: x.to(device))
+        out = packed.attend_by(kernel, 0, q, k, v, size**-0.5, window)
+        found = [out, *torch.autograd.grad(out, (q, k, v), slope.to(device, dtype))]
+        return [x.detach().cpu().double() for x in found]
+
+    true = compute(FUSED, "cpu", torch.float64)
+    ours, padded = (compute(kernel, "cuda", torch.bfloat16) for kernel in (VARLEN, FUSED))
+    for one, other, expected in zip(ours, padded, true, strict=True):
+        assert (one - expected).abs().mean() <= 2 * (other - expected).abs().mean()

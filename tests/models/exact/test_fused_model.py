@@ -1,0 +1,97 @@
+"""Models by Triton's kernels, through its interpreter: sampled, scored in any company and trained, the same bits.
+
+The interpreter cannot multiply bf16; that type is for a GPU (`lockstep gpu-check`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fused_device import DEVICE, INTERPRETED, MARKS
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.models.attention import NAME
+from lockstep.models.exact import gpu_probe
+from lockstep.models.exact.gpu_probe import explain_inexact_gpu, list_trials
+from lockstep.models.exact.model import make_exact
+from lockstep.models.families.registry import GPU_EXACT_TYPES
+from lockstep.models.heads import LogitsHead
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
+
+pytestmark = MARKS
+SHAPE = {
+    "vocab_size": 70, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": None,
+    "eos_token_id": None,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 9},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 8},
+}
+SAMPLINGS = {"llama": {}, "mistral": {"temperature": 1.3, "top_k": 9, "top_p": 0.9}, "qwen2": {"temperature": 0.7}}
+DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
+
+
+def build(kind: str) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **(SHAPE | KINDS[kind]))
+        lm: Any = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32)
+    return lm.eval().to(DEVICE)
+
+
+def test_every_kind_is_tried() -> None:
+    assert set(KINDS) == set(GPU_EXACT_TYPES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: torch.dtype) -> None:
+    lm, bf16 = build(kind), dtype == torch.bfloat16
+    plain = LogitsHead(lm)
+
+    def score(head: LogitsHead, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16):
+            logprob = head(batch.to(DEVICE)).logprob
+        assert logprob is not None
+        found = logprob.float()[batch.mask.to(DEVICE)]
+        return found.detach().cpu(), list(torch.autograd.grad(found.sum(), list(lm.parameters())))
+
+    requests = [Request(tuple(range(3, 3 + n)), keyed.key("fused", n)) for n in (1, 7)]
+    sampling = SamplingParams(max_tokens=4, **SAMPLINGS.get(kind, {}))
+    probe = TorchSampler(lm, 2, bf16).generate(requests, sampling)
+    before = score(plain, probe)
+    make_exact(lm)
+    exact = LogitsHead(lm)
+    batch = TorchSampler(lm, 1, bf16).generate(requests, sampling)
+    found, gradients = score(exact, batch)
+    assert torch.equal(found, batch["sampler_logprob"][batch.mask])
+    one = batch.select([1])
+    assert torch.equal(score(exact, one)[0], one["sampler_logprob"][one.mask])
+    again = score(exact, probe)
+    atol = 0.1 if bf16 else 1e-4
+    torch.testing.assert_close(again[0], before[0], atol=atol, rtol=0.0)
+    if not bf16:
+        for ours, other in zip(again[1], before[1], strict=True):
+            torch.testing.assert_close(ours, other, atol=2e-4 * max(1.0, float(other.abs().max())), rtol=0.0)
+    assert len(gradients) == len(before[1])
+
+
+def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    monkeypatch.setattr(gpu_probe, "_SIZES", (1, 5, 17))
+    monkeypatch.setattr(gpu_probe, "_LENGTH", 160)
+    config, device = build("qwen3").config, torch.device(DEVICE)
+    assert all(is_exact() for _, is_exact in list_trials(config, torch.float32, device))
+    wrong = gpu_probe.product
+    monkeypatch.setattr(gpu_probe, "product", lambda x, weight: wrong(x, weight) * (1.0 + 1e-6 * len(x)))
+    assert "a product of 24 by " in str(explain_inexact_gpu(config, False, device))
+    assert "no exact kernels for GPUs" in str(explain_inexact_gpu(AutoConfig.for_model("gemma2"), False, device))

@@ -1,0 +1,117 @@
+"""Attention without padding: torch's own is stood in for on the CPU, so that what it is asked for is seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import cpu_varlen  # noqa: F401 -- gives torch's operation a kernel for CPUs
+import pytest
+import torch
+from gpus import show_gpus
+from tiny_models import ragged
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+
+from lockstep.models.attention import UNPADDED, Packed
+from lockstep.models.heads import LogitsHead
+from lockstep.models.kernels import FUSED, VARLEN
+from lockstep.models.load import load_causal_lm
+from lockstep.models.open_kernels import describe_attention, explain_padding, kernel_of, open_kernels
+from lockstep.models.parallelize import layers
+
+LENGTHS = (5, 1, 9, 3, 8, 4)
+GPU = torch.device("cuda", 0)
+
+
+def projections(tokens: int, size: int = 8, values: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of 4 heads, and keys and values of 2, [1, heads, N, size]."""
+    draw = torch.Generator().manual_seed(0)
+
+    def numbers(heads: int, size: int) -> Tensor:
+        return torch.randn(1, heads, tokens, size, generator=draw, dtype=torch.float64, requires_grad=True)
+
+    return numbers(4, size), numbers(2, size), numbers(2, values)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 100])
+def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
+    batch = ragged(LENGTHS)
+    packed, given = Packed.of(batch), projections(batch.tokens.numel())
+    found = list[list[Tensor]]()
+    for kernel in (FUSED, VARLEN):
+        out = packed.attend_by(kernel, 0, *given, 0.3, window)
+        found.append([out, *torch.autograd.grad((out * torch.arange(8)).sum(), given)])
+    for ours, expected in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-12, rtol=0.0)
+
+
+@pytest.mark.parametrize(("size", "values"), [(12, 12), (264, 264), (16, 8)])
+def test_heads_that_flash_attention_does_not_take_are_padded(size: int, values: int) -> None:
+    batch = ragged(LENGTHS)
+    packed, given = Packed.of(batch), projections(batch.tokens.numel(), size, values)
+    assert torch.equal(*(packed.attend_by(kernel, 0, *given, 0.3, None) for kernel in (FUSED, VARLEN)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler asks for it
+@pytest.mark.parametrize("kind", ["llama", "qwen2 window"])
+def test_a_model_computes_the_same_and_compiles_once(models: Callable[..., Path], kind: str) -> None:
+    torch.compiler.reset()
+    plain = load_causal_lm(models(kind))
+    unpadded = copy.deepcopy(plain)
+    unpadded.set_attn_implementation(UNPADDED)
+    compiled = copy.deepcopy(unpadded)
+    for layer in layers(compiled):
+        layer.forward = torch.compile(layer.forward, dynamic=True, fullgraph=True, backend="aot_eager")
+    for number, lengths in enumerate((LENGTHS, (7, 2), (3, 30, 6))):
+        with torch.compiler.set_stance("default" if number == 0 else "fail_on_recompile"):
+            batch, found = ragged(lengths), []
+            for lm in (plain, unpadded, compiled):
+                logprob = LogitsHead(lm, products=True)(batch).logprob
+                assert logprob is not None
+                found.append([logprob, *torch.autograd.grad(logprob.sum(), list(lm.parameters()))])
+        for expected, *ours in zip(*found, strict=True):
+            for one in ours:
+                torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-4)
+
+
+def config(kind: str = "llama", **fields: int) -> PreTrainedConfig:
+    return AutoConfig.for_model(kind, **fields)
+
+
+@pytest.mark.parametrize(
+    ("of", "device", "bf16", "reason"),
+    [
+        (config(), GPU, True, None),
+        (config("qwen3", head_dim=256), GPU, True, None),
+        (config(), torch.device("cpu"), True, "the device is no GPU"),
+        (config(), GPU, False, "fp32"),
+        (config(head_dim=80 + 4), GPU, True, "heads have 84 numbers"),
+        (config(head_dim=512), GPU, True, "heads have 512 numbers"),
+        (config("mamba"), GPU, True, "carry a state"),
+    ],
+)
+def test_what_flash_attention_does_not_do_is_padded_and_said(
+    monkeypatch: pytest.MonkeyPatch, of: PreTrainedConfig, device: torch.device, bf16: bool, reason: str | None
+) -> None:
+    show_gpus(monkeypatch, 1)
+    found = explain_padding(of, device, bf16)
+    assert (found is None) == (reason is None)
+    assert (reason or "") in (found or "")
+    assert describe_attention(of, device, bf16).startswith("varlen_attn" if reason is None else "scaled_dot_product")
+
+
+def test_an_old_gpu_pads(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    assert "compute capability" in str(explain_padding(config(), GPU, bf16=True))
+
+
+def test_it_is_chosen_when_a_model_is_opened(monkeypatch: pytest.MonkeyPatch, models: Callable[..., Path]) -> None:
+    show_gpus(monkeypatch, 1)
+    lm = load_causal_lm(models("llama"))
+    open_kernels(lm, GPU, bf16=False)
+    assert kernel_of(lm) is FUSED
+    open_kernels(lm, GPU, bf16=True)
+    assert kernel_of(lm) is VARLEN
