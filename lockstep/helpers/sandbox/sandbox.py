@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,6 +20,21 @@ _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
 
 class SandboxError(InputError):
     """Programs cannot be run in a sandbox; the message says why."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a test has found.
+
+    Attributes:
+        passed: True if the test ran to its end.
+        why: The reason for which it did not; None where it did.
+        tampering: Signs that the program attempted to pass in another way than by doing what the test asks.
+    """
+
+    passed: bool
+    why: str | None
+    tampering: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -62,12 +76,13 @@ class Sandbox:
         return self._run_to_end(program, given, tested=False).get("output")
 
     def passes(self, program: str, test: str) -> bool:
-        """True if test code runs to its end in a module that holds what the program defines; errors as `output`."""
-        # A program that ends the process before the test has run exits with 0, too, and does not say the word.
-        word = secrets.token_hex()
-        end = f"import os as o; o.write(1, b'{word}'); o._exit(0)"
-        output = self._run_to_end(program, f"{test}\n{end}\n", tested=True).get("output")
-        return output is not None and output.endswith(word)
+        """True if test code runs to its end with what the program defines; errors as `output`."""
+        return self.test(program, test).passed
+
+    def test(self, program: str, test: str) -> Verdict:
+        """Runs test code in a process of its own, which asks the program's for plain values; errors as `output`."""
+        found = self._run_to_end(program, test, tested=True)
+        return Verdict(found["passed"], found["why"], tuple(found["tampering"]))
 
     def close(self) -> None:
         """Ends the process that starts programs."""

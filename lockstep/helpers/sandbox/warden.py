@@ -6,43 +6,68 @@ It holds nothing heavy, so forking it costs little. A program gets no descriptor
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
+import marshal
 import os
 import select
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, NoReturn
 
 from lockstep.helpers.process import Answers
-from lockstep.helpers.sandbox import linux
+from lockstep.helpers.sandbox import linux, plain_values, solution_side, tester_side
 from lockstep.helpers.sandbox.jail import Jail, Limits, Program
+from lockstep.helpers.sandbox.uses import find_uses
 
 _POLL_S = 0.005
 
-_DRIVER = """
+_ISOLATED = ("-I", "-S", "-X", "utf8", "-c")
+
+_RUN = """
 import builtins, sys
 builtins.exit = builtins.quit = sys.exit
-name = sys.argv.pop()
-test = sys.stdin.buffer.read() if name == "solution" else b""
 sys.argv[0] = "main.py"
+name = "__main__"
 module = sys.modules[name] = type(sys)(name)
 with open("main.py", "rb") as file:
     program = compile(file.read(), "main.py", "exec")
 exec(program, vars(module))
-exec(compile(test, "test.py", "exec"), vars(module))
 """
-"""Runs main.py as Python would, or imports it as the module `solution` and runs the test code of its input in it."""
+"""Runs main.py as Python would."""
+
+
+def _driver(side: ModuleType, begin: str) -> str:
+    """Returns a program that calls a function of one of the sides' modules where this package cannot be imported."""
+    compiled = [
+        (module.__name__, marshal.dumps(compile(inspect.getsource(module), module.__name__, "exec")).hex())
+        for module in (plain_values, side)
+    ]  # by the same version of Python
+    return f"""
+import marshal, sys
+for name, code in {compiled!r}:
+    module = sys.modules[name] = type(sys)(name)
+    exec(marshal.loads(bytes.fromhex(code)), vars(module))
+del sys.argv[1:]
+module.{begin}()
+"""
+
+
+_SOLUTION = _driver(solution_side, "serve")
+_TESTER = _driver(tester_side, "run_test")
 
 
 def answers(options: str) -> Answers:
-    """Returns the child's answer function: {program, input, tested} to {code, output}, or {wrong} where none can start.
+    """Returns the child's answer function: {program, input, tested} to a reply, or {wrong} where none can start.
 
-    `code` is the program's exit code, 128 + n if it was ended by the signal n, None if by its limit on the clock.
-    `tested` says that the input is test code for the program as a module.
+    The reply is {code, output}: `code` is the program's exit code, 128 + n if it was ended by the signal n, None if by
+    its limit on the clock. `tested` says that the input is test code for the program as a module; the reply is then
+    a verdict, {passed, why, tampering} (see `tester_side`).
 
     Args:
         options: JSON of `limits`, `interpreter` and `namespaces`.
@@ -55,14 +80,22 @@ def answers(options: str) -> Answers:
     given = json.loads(options)
     linux.adopt_orphans()
     warden = _Warden(Limits(**given["limits"]), given["interpreter"], given["namespaces"])
-    trial = warden.run("print(input())", "works", tested=False)
+    trial = warden.run("print(input())", "works")
     if trial != {"code": 0, "output": "works\n"}:
         raise ValueError(trial.get("wrong", "a trial program failed, so its limits are too low"))
 
     def ran(question: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield warden.run(question["program"], question["input"], question["tested"])
+        run = warden.test if question["tested"] else warden.run
+        yield run(question["program"], question["input"])
 
     return ran
+
+
+_AT_ITS_LIMIT: dict[str, Any] = {"passed": False, "why": "the test reached a limit", "tampering": []}
+
+
+class _Unable(Exception):
+    """A jail cannot be set up; the text says why."""
 
 
 class _Warden:
@@ -77,33 +110,56 @@ class _Warden:
     def __init__(self, limits: Limits, interpreter: str, namespaces: bool) -> None:
         self._limits, self._interpreter, self._namespaces = limits, interpreter, namespaces
 
-    def run(self, program: str, given: str, tested: bool) -> dict[str, Any]:
-        """See `answers`."""
-        arguments = ["-I", "-S", "-X", "utf8", "-c", _DRIVER, "solution" if tested else "__main__"]
-        files = {"main.py": program.encode(errors="replace")}
+    def run(self, program: str, given: str) -> dict[str, Any]:
+        """Runs a program that reads `given`; see `answers`."""
         with contextlib.ExitStack() as ends:
-            folder = None if self._namespaces else ends.enter_context(_private_folder())
             stdin, stdout = ends.enter_context(_memory(given)), ends.enter_context(_memory(""))
             stderr = ends.enter_context(open(os.devnull, "wb"))
             streams = (stdin.fileno(), stdout.fileno(), stderr.fileno())
-            jail = Jail(self._limits, self._interpreter, folder)
-            found = self._run_to_end(jail, Program(arguments, files, streams))
-            return found | ({"output": _text(stdout.fileno())} if found.get("code") == 0 else {})
+            try:
+                code = self._wait(self._start(ends, _RUN, program, streams))
+            except _Unable as why:
+                return {"wrong": str(why)}
+            finally:
+                _end_children()
+            return {"code": code} | ({"output": _text(stdout.fileno())} if code == 0 else {})
 
-    def _run_to_end(self, jail: Jail, program: Program) -> dict[str, Any]:
-        """Runs a program to its end, and ends what it leaves."""
+    def test(self, program: str, test: str) -> dict[str, Any]:
+        """Runs test code in a process of its own, which asks the program in another; see `answers`."""
+        with contextlib.ExitStack() as ends:
+            verdict = ends.enter_context(_memory(json.dumps({"test": test, "uses": find_uses(test)})))
+            nothing = ends.enter_context(open(os.devnull, "wb"))
+            pipes = ends.enter_context(contextlib.ExitStack())
+            (asked, asks), (told, tells) = _open_pipe(pipes), _open_pipe(pipes)
+            try:
+                tester = self._start(ends, _TESTER, "", (told, asks, verdict.fileno()))
+                solution = self._start(ends, _SOLUTION, program, (asked, tells, nothing.fileno()))
+                pipes.close()  # each side must see the other end
+                code = self._wait(tester)
+                found = json.loads(_text(verdict.fileno())) if code == 0 else _AT_ITS_LIMIT
+                if found["why"] == tester_side.ENDED and self._wait(solution) == 0:
+                    found["tampering"].append("ended its process before its test")
+                return found
+            except _Unable as why:
+                return {"wrong": str(why)}
+            finally:
+                _end_children()
+
+    def _start(self, ends: contextlib.ExitStack, driver: str, program: str, streams: Sequence[int]) -> int:
+        """Starts a program in a jail; returns the process to wait for."""
+        folder = None if self._namespaces else ends.enter_context(_private_folder())
+        jail = Jail(self._limits, self._interpreter, folder)
+        inside = Program((*_ISOLATED, driver), {"main.py": program.encode(errors="replace")}, streams)
         errors, report = os.pipe()
         with open(errors, "rb") as wrong:
             first = os.fork()
             if first == 0:
-                _enter(jail, program, report)
+                _enter(jail, inside, report)
             os.close(report)
-            try:
-                why = wrong.read().decode()
-                code = None if why else self._wait(first)
-            finally:
-                _end_children()
-        return {"wrong": why} if why else {"code": code}
+            why = wrong.read().decode()
+        if why:
+            raise _Unable(why)
+        return first
 
     def _wait(self, first: int) -> int | None:
         """The exit code of a process, or None where it takes too long."""
@@ -143,6 +199,13 @@ def _children() -> Iterator[int]:
             stat = (process / "stat").read_text()
             if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
                 yield int(process.name)
+
+
+def _open_pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
+    reads, writes = os.pipe()
+    ends.callback(os.close, writes)
+    ends.callback(os.close, reads)
+    return reads, writes
 
 
 def _private_folder() -> tempfile.TemporaryDirectory[str]:
