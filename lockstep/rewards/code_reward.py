@@ -15,14 +15,18 @@ from lockstep.config import CodeSection
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError, Verdict
 from lockstep.types import Prompt
 
 _BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py")
 
-Test = Callable[[Sandbox, str], bool]
-"""Returns true if a program passes."""
+Test = Callable[[Sandbox, str], Verdict]
+"""Returns whether a program passes."""
+
+
+class Tampered(float):
+    """The reward of a response whose program attempted to pass a test in another way than by doing what it asks."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,14 @@ class CodeReward:
         if program is None:
             return 0.0
         tests = [_test(item) for item in prompt.row[self.section.tests]]
-        if self.section.all_or_nothing:
-            return float(all(test(sandbox, program) for test in tests))
-        return sum(test(sandbox, program) for test in tests) / len(tests)
+        verdicts: list[Verdict] = []
+        for test in tests:
+            verdicts.append(test(sandbox, program))
+            if self.section.all_or_nothing and not verdicts[-1].passed:
+                break
+        share = sum(verdict.passed for verdict in verdicts) / len(tests)
+        reward = float(share == 1.0) if self.section.all_or_nothing else share
+        return Tampered(reward) if any(verdict.tampering for verdict in verdicts) else reward
 
 
 def extract_code_block(response: str) -> str | None:
@@ -131,12 +140,13 @@ def _syntax_fault(code: str) -> str | None:
 def _test(item: str | dict[str, str]) -> Test:
     """Builds a test of a row without fault."""
     if isinstance(item, str):
-        return lambda sandbox, program: sandbox.passes(program, item)
+        return lambda sandbox, program: sandbox.test(program, item)
     expected, given = _lines(item["stdout"]), item.get("stdin", "")
 
-    def prints(sandbox: Sandbox, program: str) -> bool:
+    def prints(sandbox: Sandbox, program: str) -> Verdict:
         output = sandbox.output(program, given)
-        return output is not None and _lines(output) == expected
+        same = output is not None and _lines(output) == expected
+        return Verdict(same, None if same else "printed something else", ())
 
     return prints
 

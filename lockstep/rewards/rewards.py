@@ -19,7 +19,7 @@ from lockstep.errors import InputError
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rewards import code_reward, instruction_reward, reward_function
-from lockstep.rewards.code_reward import CodeReward
+from lockstep.rewards.code_reward import CodeReward, Tampered
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_verifier import verify
 from lockstep.types import Prompt
@@ -192,6 +192,14 @@ class ByRow:
             for i, reward in zip(own, judged, strict=True):
                 rewards[i] = reward
         return rewards
+
+
+def find_tampering(reward: Reward, verdicts: Sequence[float | None]) -> list[bool] | None:
+    """Marks the responses that attempted to get their reward in another way; None if this reward does not look."""
+    looks = isinstance(reward, CodeReward) or (
+        isinstance(reward, ByRow) and any(isinstance(one, CodeReward) for one in reward.verifiers.values())
+    )
+    return [isinstance(verdict, Tampered) for verdict in verdicts] if looks else None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from lockstep.helpers.sandbox.jail import Limits
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 from lockstep.rewards import code_reward
 from lockstep.rewards.code_reward import CodeReward, extract_code_block
+from lockstep.rewards.rewards import ByRow, MathReward, find_tampering
 from lockstep.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
@@ -90,6 +91,19 @@ def test_the_share_of_tests_or_all_or_nothing() -> None:
 def test_both_kinds_of_test() -> None:
     both = "```python\ndef double(x):\n  return x * 2\nif __name__ == '__main__':\n  print(double(int(input())))\n```"
     assert score(both, [*TESTS[:2], "assert double(4) == 8", "assert double('a') == 'aa'"]) == 1.0
+
+
+CHEAT = "import os\ndef double(x): os._exit(0)"
+
+
+def test_an_attempt_marks_the_reward() -> None:
+    tests = ["assert double(4) == 8"]
+    reward = CodeReward(section(program="text"))
+    verdicts = reward([prompt(tests)] * 3, [CHEAT, "def double(x): return 8", "x = 1"], [""] * 3)
+    assert verdicts == [0.0, 1.0, 0.0]
+    assert find_tampering(reward, verdicts) == [True, False, False]
+    assert find_tampering(ByRow("kind", {"code": reward}), [None, *verdicts]) == [False, True, False, False]
+    assert find_tampering(MathReward(), [1.0]) is None
 
 
 def test_the_whole_text_is_the_program_by_option() -> None:
