@@ -205,7 +205,7 @@ class CodeSectionKeys(TypedDict, total=False):
     memory_mb: int
     file_mb: int
     processes: int
-    isolation: Literal["namespaces", "limits"]
+    isolation: Literal["namespaces", "filters", "limits"]
 
 
 class RewardSectionKeys(TypedDict, total=False):

@@ -226,25 +226,15 @@ class CodeSection(Section):
     sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
     cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
     wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
-    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of each process")
+    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of a program, all its processes")
     file_mb: PositiveInt = Field(default=8, description="the largest file, and the most that is printed")
     processes: PositiveInt = Field(default=8, description="processes and threads of a program")
-    isolation: Literal["namespaces", "limits"] = Field(
+    isolation: Literal["namespaces", "filters", "limits"] = Field(
         default="namespaces",
-        description="`namespaces`: no network, no other process, no files of yours; `limits`: only time, memory, "
-        "files and processes are limited, and programs can reach the network and what this user can",
+        description="`namespaces`: no network, no other process, no files of yours; `filters`: the same by filters of "
+        "the kernel, for where namespaces are forbidden; `limits`: only time, memory, files and processes are limited, "
+        "and programs can reach what this user can",
     )
-
-    @property
-    def is_namespaced(self) -> bool:
-        """True if programs are cut off from the rest of the machine."""
-        match self.isolation:
-            case "namespaces":
-                return True
-            case "limits":
-                return False
-            case _:
-                assert_never(self.isolation)
 
 
 Verifier = Literal["math", "instructions", "code", "python"]

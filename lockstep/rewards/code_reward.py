@@ -43,7 +43,7 @@ class CodeReward:
     def __post_init__(self) -> None:
         own = self.section
         limits = Limits(own.cpu_s, own.wall_s, own.memory_mb, own.file_mb, own.processes)
-        sandboxes = tuple(Sandbox(limits, own.is_namespaced) for _ in range(own.sandboxes))
+        sandboxes = tuple(Sandbox(limits, own.isolation) for _ in range(own.sandboxes))
         object.__setattr__(self, "_sandboxes", sandboxes)
         try:
             sandboxes[0].start()

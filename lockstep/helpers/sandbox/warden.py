@@ -18,14 +18,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, assert_never
 
 from lockstep.helpers.process import Answers
-from lockstep.helpers.sandbox import linux, plain_values, solution_side, tester_side
-from lockstep.helpers.sandbox.jail import Jail, Limits, Program
+from lockstep.helpers.sandbox import filters, linux, plain_values, solution_side, tester_side
+from lockstep.helpers.sandbox.jail import Isolation, Jail, Limits, Program
 from lockstep.helpers.sandbox.uses import find_uses
 
 _POLL_S = 0.005
+_WATCH_S = 0.02  # in which a program can take some tens of MB more than it may
 
 _ISOLATED = ("-I", "-S", "-X", "utf8", "-c")
 
@@ -65,12 +66,14 @@ _TESTER = _driver(tester_side, "run_test")
 def answers(options: str) -> Answers:
     """Returns the child's answer function: {program, input, tested} to a reply, or {wrong} where none can start.
 
+    None is answered with the strength of the sandbox, a text.
+
     The reply is {code, output}: `code` is the program's exit code, 128 + n if it was ended by the signal n, None if by
     its limit on the clock. `tested` says that the input is test code for the program as a module; the reply is then
     a verdict, {passed, why, tampering} (see `tester_side`).
 
     Args:
-        options: JSON of `limits`, `interpreter` and `namespaces`.
+        options: JSON of `limits`, `interpreter` and `isolation`.
 
     Raises:
         ValueError: If no program can be run here; the text says why.
@@ -79,7 +82,7 @@ def answers(options: str) -> Answers:
         raise ValueError(f"it needs Linux, and this is {sys.platform}")
     given = json.loads(options)
     linux.adopt_orphans()
-    warden = _Warden(Limits(**given["limits"]), given["interpreter"], given["namespaces"])
+    warden = _Warden(Limits(**given["limits"]), given["interpreter"], given["isolation"], _can_filter())
     trial = warden.run("print(input())", "works")
     if trial != {"code": 0, "output": "works\n"}:
         raise ValueError(trial.get("wrong", "a trial program failed, so its limits are too low"))
@@ -88,7 +91,10 @@ def answers(options: str) -> Answers:
         run = warden.test if question["tested"] else warden.run
         yield run(question["program"], question["input"])
 
-    return ran
+    def answer(question: dict[str, Any] | None) -> Iterator[Any]:
+        return iter([warden.strength()]) if question is None else ran(question)
+
+    return answer
 
 
 _AT_ITS_LIMIT: dict[str, Any] = {"passed": False, "why": "the test reached a limit", "tampering": []}
@@ -104,11 +110,31 @@ class _Warden:
     Args:
         limits: Limits of each program.
         interpreter: The Python that runs them.
-        namespaces: Whether each is put into its own namespaces.
+        isolation: What keeps them from the rest of the machine.
+        filtered: True if system calls can be refused here.
     """
 
-    def __init__(self, limits: Limits, interpreter: str, namespaces: bool) -> None:
-        self._limits, self._interpreter, self._namespaces = limits, interpreter, namespaces
+    def __init__(self, limits: Limits, interpreter: str, isolation: Isolation, filtered: bool) -> None:
+        self._limits, self._interpreter, self._filtered = limits, interpreter, filtered
+        self._isolation: Isolation = isolation
+
+    def strength(self) -> str:
+        """Describes in a sentence what the sandbox stops, and what not."""
+        calls = (
+            "system calls are filtered"
+            if self._filtered
+            else "system calls cannot be filtered here, so a program may hold more memory than its limit"
+        )
+        together = f"a program holds at most {self._limits.memory_mb} MB"
+        match self._isolation:
+            case "namespaces":
+                return f"strong: in namespaces, without network and files of yours; {calls}; {together}"
+            case "filters":
+                return f"medium: without network and files of yours, by filters and not namespaces; {together}"
+            case "limits":
+                return f"weak: programs reach the files and processes that their user does; {calls}; {together}"
+            case _:
+                assert_never(self._isolation)
 
     def run(self, program: str, given: str) -> dict[str, Any]:
         """Runs a program that reads `given`; see `answers`."""
@@ -147,8 +173,9 @@ class _Warden:
 
     def _start(self, ends: contextlib.ExitStack, driver: str, program: str, streams: Sequence[int]) -> int:
         """Starts a program in a jail; returns the process to wait for."""
-        folder = None if self._namespaces else ends.enter_context(_private_folder())
-        jail = Jail(self._limits, self._interpreter, folder)
+        folder = None if self._isolation == "namespaces" else ends.enter_context(_private_folder())
+        confined = self._isolation == "filters"
+        jail = Jail(self._limits, self._interpreter, folder, confined, confined or self._filtered)
         inside = Program((*_ISOLATED, driver), {"main.py": program.encode(errors="replace")}, streams)
         errors, report = os.pipe()
         with open(errors, "rb") as wrong:
@@ -163,11 +190,23 @@ class _Warden:
 
     def _wait(self, first: int) -> int | None:
         """The exit code of a process, or None where it takes too long."""
+        deadline = time.monotonic() + self._limits.wall_s
         with open(os.pidfd_open(first), "rb", buffering=0) as ended:
-            if not select.select([ended], [], [], self._limits.wall_s)[0]:
-                return None
+            while not select.select([ended], [], [], _WATCH_S)[0]:
+                if time.monotonic() >= deadline:
+                    return None
+                self._end_greedy()
         code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
         return code if code >= 0 else 128 - code
+
+    def _end_greedy(self) -> None:
+        """Kills jails whose processes together hold more memory than a program may."""
+        for jail in _children():
+            inside = [process for child in _children_of(jail) for process in _descendants(child)]
+            if sum(_held_kb(process) for process in inside) > self._limits.memory_mb << 10:
+                for process in inside:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
 
 
 def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
@@ -194,11 +233,39 @@ def _end_children() -> None:
 
 
 def _children() -> Iterator[int]:
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, IndexError, ValueError):  # it may have ended, or is no process
-            stat = (process / "stat").read_text()
-            if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(process.name)
+    return _children_of(os.getpid())
+
+
+def _descendants(process: int) -> Iterator[int]:
+    yield process
+    for child in _children_of(process):
+        yield from _descendants(child)
+
+
+def _children_of(process: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it may have ended
+            yield from map(int, thread.read_text().split())
+
+
+def _held_kb(process: int) -> int:
+    """Memory that a process holds, without that of files."""
+    with contextlib.suppress(OSError):  # it may have ended
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+        return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in fields)
+    return 0
+
+
+def _can_filter() -> bool:
+    """True if system calls can be refused to a program here, which a fork tries."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            linux.forbid_privileges()
+            filters.refuse_system_calls(signals=True)
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def _open_pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
