@@ -112,9 +112,9 @@ def refuse_system_calls(signals: bool) -> None:
     column = list(_ARCHITECTURES).index(machine)
     refused = [numbers[column] for numbers in (*_NUMBERS.values(), *(_SIGNALS.values() if signals else ()))]
     program = b"".join(_instructions(_ARCHITECTURES[machine], column, refused))
-    buffer = ctypes.create_string_buffer(program)
-    pointer = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
-    control_process(_SET_SECCOMP, _FILTER, ctypes.addressof(ctypes.create_string_buffer(pointer)))
+    steps = ctypes.create_string_buffer(program)
+    given = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(steps)))
+    control_process(_SET_SECCOMP, _FILTER, ctypes.addressof(given))
 
 
 def _instructions(architecture: int, column: int, refused: Iterable[int]) -> list[bytes]:

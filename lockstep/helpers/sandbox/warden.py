@@ -201,7 +201,7 @@ class _Warden:
 
     def _end_greedy(self) -> None:
         """Kills jails whose processes together hold more memory than a program may."""
-        for jail in _children():
+        for jail in _children_of(os.getpid()):
             inside = [process for child in _children_of(jail) for process in _descendants(child)]
             if sum(_held_kb(process) for process in inside) > self._limits.memory_mb << 10:
                 for process in inside:
@@ -227,13 +227,9 @@ def _end_children() -> None:
                 pass
         except ChildProcessError:
             return
-        for child in _children():
+        for child in _children_of(os.getpid()):
             os.kill(child, signal.SIGKILL)
         time.sleep(_POLL_S)
-
-
-def _children() -> Iterator[int]:
-    return _children_of(os.getpid())
 
 
 def _descendants(process: int) -> Iterator[int]:
@@ -242,10 +238,12 @@ def _descendants(process: int) -> Iterator[int]:
         yield from _descendants(child)
 
 
-def _children_of(process: int) -> Iterator[int]:
-    for thread in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it may have ended
-            yield from map(int, thread.read_text().split())
+def _children_of(process: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it may have ended
+        for thread in os.listdir(f"/proc/{process}/task"):
+            found += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+    return found
 
 
 def _held_kb(process: int) -> int:
