@@ -218,6 +218,7 @@ class RewardSectionKeys(TypedDict, total=False):
     function: str | Callable[..., float | None] | None
     pass_score: float | None
     timeout_s: float
+    confined: bool
     verifier: str | None
 
 

@@ -263,6 +263,11 @@ class RewardSection(Section):
     timeout_s: PositiveFloat = Field(
         default=60.0, description="python: the longest the function may take over one response"
     )
+    confined: bool = Field(
+        default=False,
+        description="python: run the function behind the sandbox's filters: no network, no files but those that it can "
+        "import, no signals to other processes; Linux",
+    )
     verifier: str | None = Field(
         default=None,
         description="by_row: the field that names the row's verifier, one of those that this section sets up; or "
@@ -302,4 +307,6 @@ class RewardSection(Section):
             raise ValueError("pass_score goes with type: python; with the others 1 passes")
         if self.function is None and self.timeout_s != type(self).model_fields["timeout_s"].default:
             raise ValueError("timeout_s goes with type: python; the others have limits of their own")
+        if self.function is None and self.confined:
+            raise ValueError("confined goes with type: python; programs of type: code always are")
         return self

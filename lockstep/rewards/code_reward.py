@@ -15,13 +15,13 @@ from lockstep.config import CodeSection
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError, Verdict
+from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError, TestResult
 from lockstep.types import Prompt
 
 _BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py")
 
-Test = Callable[[Sandbox, str], Verdict]
+Test = Callable[[Sandbox, str], TestResult]
 """Returns whether a program passes."""
 
 
@@ -48,7 +48,13 @@ class CodeReward:
         try:
             sandboxes[0].start()
         except SandboxError as error:
-            raise SandboxError(f"reward.code: {error}; docs/guides/rewards.md says what it needs") from None
+            raise SandboxError(
+                f"reward.code: {error}; {self._advise(limits)}docs/guides/rewards.md says what it needs"
+            ) from None
+
+    def strength(self) -> str:
+        """Describes in a sentence what keeps programs from the rest of the machine."""
+        return f"reward.code.isolation={self.section.isolation} is {self._sandboxes[0].strength()}"
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -75,6 +81,22 @@ class CodeReward:
         finally:
             pool.shutdown(cancel_futures=True)
 
+    def _advise(self, limits: Limits) -> str:
+        """Names the next weaker isolation, if it can be had here."""
+        match self.section.isolation:
+            case "namespaces":
+                sandbox = Sandbox(limits, "filters")
+            case "filters" | "limits":
+                return ""
+            case _:
+                assert_never(self.section.isolation)
+        try:
+            return f"reward.code.isolation=filters can be had here, and is {sandbox.strength()}; "
+        except SandboxError:
+            return ""
+        finally:
+            sandbox.close()
+
     def _program(self, response: str) -> str | None:
         match self.section.program:
             case "text":
@@ -89,7 +111,7 @@ class CodeReward:
         if program is None:
             return 0.0
         tests = [_test(item) for item in prompt.row[self.section.tests]]
-        verdicts: list[Verdict] = []
+        verdicts: list[TestResult] = []
         for test in tests:
             verdicts.append(test(sandbox, program))
             if self.section.all_or_nothing and not verdicts[-1].passed:
@@ -143,10 +165,10 @@ def _test(item: str | dict[str, str]) -> Test:
         return lambda sandbox, program: sandbox.test(program, item)
     expected, given = _lines(item["stdout"]), item.get("stdin", "")
 
-    def prints(sandbox: Sandbox, program: str) -> Verdict:
+    def prints(sandbox: Sandbox, program: str) -> TestResult:
         output = sandbox.output(program, given)
         same = output is not None and _lines(output) == expected
-        return Verdict(same, None if same else "printed something else", ())
+        return TestResult(same, None if same else "printed something else", ())
 
     return prints
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox, Verdict
+from lockstep.helpers.sandbox.sandbox import Sandbox, TestResult
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
@@ -232,7 +232,7 @@ def test_no_cheat_passes(sandbox: Sandbox, cheat: str) -> None:
 
 @pytest.mark.parametrize("honest", HONEST)
 def test_an_honest_program_passes_and_is_not_suspected(sandbox: Sandbox, honest: str) -> None:
-    assert sandbox.test(*HONEST[honest]) == Verdict(True, None, ())
+    assert sandbox.test(*HONEST[honest]) == TestResult(True, None, ())
 
 
 SUSPECTED = {
@@ -251,12 +251,12 @@ def test_an_attempt_is_noticed(sandbox: Sandbox, cheat: str) -> None:
 FORGED = (
     "[1]",
     "{}",
-    '[2, "value", ["object", 0], []]',
-    '[2, "value", ["dict", [[["list", []], 1]]], []]',
-    '[2, "value", 1.5, []]',
+    '[2, "result", ["thing", 0], []]',
+    '[2, "result", ["dict", [[["list", []], 1]]], []]',
+    '[2, "result", 1.5, []]',
     '[2, "ended"]',
-    '[7, "value", 8, []]',
-    '["function", 0, [], {}]',
+    '[7, "result", 8, []]',
+    '["callback", 0, [], {}]',
     "[" * 5000,
     "no JSON",
 )
@@ -288,4 +288,4 @@ def test_what_was_not_asked_fails_the_test_whatever_it_catches(sandbox: Sandbox,
     ],
 )
 def test_a_test_that_fails_has_a_reason(sandbox: Sandbox, program: str, test: str, why: str) -> None:
-    assert sandbox.test(program, test) == Verdict(False, why, ())
+    assert sandbox.test(program, test) == TestResult(False, why, ())

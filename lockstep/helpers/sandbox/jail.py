@@ -20,9 +20,9 @@ from typing import Literal, NoReturn
 from lockstep.helpers.sandbox import filters, linux
 
 Isolation = Literal["namespaces", "filters", "limits"]
-"""What keeps a program from the rest of the machine, the strongest first."""
+"""Means that keep a program from the rest of the machine, the strongest first."""
 
-_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
+SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
 _FOLDER = "/tmp"
 _FILES = 1024  # that may lie there
 _ROOM_MB = 16  # for them, besides one of the largest
@@ -156,7 +156,7 @@ class Jail:
 
     def _readable(self) -> tuple[str, ...]:
         """Files and folders that the program may read."""
-        return (*_SYSTEM, str(Path(self.interpreter).parents[1]))
+        return (*SYSTEM_FILES, str(Path(self.interpreter).parents[1]))
 
     def _change_root(self) -> None:
         """Makes a file system of what the program may see."""

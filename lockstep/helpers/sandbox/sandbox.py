@@ -23,8 +23,8 @@ class SandboxError(InputError):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a test has found.
+class TestResult:
+    """The outcome of a test.
 
     Attributes:
         passed: True if the test ran to its end.
@@ -83,10 +83,10 @@ class Sandbox:
         """True if test code runs to its end with what the program defines; errors as `output`."""
         return self.test(program, test).passed
 
-    def test(self, program: str, test: str) -> Verdict:
+    def test(self, program: str, test: str) -> TestResult:
         """Runs test code in a process of its own, which asks the program's for plain values; errors as `output`."""
         found = self._run_to_end(program, test, tested=True)
-        return Verdict(found["passed"], found["why"], tuple(found["tampering"]))
+        return TestResult(found["passed"], found["why"], tuple(found["tampering"]))
 
     def close(self) -> None:
         """Ends the process that starts programs."""

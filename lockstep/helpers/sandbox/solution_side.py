@@ -36,12 +36,12 @@ def serve() -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
-    _Side(questions, answers).serve()
+    _Program(questions, answers).serve()
     os._exit(3)  # the test has left; 0 is the status of a program that ended itself
 
 
-class _Side:
-    """What the program has defined, and the objects and functions that references mean."""
+class _Program:
+    """The program's side: what it has defined, and the objects and functions that references mean."""
 
     def __init__(self, questions: Any, answers: Any) -> None:
         self._questions, self._answers = questions, answers
@@ -87,8 +87,8 @@ class _Side:
         options = {name: decode(item, self._resolve) for name, item in named.items()}
         try:
             value = self._verbs[verb](*arguments, **options)
-            changed = self._changed({**dict(enumerate(given)), **named}, {**dict(enumerate(arguments)), **options})
-            answer = ["value", encode(value, self._refer), changed]
+            changed = self._list_changes({**dict(enumerate(given)), **named}, {**dict(enumerate(arguments)), **options})
+            answer = ["result", encode(value, self._refer), changed]
         except NoPlainValue as error:
             answer = ["unreadable", str(error)]
         except StopIteration:
@@ -99,23 +99,23 @@ class _Side:
             answer = ["left", type(error).__name__]
         self._say([number, *answer])
 
-    def _changed(self, before: dict[Any, Any], after: dict[Any, Any]) -> list[list[Any]]:
+    def _list_changes(self, before: dict[Any, Any], after: dict[Any, Any]) -> list[list[Any]]:
         """New contents of arguments that were changed in place, by their places or names."""
         mutable = {place: encode(value, self._refer) for place, value in after.items() if type(value) in _MUTABLE}
         return [[place, content] for place, content in mutable.items() if content != before[place]]
 
     def _refer(self, value: Any) -> list[Any]:
         if id(value) in self._functions:
-            return ["function", self._functions[id(value)]]
+            return ["callback", self._functions[id(value)]]
         number = self._numbers.setdefault(id(value), len(self._objects))
         if number == len(self._objects):
             self._objects.append(value)
         kind = type(value)
         own = [name for name in _COMPARISONS if kind.__module__ == "solution" and name in vars(kind)]
-        return ["object", number, kind.__name__, own]
+        return ["thing", number, kind.__name__, own]
 
     def _resolve(self, item: list[Any]) -> Any:
-        if item[0] == "object":
+        if item[0] == "thing":
             return self._objects[item[1]]
         number = item[1]
 
@@ -129,7 +129,7 @@ class _Side:
     def _call_back(self, number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Calls a function of the test's, which may ask something in between."""
         given = [encode(value, self._refer) for value in arguments]
-        self._say(["function", number, given, {name: encode(value, self._refer) for name, value in named.items()}])
+        self._say(["callback", number, given, {name: encode(value, self._refer) for name, value in named.items()}])
         while line := self._questions.readline():
             asked = loads(line)
             if asked[0] == "returned":

@@ -68,7 +68,7 @@ class _Side:
     def run(self, test: str, uses: Uses) -> str | None:
         """Runs a test to its end; returns why it is not passed, None if it is."""
         try:
-            names = _Names(self, uses, self._begin())
+            names = _TestNames(self, uses, self._begin())
             sys.modules["solution"] = _Module(names)  # type: ignore[assignment]
             exec(compile(test, "test.py", "exec", dont_inherit=True), names)
         except BaseException as error:
@@ -97,9 +97,9 @@ class _Side:
         self._say([number, verb, given, options])
         while True:
             match self._read():
-                case ["function", int(function), list(items), dict(more)] if 0 <= function < len(self._functions):
+                case ["callback", int(function), list(items), dict(more)] if 0 <= function < len(self._functions):
                     self._call(self._functions[function], items, more)
-                case [int(answered), "value", item, list(changed)] if answered == number:
+                case [int(answered), "result", item, list(changed)] if answered == number:
                     for place, content in changed:
                         _replace(named[place] if isinstance(place, str) else arguments[place], self._decode(content))
                     return self._decode(item)
@@ -142,17 +142,17 @@ class _Side:
 
     def _refer(self, value: Any) -> list[Any]:
         if isinstance(value, Thing):
-            return ["object", _number_of(value)]
+            return ["thing", _number_of(value)]
         if not callable(value):
             raise self.fail(f"the test hands over a {type(value).__name__}, which is no plain value")
         self._functions.append(value)
-        return ["function", len(self._functions) - 1]
+        return ["callback", len(self._functions) - 1]
 
     def _resolve(self, item: list[Any]) -> Any:
         match item:
-            case ["object", int(number), str(kind), list(own)]:
+            case ["thing", int(number), str(kind), list(own)]:
                 return self._things.setdefault(number, Thing(self, number, kind, own))
-            case ["function", int(number)] if 0 <= number < len(self._functions):
+            case ["callback", int(number)] if 0 <= number < len(self._functions):
                 return self._functions[number]
             case _:
                 raise NoPlainValue("is of no known kind")
@@ -237,7 +237,7 @@ def _number_of(thing: Thing) -> int:
     return object.__getattribute__(thing, "_Thing__number")
 
 
-class _Names(dict):
+class _TestNames(dict):
     """The names of a test: its own, then Python's, then the program's (see `uses`)."""
 
     def __init__(self, side: _Side, uses: Uses, defined: list[str]) -> None:
@@ -261,7 +261,7 @@ class _Names(dict):
 class _Module:
     """The module `solution`, for a test that imports from it."""
 
-    def __init__(self, names: _Names) -> None:
+    def __init__(self, names: _TestNames) -> None:
         self._names = names
 
     def __getattr__(self, name: str) -> Any:

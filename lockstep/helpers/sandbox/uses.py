@@ -14,7 +14,7 @@ from typing import TypedDict
 
 
 class Uses(TypedDict):
-    """What a test uses, and does not define itself.
+    """The names that a test uses, and does not define itself.
 
     Attributes:
         python: Names of Python's built-ins.
@@ -32,7 +32,7 @@ def find_uses(test: str) -> Uses:
     nodes = list(ast.walk(ast.parse(test)))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     own = {node.id for node in names if not isinstance(node.ctx, ast.Load)} | {
-        name for node in nodes for name in _defined_by(node)
+        name for node in nodes for name in _list_definitions(node)
     }
     used = {node.id for node in names} - own
     python = used & vars(builtins).keys()
@@ -45,7 +45,7 @@ def find_uses(test: str) -> Uses:
     return {"python": sorted(python), "about_python": used == python, "modules": modules}
 
 
-def _defined_by(node: ast.AST) -> list[str]:
+def _list_definitions(node: ast.AST) -> list[str]:
     """Names that a part of a program defines by other means than an assignment."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):

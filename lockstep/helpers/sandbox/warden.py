@@ -11,21 +11,21 @@ import json
 import marshal
 import os
 import select
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn, assert_never
 
+from lockstep.helpers.descendants import end_children, find_children, find_descendants, kill_all
 from lockstep.helpers.process import Answers
 from lockstep.helpers.sandbox import filters, linux, plain_values, solution_side, tester_side
 from lockstep.helpers.sandbox.jail import Isolation, Jail, Limits, Program
 from lockstep.helpers.sandbox.uses import find_uses
 
-_POLL_S = 0.005
 _WATCH_S = 0.02  # in which a program can take some tens of MB more than it may
 
 _ISOLATED = ("-I", "-S", "-X", "utf8", "-c")
@@ -147,7 +147,7 @@ class _Warden:
             except _Unable as why:
                 return {"wrong": str(why)}
             finally:
-                _end_children()
+                end_children()
             return {"code": code} | ({"output": _text(stdout.fileno())} if code == 0 else {})
 
     def test(self, program: str, test: str) -> dict[str, Any]:
@@ -169,13 +169,11 @@ class _Warden:
             except _Unable as why:
                 return {"wrong": str(why)}
             finally:
-                _end_children()
+                end_children()
 
     def _start(self, ends: contextlib.ExitStack, driver: str, program: str, streams: Sequence[int]) -> int:
         """Starts a program in a jail; returns the process to wait for."""
-        folder = None if self._isolation == "namespaces" else ends.enter_context(_private_folder())
-        confined = self._isolation == "filters"
-        jail = Jail(self._limits, self._interpreter, folder, confined, confined or self._filtered)
+        jail = self._build_jail(ends)
         inside = Program((*_ISOLATED, driver), {"main.py": program.encode(errors="replace")}, streams)
         errors, report = os.pipe()
         with open(errors, "rb") as wrong:
@@ -187,6 +185,18 @@ class _Warden:
         if why:
             raise _Unable(why)
         return first
+
+    def _build_jail(self, ends: contextlib.ExitStack) -> Jail:
+        make = partial(Jail, self._limits, self._interpreter)
+        match self._isolation:
+            case "namespaces":
+                return make(None, confined=False, filtered=self._filtered)
+            case "filters":
+                return make(ends.enter_context(_private_folder()), confined=True, filtered=True)
+            case "limits":
+                return make(ends.enter_context(_private_folder()), confined=False, filtered=self._filtered)
+            case _:
+                assert_never(self._isolation)
 
     def _wait(self, first: int) -> int | None:
         """The exit code of a process, or None where it takes too long."""
@@ -201,12 +211,10 @@ class _Warden:
 
     def _end_greedy(self) -> None:
         """Kills jails whose processes together hold more memory than a program may."""
-        for jail in _children_of(os.getpid()):
-            inside = [process for child in _children_of(jail) for process in _descendants(child)]
-            if sum(_held_kb(process) for process in inside) > self._limits.memory_mb << 10:
-                for process in inside:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
+        for jail in find_children(os.getpid()):
+            inside = list(find_descendants(jail))
+            if sum(_count_memory_kb(process) for process in inside) > self._limits.memory_mb << 10:
+                kill_all(inside)
 
 
 def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
@@ -219,34 +227,7 @@ def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
         os._exit(1)
 
 
-def _end_children() -> None:
-    """Kills a program's processes until none is left; orphans have become children of this process."""
-    while True:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        for child in _children_of(os.getpid()):
-            os.kill(child, signal.SIGKILL)
-        time.sleep(_POLL_S)
-
-
-def _descendants(process: int) -> Iterator[int]:
-    yield process
-    for child in _children_of(process):
-        yield from _descendants(child)
-
-
-def _children_of(process: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it may have ended
-        for thread in os.listdir(f"/proc/{process}/task"):
-            found += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
-    return found
-
-
-def _held_kb(process: int) -> int:
+def _count_memory_kb(process: int) -> int:
     """Memory that a process holds, without that of files."""
     with contextlib.suppress(OSError):  # it may have ended
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
