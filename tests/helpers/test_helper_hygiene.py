@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import socket
 import subprocess
@@ -190,3 +191,17 @@ def test_a_confined_reward_reaches_only_what_it_imports(monkeypatch: pytest.Monk
 def test_confined_is_for_functions() -> None:
     with pytest.raises(ValueError, match="confined goes with type: python"):
         RewardSection(type="math", confined=True)
+
+
+@pytest.mark.usefixtures("in_tmp")
+def test_code_is_named_before_it_is_imported(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("import os\nos.write(2, b'imported\\n')\ndef f(*given): return 1.0")
+    build(RewardSection(type="python", function="mine.py:f"))
+    digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()[:16]
+    assert capfd.readouterr().err.startswith(
+        f"note: reward.function mine.py:f runs {Path('mine.py').resolve()} (sha256 {digest})\n"
+    )
+    Path("mine.py").write_text("raise ValueError")
+    with pytest.raises(RewardError, match="cannot be imported"):
+        build(RewardSection(type="python", function="mine.py:f"))
+    assert "runs" in capfd.readouterr().err
