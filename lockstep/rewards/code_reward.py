@@ -15,13 +15,13 @@ from lockstep.config import CodeSection
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError, TestResult
+from lockstep.helpers.sandbox.sandbox import ProgramResult, Sandbox, SandboxError
 from lockstep.types import Prompt
 
 _BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py")
 
-Test = Callable[[Sandbox, str], TestResult]
+Test = Callable[[Sandbox, str], ProgramResult]
 """Returns whether a program passes."""
 
 
@@ -111,7 +111,7 @@ class CodeReward:
         if program is None:
             return 0.0
         tests = [_test(item) for item in prompt.row[self.section.tests]]
-        verdicts: list[TestResult] = []
+        verdicts: list[ProgramResult] = []
         for test in tests:
             verdicts.append(test(sandbox, program))
             if self.section.all_or_nothing and not verdicts[-1].passed:
@@ -165,10 +165,10 @@ def _test(item: str | dict[str, str]) -> Test:
         return lambda sandbox, program: sandbox.test(program, item)
     expected, given = _lines(item["stdout"]), item.get("stdin", "")
 
-    def prints(sandbox: Sandbox, program: str) -> TestResult:
+    def prints(sandbox: Sandbox, program: str) -> ProgramResult:
         output = sandbox.output(program, given)
         same = output is not None and _lines(output) == expected
-        return TestResult(same, None if same else "printed something else", ())
+        return ProgramResult(same, None if same else "printed something else", ())
 
     return prints
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox, TestResult
+from lockstep.helpers.sandbox.sandbox import ProgramResult, Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
@@ -232,7 +232,7 @@ def test_no_cheat_passes(sandbox: Sandbox, cheat: str) -> None:
 
 @pytest.mark.parametrize("honest", HONEST)
 def test_an_honest_program_passes_and_is_not_suspected(sandbox: Sandbox, honest: str) -> None:
-    assert sandbox.test(*HONEST[honest]) == TestResult(True, None, ())
+    assert sandbox.test(*HONEST[honest]) == ProgramResult(True, None, ())
 
 
 SUSPECTED = {
@@ -288,4 +288,4 @@ def test_what_was_not_asked_fails_the_test_whatever_it_catches(sandbox: Sandbox,
     ],
 )
 def test_a_test_that_fails_has_a_reason(sandbox: Sandbox, program: str, test: str, why: str) -> None:
-    assert sandbox.test(program, test) == TestResult(False, why, ())
+    assert sandbox.test(program, test) == ProgramResult(False, why, ())

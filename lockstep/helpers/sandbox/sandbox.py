@@ -23,7 +23,7 @@ class SandboxError(InputError):
 
 
 @dataclass(frozen=True)
-class TestResult:
+class ProgramResult:
     """The outcome of a test.
 
     Attributes:
@@ -83,10 +83,10 @@ class Sandbox:
         """True if test code runs to its end with what the program defines; errors as `output`."""
         return self.test(program, test).passed
 
-    def test(self, program: str, test: str) -> TestResult:
+    def test(self, program: str, test: str) -> ProgramResult:
         """Runs test code in a process of its own, which asks the program's for plain values; errors as `output`."""
         found = self._run_to_end(program, test, tested=True)
-        return TestResult(found["passed"], found["why"], tuple(found["tampering"]))
+        return ProgramResult(found["passed"], found["why"], tuple(found["tampering"]))
 
     def close(self) -> None:
         """Ends the process that starts programs."""
