@@ -207,7 +207,7 @@ class CodeSectionKeys(TypedDict, total=False):
     memory_mb: int
     file_mb: int
     processes: int
-    isolation: Literal["namespaces", "limits"]
+    isolation: Literal["namespaces", "filters", "limits"]
 
 
 class RewardSectionKeys(TypedDict, total=False):
@@ -220,6 +220,7 @@ class RewardSectionKeys(TypedDict, total=False):
     function: str | Callable[..., float | None] | None
     pass_score: float | None
     timeout_s: float
+    confined: bool
     verifier: str | None
 
 

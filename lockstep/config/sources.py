@@ -226,25 +226,15 @@ class CodeSection(Section):
     sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
     cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
     wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
-    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of each process")
+    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of a program, all its processes")
     file_mb: PositiveInt = Field(default=8, description="the largest file, and the most that is printed")
     processes: PositiveInt = Field(default=8, description="processes and threads of a program")
-    isolation: Literal["namespaces", "limits"] = Field(
+    isolation: Literal["namespaces", "filters", "limits"] = Field(
         default="namespaces",
-        description="`namespaces`: no network, no other process, no files of yours; `limits`: only time, memory, "
-        "files and processes are limited, and programs can reach the network and what this user can",
+        description="`namespaces`: no network, no other process, no files of yours; `filters`: the same by filters of "
+        "the kernel, for where namespaces are forbidden; `limits`: only time, memory, files and processes are limited, "
+        "and programs can reach what this user can",
     )
-
-    @property
-    def is_namespaced(self) -> bool:
-        """True if programs are cut off from the rest of the machine."""
-        match self.isolation:
-            case "namespaces":
-                return True
-            case "limits":
-                return False
-            case _:
-                assert_never(self.isolation)
 
 
 Verifier = Literal["math", "instructions", "code", "python"]
@@ -272,6 +262,11 @@ class RewardSection(Section):
     )
     timeout_s: PositiveFloat = Field(
         default=60.0, description="python: the longest the function may take over one response"
+    )
+    confined: bool = Field(
+        default=False,
+        description="python: run the function behind the sandbox's filters: no network, no files but those that it can "
+        "import, no signals to other processes; Linux",
     )
     verifier: str | None = Field(
         default=None,
@@ -312,4 +307,6 @@ class RewardSection(Section):
             raise ValueError("pass_score goes with type: python; with the others 1 passes")
         if self.function is None and self.timeout_s != type(self).model_fields["timeout_s"].default:
             raise ValueError("timeout_s goes with type: python; the others have limits of their own")
+        if self.function is None and self.confined:
+            raise ValueError("confined goes with type: python; programs of type: code always are")
         return self

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from lockstep.config.user_code import is_in_program
+from lockstep.errors import InputError
+from lockstep.helpers.confined import ConfinedChild
 from lockstep.helpers.process import Answers, Child, ChildError
 
 
@@ -25,7 +27,7 @@ class InProcess(Child):
     def __reduce__(self) -> tuple[type[InProcess], tuple[str, ...]]:
         return InProcess, (self._module, *self._arguments)
 
-    def start(self) -> None:
+    def start(self, slow: Callable[[float], None] = lambda limit_s: None) -> None:
         if self._answers is None:
             try:
                 self._answers = importlib.import_module(self._module).answers(*self._arguments)
@@ -41,6 +43,14 @@ class InProcess(Child):
             yield lambda timeout_s: json.loads(json.dumps(next(replies)))
 
 
-def build_child(module: str, reference: str) -> Child:
-    """Builds the child that runs the user's code: a process, or this one for an object that only this program has."""
-    return InProcess(module, reference) if is_in_program(reference) else Child(module, reference)
+def build_child(module: str, reference: str, confined: bool = False) -> Child:
+    """Builds the child that runs the user's code: a process, or this one for an object that only this program has.
+
+    Raises:
+        InputError: Such an object is to be confined.
+    """
+    if is_in_program(reference):
+        if confined:
+            raise InputError(f"{reference} lives in this program and cannot be confined; put it into a file of its own")
+        return InProcess(module, reference)
+    return ConfinedChild(module, reference) if confined else Child(module, reference)

@@ -25,9 +25,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lockstep.background import SIGNAL_CHECK_S
+from lockstep.helpers.descendants import end_children, find_descendants, kill_all
+from lockstep.helpers.printable import make_printable
+from lockstep.helpers.sandbox import linux
 from lockstep.process_defaults import spare_modules
 
 _START_S = 600.0  # importing what a user's module imports may take long on a busy disk
+_SILENCE_S = 10.0  # of a start, before a word is said
 _GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
 
 
@@ -63,7 +67,12 @@ class Child:
     Args:
         module: Holds `answers`; is imported in the child only.
         arguments: Arguments of `answers`.
+
+    Attributes:
+        program: The module that the process runs, which calls `serve`.
     """
+
+    program = __name__
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._module, self._arguments = module, arguments
@@ -72,17 +81,20 @@ class Child:
         self._killed = False
 
     def __reduce__(self) -> tuple[type[Child], tuple[str, ...]]:
-        return Child, (self._module, *self._arguments)
+        return type(self), (self._module, *self._arguments)
 
-    def start(self) -> None:
+    def start(self, slow: Callable[[float], None] = lambda limit_s: None) -> None:
         """Starts the process, if it does not run, and waits until it is ready.
+
+        Args:
+            slow: Is called with the limit in seconds where it takes more than a few.
 
         Raises:
             ChildError: If its module or `answers` raised.
             ChildDied, ChildHangs: If that ended the process, or took ten minutes.
         """
         with self._lock:
-            self._start()
+            self._start(slow)
 
     @contextmanager
     def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
@@ -112,7 +124,7 @@ class Child:
         """Ends the process at once and for good; a thread that starts or uses it gets ChildDied."""
         self._killed = True
         if self._running is not None and self._running.usable():
-            self._running.process.kill()
+            self._running.kill()
 
     def close(self) -> None:
         """Ends the process."""
@@ -120,9 +132,9 @@ class Child:
             if self._running is not None:
                 self._running.end()
 
-    def _start(self) -> _Running:
+    def _start(self, slow: Callable[[float], None] = lambda limit_s: None) -> _Running:
         if self._running is None or not self._running.usable():
-            self._running = _Running.start(self._module, self._arguments)
+            self._running = _Running.start(self.program, self._module, self._arguments, slow)
             weakref.finalize(self, self._running.end)
         if self._killed:
             self._running.end(at_once=True)
@@ -140,9 +152,9 @@ class _Running:
     unread: bytes = b""
 
     @classmethod
-    def start(cls, module: str, arguments: tuple[str, ...]) -> _Running:
+    def start(cls, program: str, module: str, arguments: tuple[str, ...], slow: Callable[[float], None]) -> _Running:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), module, *arguments]
+        command = [sys.executable, "-P", "-m", program, str(theirs.fileno()), module, *arguments]
         # The child finds the modules that this process finds, in the same order.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
@@ -155,7 +167,11 @@ class _Running:
         theirs.close()
         running = cls(process, ours, os.getpid())
         try:
-            running.reply(_START_S)
+            try:
+                running.reply(_SILENCE_S)
+            except ChildHangs:
+                slow(_START_S)
+                running.reply(_START_S - _SILENCE_S)
         except BaseException:
             running.end(at_once=True)
             raise
@@ -180,16 +196,26 @@ class _Running:
                 raise ChildError(text)
             if kind != "printed":
                 return text
-            print(text, flush=True)
+            print(make_printable(text), flush=True)
 
     def end(self, at_once: bool = False) -> None:
         if self.owner != os.getpid():
             return
         self.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.0 if at_once else _GRACE_S)
-        self.process.kill()
+        if self.process.returncode is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.0 if at_once else _GRACE_S)
+                return  # by itself, after all that it had started
+        self.kill()
         self.process.wait()
+
+    def kill(self) -> None:
+        """Kills the process and all that it has started."""
+        if self.process.returncode is not None:
+            return
+        self.process.send_signal(signal.SIGSTOP)  # so that it starts no more
+        kill_all(find_descendants(self.process.pid))
+        self.process.kill()
 
     def _line(self, deadline: float) -> bytes:
         while b"\n" not in self.unread:
@@ -214,6 +240,8 @@ class _Running:
             code = self.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return ChildDied("it closed its connection")
+        with contextlib.suppress(OSError):  # what it had started has its group
+            os.killpg(self.process.pid, signal.SIGKILL)
         return (
             ChildDied(f"exit status {code}")
             if code >= 0
@@ -235,18 +263,35 @@ class _Printed(io.TextIOBase):
         return len(text)
 
 
-def _serve(descriptor: str, module: str, *arguments: str) -> None:
-    """Main loop of the child. Signals that end a run are the parent's to handle, which ends its children."""
+def serve(prepare: Callable[..., None], descriptor: str, module: str, *arguments: str) -> None:
+    """Main loop of the child. Signals that end a run are the parent's to handle, which ends its children.
+
+    Args:
+        prepare: Is called first, with the arguments; an OSError says why the child cannot begin.
+        descriptor: Number of the connection's descriptor.
+        module: As in `Child`.
+        arguments: As in `Child`.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
     connection = socket.socket(fileno=int(descriptor))
+    try:
+        prepare(*arguments)
+    except OSError as error:
+        connection.sendall(json.dumps(["failed", str(error)]).encode() + b"\n")
+        return
+    if sys.platform == "linux":
+        linux.adopt_orphans()
+    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+
+    saying = threading.Lock()
 
     def say(kind: str, content: Any) -> None:
         line = json.dumps([kind, content]).encode() + b"\n"
-        with _exit_with_parent():
+        with _exit_with_parent(), saying:
             connection.sendall(line)
 
+    _catch_output(say)
     sys.stdout = sys.stderr = _Printed(say)
     try:
         with spare_modules():
@@ -259,6 +304,22 @@ def _serve(descriptor: str, module: str, *arguments: str) -> None:
     while line := _next_line(questions):
         for reply in answers(json.loads(line)):
             say("reply", reply)
+    end_children()
+
+
+def _catch_output(say: Callable[[str, Any], None]) -> None:
+    """Sends on what is written to the descriptors of the output, by libraries and by processes that are started."""
+    reads, writes = os.pipe()
+    for descriptor in (1, 2):
+        os.dup2(writes, descriptor)
+    os.close(writes)
+
+    def send() -> None:
+        with open(reads, errors="replace") as lines:
+            for line in lines:
+                say("printed", line.removesuffix("\n"))
+
+    threading.Thread(target=send, daemon=True).start()
 
 
 def _next_line(questions: io.BufferedReader) -> bytes:
@@ -272,6 +333,7 @@ def _exit_with_parent() -> Iterator[None]:
     try:
         yield
     except OSError:
+        end_children()
         os._exit(0)
 
 
@@ -279,8 +341,9 @@ def _watch_parent(parent: int) -> None:
     """Ends this process with its parent: a child that hangs in an answer does not see its connection close."""
     while os.getppid() == parent:
         time.sleep(1.0)
+    end_children()
     os._exit(1)
 
 
 if __name__ == "__main__":
-    _serve(*sys.argv[1:])
+    serve(lambda *arguments: None, *sys.argv[1:])

@@ -2,7 +2,8 @@
 
 A reply is read where it announces its verdict (`Score:`, `Winner:`), at the last such place, since a judge thinks aloud
 before it decides. What follows may be dressed up (`**Score:** <4>/5.`); anything that could be read in two ways (`4-5`,
-`3 + 1`, `A and B`) is no verdict. A reply that is nothing but the value needs no announcement.
+`3 + 1`, `A and B`, `4, perhaps 5`) is no verdict, nor is a value that is taken back (`A. Actually B`). An announcement
+that the judge quotes (`it says "Score: 5"`) is not its own. A reply that is nothing but the value needs none.
 """
 
 from __future__ import annotations
@@ -46,6 +47,20 @@ _NAME = re.compile(
     rf"{_BEFORE}(?i:(?:judge?ment|response|answer|assistant|output|option)\b)?{_BEFORE}(?P<name>[AB])(?>{_AFTER})"
     r"(?=\s*$|\s*\n|[.,;:!]|\s+(?i:because|since|is|wins)\b|\s*[-–—(])(?!,?\s*(?:(?i:and|or)\b|[AB]\b))"
 )
+# Bounded, so that no reply takes long.
+_FILLERS = (
+    r"(?:[\s,;:(\[{*_~`&|/…–—.-]|\binstead of\b|\b(?:or|to|and|a|but|only|just|no|not|even|maybe|perhaps|possibly|"
+    r"probably|rather|actually|really|up|through|until|versus|vs|nearly|almost|about|closer|plus|minus|then|I|it|is|be|would|could|"
+    r"might|may|should|say|also|score|judge?ment|response|answer|assistant|output|option)\b){0,24}?"
+)
+_TAKES_BACK = r"\b(?:actually|really|rather|correction|on second thoughts?|wait)\b"
+_OTHER_NUMBER = r"(?:(?<![\w.])[0-9.]*[0-9]|[¼½¾⅓⅔]|\b(?:half|two|three|four|five|six|seven|eight|nine|ten)\b)"
+_SECOND_SCORE = re.compile(rf"{_FILLERS}{_OTHER_NUMBER}", re.IGNORECASE)
+_CORRECTED_SCORE = re.compile(rf"{_TAKES_BACK}{_FILLERS}{_OTHER_NUMBER}", re.IGNORECASE)
+_SECOND_NAME = re.compile(rf"(?i:{_FILLERS})(?-i:\b[AB]\b)")
+_CORRECTED_NAME = re.compile(rf"(?i:{_TAKES_BACK}{_FILLERS})(?-i:\b[AB]\b)")
+_SENTENCE = re.compile(r"[^\n.!?]*(?:(?:(?<=vs)\.|[.!?](?!\s|$))[^\n.!?]*)*")
+_PAIRED = (("“", "”"), ("«", "»"), ("‘", "’"))
 _DRESS = " *_`#\n"
 _CLOSING = re.compile(r"[\s.!*_~`\"'“”‘’)\]}>$\\]*")
 
@@ -91,7 +106,7 @@ class ScoreParser:
 
     def __call__(self, reply: str) -> Verdict[float]:
         """See `Parser`."""
-        said = _find_value(self._announced, _SCORE, reply)
+        said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_number")
         score, scale = float(said["number"].replace("−", "-")), said["scale"]
@@ -107,7 +122,7 @@ class ScoreParser:
 
     def without_score(self, reply: str) -> str:
         """A reply without its last score and its announcement: the reasons alone; empty if it is only a score."""
-        announcements = list(self._announced.finditer(reply))
+        announcements = _find_own(self._announced, reply)
         if not announcements:
             return "" if self(reply).value is not None else reply
         last = announcements[-1]
@@ -131,7 +146,7 @@ class WinnerParser:
 
     def __call__(self, reply: str) -> Verdict[Winner]:
         """See `Parser`."""
-        said = _find_value(self._announced, _NAME, reply)
+        said = _find_value(self._announced, _NAME, reply, _SECOND_NAME, _CORRECTED_NAME)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_name")
         return Verdict("A" if said["name"] == "A" else "B")
@@ -152,10 +167,45 @@ def _announcement(word: str) -> re.Pattern[str]:
     )
 
 
-def _find_value(announced: re.Pattern[str], value: re.Pattern[str], reply: str) -> re.Match[str] | Cause | None:
-    """Finds the value of the verdict; None if something else is there; a cause if nothing is announced."""
-    places = [match.end() for match in announced.finditer(reply)]
-    if places:
-        return value.match(reply, places[-1])
+def _find_value(
+    announced: re.Pattern[str],
+    value: re.Pattern[str],
+    reply: str,
+    second: re.Pattern[str],
+    corrected: re.Pattern[str],
+) -> re.Match[str] | Cause | None:
+    """Finds the value of the verdict; None if something else is there; a cause if nothing is announced.
+
+    Args:
+        announced: Pattern of an announcement.
+        value: Pattern of a value.
+        reply: The reply.
+        second: Pattern of another value in the sentence of the first.
+        corrected: Pattern of a value that replaces one said before.
+    """
+    own = _find_own(announced, reply)
+    if own:
+        found = value.match(reply, own[-1].end())
+        if found is None:
+            return None
+        sentence = _SENTENCE.match(reply, found.end())
+        assert sentence is not None, "it may be empty"
+        twice = second.match(reply, found.end(), sentence.end()) or corrected.search(reply, found.end())
+        return None if twice else found
     alone = value.match(reply)
     return alone if alone is not None and _CLOSING.fullmatch(reply, alone.end()) else "no_match"
+
+
+def _find_own(announced: re.Pattern[str], reply: str) -> list[re.Match[str]]:
+    """Finds the judge's own announcements: unquoted ones, or else quoted ones with a line to themselves."""
+    places = [
+        (place, reply[reply.rfind("\n", 0, place.start()) + 1 : place.start()]) for place in announced.finditer(reply)
+    ]
+    own = [place for place, before in places if not _opens_quotation(before)]
+    return own or [place for place, before in places if not before.strip(" \t>*_#\"'`“‘«")]
+
+
+def _opens_quotation(before: str) -> bool:
+    """True if what stands before something on its line makes that a quotation."""
+    straight = any(before.count(mark) % 2 for mark in '"`') or before.endswith("'")
+    return straight or before.lstrip().startswith(">") or any(before.count(a) > before.count(b) for a, b in _PAIRED)

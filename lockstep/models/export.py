@@ -72,7 +72,7 @@ def assemble(
     config = AutoConfig.from_pretrained(frame, trust_remote_code=False, **({"num_labels": 1} if reward_model else {}))
     kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
     with torch.device("meta"):
-        model = kind.from_config(config, dtype=DTYPES[dtype])
+        model = kind.from_config(config, dtype=DTYPES[dtype], trust_remote_code=False)
     model.load_state_dict({name: w.to(DTYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True)
     model.tie_weights()
     absent = sorted(name for name, tensor in model.state_dict().items() if tensor.is_meta)

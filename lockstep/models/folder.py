@@ -144,7 +144,9 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
         raise ModelError(f"{source}: num_attention_heads ({heads}) is no multiple of num_key_value_heads ({groups})")
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
+            return AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
+            )
     except (*CONFIG_ERRORS, RuntimeError, AttributeError, ArithmeticError, AssertionError) as error:
         if error.args == (attention.NAME,):
             raise ModelError(

@@ -93,7 +93,9 @@ def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBas
     skeleton(built, "model.scratch.config")  # for its errors
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("initial weights", seed) & (2**63 - 1))
-        return AutoModelForCausalLM.from_config(built, attn_implementation=attention.NAME, dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(
+            built, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
+        )
 
 
 def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:

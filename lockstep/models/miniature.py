@@ -88,7 +88,9 @@ def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """Builds the model and tries a few tokens with it in plain `transformers`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("miniature", seed) & (2**63 - 1))
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
+        )
         for parameter in (parameter for parameter in model.parameters() if parameter.ndim == 1):
             parameter.data += 0.1 * torch.randn_like(parameter)  # biases and norms begin with 0 and 1, and hide faults
     model.eval()

@@ -89,6 +89,11 @@ _RULES = (
         lambda row: "the reward gave no response a verdict",
     ),
     _Rule(
+        "reward/tampering",
+        lambda row: row["reward/tampering"] > 0,
+        lambda row: f"{row['reward/tampering']:.0f} responses attempted to pass their tests in another way",
+    ),
+    _Rule(
         "train/truncated",
         lambda row: row["train/truncated"] >= 1,
         lambda row: "every response was cut off by its limit",

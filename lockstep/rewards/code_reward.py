@@ -15,14 +15,18 @@ from lockstep.config import CodeSection
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.helpers.sandbox.sandbox import ProgramResult, Sandbox, SandboxError
 from lockstep.types import Prompt
 
 _BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py")
 
-Test = Callable[[Sandbox, str], bool]
-"""Returns true if a program passes."""
+Test = Callable[[Sandbox, str], ProgramResult]
+"""Returns whether a program passes."""
+
+
+class Tampered(float):
+    """The reward of a response whose program attempted to pass a test in another way than by doing what it asks."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,18 @@ class CodeReward:
     def __post_init__(self) -> None:
         own = self.section
         limits = Limits(own.cpu_s, own.wall_s, own.memory_mb, own.file_mb, own.processes)
-        sandboxes = tuple(Sandbox(limits, own.is_namespaced) for _ in range(own.sandboxes))
+        sandboxes = tuple(Sandbox(limits, own.isolation) for _ in range(own.sandboxes))
         object.__setattr__(self, "_sandboxes", sandboxes)
         try:
             sandboxes[0].start()
         except SandboxError as error:
-            raise SandboxError(f"reward.code: {error}; docs/guides/rewards.md says what it needs") from None
+            raise SandboxError(
+                f"reward.code: {error}; {self._advise(limits)}docs/guides/rewards.md says what it needs"
+            ) from None
+
+    def strength(self) -> str:
+        """Describes in a sentence what keeps programs from the rest of the machine."""
+        return f"reward.code.isolation={self.section.isolation} is {self._sandboxes[0].strength()}"
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -71,6 +81,22 @@ class CodeReward:
         finally:
             pool.shutdown(cancel_futures=True)
 
+    def _advise(self, limits: Limits) -> str:
+        """Names the next weaker isolation, if it can be had here."""
+        match self.section.isolation:
+            case "namespaces":
+                sandbox = Sandbox(limits, "filters")
+            case "filters" | "limits":
+                return ""
+            case _:
+                assert_never(self.section.isolation)
+        try:
+            return f"reward.code.isolation=filters can be had here, and is {sandbox.strength()}; "
+        except SandboxError:
+            return ""
+        finally:
+            sandbox.close()
+
     def _program(self, response: str) -> str | None:
         match self.section.program:
             case "text":
@@ -85,9 +111,14 @@ class CodeReward:
         if program is None:
             return 0.0
         tests = [_test(item) for item in prompt.row[self.section.tests]]
-        if self.section.all_or_nothing:
-            return float(all(test(sandbox, program) for test in tests))
-        return sum(test(sandbox, program) for test in tests) / len(tests)
+        verdicts: list[ProgramResult] = []
+        for test in tests:
+            verdicts.append(test(sandbox, program))
+            if self.section.all_or_nothing and not verdicts[-1].passed:
+                break
+        share = sum(verdict.passed for verdict in verdicts) / len(tests)
+        reward = float(share == 1.0) if self.section.all_or_nothing else share
+        return Tampered(reward) if any(verdict.tampering for verdict in verdicts) else reward
 
 
 def extract_code_block(response: str) -> str | None:
@@ -131,12 +162,13 @@ def _syntax_fault(code: str) -> str | None:
 def _test(item: str | dict[str, str]) -> Test:
     """Builds a test of a row without fault."""
     if isinstance(item, str):
-        return lambda sandbox, program: sandbox.passes(program, item)
+        return lambda sandbox, program: sandbox.test(program, item)
     expected, given = _lines(item["stdout"]), item.get("stdin", "")
 
-    def prints(sandbox: Sandbox, program: str) -> bool:
+    def prints(sandbox: Sandbox, program: str) -> ProgramResult:
         output = sandbox.output(program, given)
-        return output is not None and _lines(output) == expected
+        same = output is not None and _lines(output) == expected
+        return ProgramResult(same, None if same else "printed something else", ())
 
     return prints
 

@@ -5,21 +5,24 @@ A reward may be None, "no verdict": it could not be decided, so the response cou
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, assert_never
 
-from lockstep.config import RewardSection, Verifier
+from lockstep.config import RewardSection, Verifier, user_code
+from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint
 from lockstep.errors import InputError
 from lockstep.helpers.in_process import build_child
+from lockstep.helpers.printable import make_printable
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rewards import code_reward, instruction_reward, reward_function
-from lockstep.rewards.code_reward import CodeReward
+from lockstep.rewards.code_reward import CodeReward, Tampered
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_verifier import verify
 from lockstep.types import Prompt
@@ -122,21 +125,26 @@ class PythonReward:
     Attributes:
         function: `file.py:name` or `package.module:name`.
         timeout_s: The longest it may take over one response.
+        confined: True to run it behind the sandbox's filters.
     """
 
     function: str
     timeout_s: float
+    confined: bool = False
     _child: Child = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function))
+        object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function, self.confined))
         try:
-            self._child.start()
+            self._child.start(self._say_slow)
         except ChildError as error:
             raise RewardError(str(error)) from None
         except (ChildDied, ChildHangs) as error:
             what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
             raise RewardError(f"reward.function {self.function}: importing it {what}") from None
+
+    def _say_slow(self, limit_s: float) -> None:
+        note(f"importing reward.function {self.function} takes long; it is ended after {limit_s:g} s")
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -163,8 +171,8 @@ class PythonReward:
         except ChildDied as error:
             raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
         if "wrong" in result:
-            error = RewardError(f"{asked} {result['wrong']}")
-            error.add_note(result["trace"])
+            error = RewardError(f"{asked} {make_printable(result['wrong'])}")
+            error.add_note(make_printable(result["trace"]))
             raise error
         return result["reward"]
 
@@ -194,6 +202,14 @@ class ByRow:
         return rewards
 
 
+def find_tampering(reward: Reward, verdicts: Sequence[float | None]) -> list[bool] | None:
+    """Marks the responses that attempted to get their reward in another way; None if this reward does not look."""
+    looks = isinstance(reward, CodeReward) or (
+        isinstance(reward, ByRow) and any(isinstance(one, CodeReward) for one in reward.verifiers.values())
+    )
+    return [isinstance(verdict, Tampered) for verdict in verdicts] if looks else None
+
+
 @dataclass(frozen=True)
 class NoReward:
     """No verdict on any response: something else scores."""
@@ -205,8 +221,12 @@ class NoReward:
         return [None] * len(responses)
 
 
-def build(section: RewardSection | None) -> Reward:
+def build(section: RewardSection | None, say: Callable[[str], None] = lambda text: None) -> Reward:
     """Builds the reward of a recipe; without a section, no reward.
+
+    Args:
+        section: The section.
+        say: Is told what keeps a policy's programs from the rest of the machine.
 
     Raises:
         RewardError: Its function cannot be found.
@@ -217,14 +237,14 @@ def build(section: RewardSection | None) -> Reward:
     match section.type:
         case "by_row":
             assert section.verifier is not None, "the recipe names the field"
-            return ByRow(section.verifier, {name: _verifier(section, name) for name in section.verifiers})
+            return ByRow(section.verifier, {name: _verifier(section, name, say) for name in section.verifiers})
         case "math" | "instructions" | "code" | "python":
-            return _verifier(section, section.type)
+            return _verifier(section, section.type, say)
         case _:
             assert_never(section.type)
 
 
-def _verifier(section: RewardSection, name: Verifier) -> Reward:
+def _verifier(section: RewardSection, name: Verifier, say: Callable[[str], None]) -> Reward:
     match name:
         case "math":
             return MathReward(section.marker)
@@ -233,12 +253,23 @@ def _verifier(section: RewardSection, name: Verifier) -> Reward:
             return InstructionReward(section.instructions)
         case "code":
             assert section.code is not None, _SET_UP
-            return CodeReward(section.code)
+            reward = CodeReward(section.code)
+            say(reward.strength())
+            return reward
         case "python":
             assert section.function is not None, _SET_UP
-            return PythonReward(section.function, section.timeout_s)
+            _name_code(section.function)
+            return PythonReward(section.function, section.timeout_s, section.confined)
         case _:
             assert_never(name)
+
+
+def _name_code(function: str) -> None:
+    """Notes which file a reward runs, before it is imported: a recipe may come from another user."""
+    file = user_code.find_file(function)
+    if file is not None:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        note(f"reward.function {function} runs {file.resolve()} (sha256 {digest[:16]})")
 
 
 def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:

@@ -14,7 +14,7 @@ from lockstep.batch import Batch, concat
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.rewards.reward_model import RewardModelScorer
-from lockstep.rewards.rewards import NoReward, Reward
+from lockstep.rewards.rewards import NoReward, Reward, find_tampering
 from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
@@ -48,6 +48,12 @@ class Rollouts:
             + self.lengths()
             + self._episodes()
         )
+
+    def tampering(self) -> Metrics:
+        """The count of responses that attempted to get their reward in another way, where the reward looks for that."""
+        if "tampering" not in self.batch.sample:
+            return Metrics()
+        return Metrics(tampering=Sum(self.batch["tampering"].sum())).with_prefix("reward")
 
     def lengths(self) -> Metrics:
         """Metrics of lengths and truncation."""
@@ -147,23 +153,25 @@ class RolloutCollector:
             batch = self.environment.play(self.engine, repeated, requests, sampling)
         sequences = zip(requests, batch.sequences(), strict=True)
         responses = [self.decode(tokens[len(request.tokens) :].tolist()) for request, tokens in sequences]
-        score_B = self._scores(batch, repeated, responses)
-        return Rollouts(batch.with_columns(sample={"score": score_B}), repeated, responses)
+        return Rollouts(batch.with_columns(sample=self._scores(batch, repeated, responses)), repeated, responses)
 
-    def _scores(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
-        """Scores of responses, fp32 [B]; NaN: no verdict."""
+    def _scores(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> dict[str, Tensor]:
+        """Columns of responses: `score`, fp32 [B], NaN: no verdict; `tampering`, bool [B], from a reward that looks."""
         if self.environment is None:
             return self._score(batch, prompts, responses)
         if isinstance(self.reward, NoReward):
-            return batch["environment_reward"]
-        return self._score(batch, prompts, responses).masked_fill(batch["environment_fault"], float("nan"))
+            return {"score": batch["environment_reward"]}
+        columns = self._score(batch, prompts, responses)
+        return columns | {"score": columns["score"].masked_fill(batch["environment_fault"], float("nan"))}
 
-    def _score(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
+    def _score(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> dict[str, Tensor]:
         if isinstance(self.reward, RewardModelScorer):
-            return self.reward(batch)
+            return {"score": self.reward(batch)}
         verdicts = self.reward(prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
         known = [float("nan") if verdict is None else verdict for verdict in verdicts]
-        return torch.tensor(known, dtype=torch.float32)
+        tampering = find_tampering(self.reward, verdicts)
+        found = {} if tampering is None else {"tampering": torch.tensor(tampering)}
+        return {"score": torch.tensor(known, dtype=torch.float32), **found}
 
 
 def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:

@@ -103,6 +103,7 @@ def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
         **shaped,
         "tokens": sampled.per_sample(sampled.mask.long()).tolist(),
         "truncated": batch["truncated"].tolist(),
+        **({"tampering": sampled["tampering"].tolist()} if "tampering" in sampled.sample else {}),
     }
 
 

@@ -96,7 +96,7 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
     model = _model(loaded, allow_changes, files, made, found)
     for section in recipe.rewards:
         with found.problem():
-            build_reward(section)
+            build_reward(section, found.notes.append)
     if model is not None:
         if files is not None:
             inexact = _decide_exact(recipe, model.source, found)

@@ -111,7 +111,7 @@ class LiveSetup:
         return processes(self._spec, self.progress, self.workers)
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
-        return build(section)
+        return build(section, self.note)
 
     def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
         return episodes_of(section, self.algorithm.data, self.source, self.note)

@@ -193,7 +193,7 @@ print(os.read(read, 9).decode())
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Sandbox]:
     """Without namespaces."""
-    sandbox = Sandbox(LIMITS, namespaces=False, interpreter=SYSTEM_PYTHON)
+    sandbox = Sandbox(LIMITS, isolation="limits", interpreter=SYSTEM_PYTHON)
     yield sandbox
     sandbox.close()
 
@@ -292,7 +292,7 @@ def _as_a_user(programs: list[str], prefix: Path) -> list[dict[str, Any]]:
     os.setresgid(12345, 12345, 12345)
     os.setresuid(12345, 12345, 12345)
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # or /proc/self would go on being root's
-    options = {"limits": asdict(LIMITS), "interpreter": str(python), "namespaces": True}
+    options = {"limits": asdict(LIMITS), "interpreter": str(python), "isolation": "namespaces"}
     answer = warden.answers(json.dumps(options))
     return [next(answer({"program": program, "input": "", "tested": False})) for program in programs]
 
@@ -351,7 +351,7 @@ def test_where_no_namespaces_are_allowed_nothing_is_run() -> None:
 def without_namespaces() -> str:
     try:
         linux.unshare(linux.NEW_USERS)
-        warden.answers(json.dumps({"limits": asdict(LIMITS), "interpreter": SYSTEM_PYTHON, "namespaces": True}))
+        warden.answers(json.dumps({"limits": asdict(LIMITS), "interpreter": SYSTEM_PYTHON, "isolation": "namespaces"}))
     except Exception as error:
         return str(error)
     return "it began"

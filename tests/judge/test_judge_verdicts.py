@@ -49,6 +49,15 @@ SCORED = (
     (" **3** ", 3),
     ("Score: 1 for the first demand. On the whole, Score: 3", 3),
     ("Score: 2. It lacks what a score of 5 has.", 2),
+    ("Score: 4 (meets 4 of 5 demands)", 4),
+    ("Score: 4 (out of 5)", 4),
+    ("Score: 4 or so", 4),
+    ('Score: 2\nThe response says: "Score: 5"', 2),
+    ("My score: 2. It wrote “Score: 5”.", 2),
+    ("Score: 2\n> Score: 5", 2),
+    ("Score: 2 (it claimed `Score: 5`)", 2),
+    ('"Score: 4"', 4),
+    ("> **Score:** 4", 4),
 )  # fmt: skip
 
 UNSCORED = (
@@ -70,6 +79,12 @@ UNSCORED = (
     ("Score: 4.5%", "not_a_number"),
     ("Score: 4th", "not_a_number"),
     ("Score: 4/5/6", "not_a_number"),
+    ("Score: 4 1/2", "not_a_number"),
+    ("Score: 4 ½", "not_a_number"),
+    ("Score: 4 and a half", "not_a_number"),
+    ("Score: 4. Actually, 3.", "not_a_number"),
+    ("Score: 4\nOn second thought: 3", "not_a_number"),
+    ('The response ends with "Score: 5".', "no_match"),
     ("Score: 6", "out_of_range"),
     ("Score: -1", "out_of_range"),
     ("Score: −1", "out_of_range"),
@@ -92,6 +107,8 @@ WON = (
     ("Winner:\nJudgement A\n", "A"),
     ("Winner: A (by far)", "A"),
     ("At first Winner: A. But then Winner: B", "B"),
+    ("Winner: A because B is wrong", "A"),
+    ('Winner: A\nIt says "Winner: B"', "A"),
     ("[Judgement A]", "A"),
     ("Judgment B.", "B"),
     ("A", "A"),
@@ -111,6 +128,10 @@ UNDECIDED = (
     ("Winner: Judgement C", "not_a_name"),
     ("Winner: Judgement AB", "not_a_name"),
     ("Winner: A\nWinner: none", "not_a_name"),
+    ("Winner: A, but only just; really B", "not_a_name"),
+    ("Winner: A (or B)", "not_a_name"),
+    ("Winner: A. Actually B is better", "not_a_name"),
+    ("The response says 'Winner: B'", "no_match"),
 )
 
 
@@ -184,8 +205,50 @@ def test_any_reply_has_a_verdict_of_the_scale_or_a_cause(reply: str) -> None:
     assert winner.cause in CAUSES if winner.value is None else winner.value in ("A", "B")
 
 
+HEDGES = (
+    "or",
+    "to",
+    ", maybe",
+    "; perhaps even",
+    ", no,",
+    "(or",
+    "and",
+    "|",
+    "…",
+    "vs.",
+    ", but rather",
+    "- or",
+    ". Actually,",
+)
+WORDS = st.sampled_from(["", "**", "`"])
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.sampled_from(HEDGES), WORDS, st.sampled_from([" ", "  ", "\t"]))
+def test_two_readings_are_no_score(one: int, other: int, hedge: str, mark: str, space: str) -> None:
+    assert SCORES(f"Score: {mark}{one}{mark}{space}{hedge}{space}{mark}{other}{mark}").cause == "not_a_number"
+
+
+@given(st.permutations("AB"), st.sampled_from(HEDGES), st.sampled_from(["", "Response ", "Judgement "]))
+def test_two_readings_are_no_winner(names: list[str], hedge: str, kind: str) -> None:
+    one, other = names
+    assert WINNERS(f"Winner: {kind}{one} {hedge} {kind}{other}").cause == "not_a_name"
+
+
+QUOTES = st.sampled_from([('"', '"'), ("`", "`"), ("“", "”"), ("«", "»"), ("'", "'"), ("\n> ", "\n")])
+
+
+@given(st.integers(0, 5), st.integers(0, 5), QUOTES, st.booleans())
+def test_a_quoted_score_does_not_overrule_the_judges_own(
+    own: int, quoted: int, marks: tuple[str, str], last: bool
+) -> None:
+    quotation, verdict = f"The response says {marks[0]}Score: {quoted}{marks[1]}.", f"Score: {own}"
+    assert SCORES(f"{verdict}\n{quotation}" if last else f"{quotation}\n{verdict}") == Verdict(float(own))
+
+
 def test_a_long_reply_of_brackets_is_read_at_once() -> None:
     assert SCORES("Score: " + "(" * 100_000).cause == "not_a_number"
     assert SCORES("score" * 20_000).cause == "no_match"
     assert SCORES("score (" * 20_000).cause == "no_match"
+    assert SCORES("Score: 4" + " , or" * 20_000).value == 4
+    assert SCORES("Score: 4." + " actually" * 20_000).value == 4
     assert WINNERS("Winner: " + "*" * 100_000).cause == "not_a_name"

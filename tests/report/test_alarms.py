@@ -35,6 +35,11 @@ def test_a_token_that_differs_is_an_alarm_where_both_sides_are_exact() -> None:
     assert alarm.text.startswith("2 tokens have another log-probability sampled than trained")
 
 
+def test_an_attempt_to_pass_in_another_way_is_one() -> None:
+    (alarm,) = find_alarms(rows(reward__tampering=[0, 3, 0]))
+    assert (alarm.first, alarm.last, alarm.text) == (2, 2, "3 responses attempted to pass their tests in another way")
+
+
 def test_drift_and_numbers_that_are_none() -> None:
     found = find_alarms(rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0]))
     assert [(alarm.metric, alarm.first) for alarm in found] == [

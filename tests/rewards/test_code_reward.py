@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import stat
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +15,17 @@ import psutil
 import pytest
 from killing import meanwhile
 
-from lockstep.config.sources import CodeSection
+from lockstep.config.sources import CodeSection, RewardSection
+from lockstep.helpers.sandbox import filters, linux
 from lockstep.helpers.sandbox.jail import Limits
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 from lockstep.rewards import code_reward
 from lockstep.rewards.code_reward import CodeReward, extract_code_block
+from lockstep.rewards.rewards import ByRow, MathReward, build, find_tampering
 from lockstep.types import Prompt
 
+SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python3.{sys.version_info.minor}")  # one that any user may start
+FORKS_HERE = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
 DOUBLE = "```python\nprint(int(input()) * 2)\n```"
@@ -90,6 +97,19 @@ def test_the_share_of_tests_or_all_or_nothing() -> None:
 def test_both_kinds_of_test() -> None:
     both = "```python\ndef double(x):\n  return x * 2\nif __name__ == '__main__':\n  print(double(int(input())))\n```"
     assert score(both, [*TESTS[:2], "assert double(4) == 8", "assert double('a') == 'aa'"]) == 1.0
+
+
+CHEAT = "import os\ndef double(x): os._exit(0)"
+
+
+def test_an_attempt_marks_the_reward() -> None:
+    tests = ["assert double(4) == 8"]
+    reward = CodeReward(section(program="text"))
+    verdicts = reward([prompt(tests)] * 3, [CHEAT, "def double(x): return 8", "x = 1"], [""] * 3)
+    assert verdicts == [0.0, 1.0, 0.0]
+    assert find_tampering(reward, verdicts) == [True, False, False]
+    assert find_tampering(ByRow("kind", {"code": reward}), [None, *verdicts]) == [False, True, False, False]
+    assert find_tampering(MathReward(), [1.0]) is None
 
 
 def test_the_whole_text_is_the_program_by_option() -> None:
@@ -175,3 +195,34 @@ def test_it_crosses_a_process_border() -> None:
     again = pickle.loads(pickle.dumps(reward))
     assert again == reward
     assert again([prompt(TESTS[:2])], [DOUBLE], [""]) == [1.0]
+
+
+@FORKS_HERE
+def test_where_namespaces_are_forbidden_the_refusal_says_what_can_be_had() -> None:
+    """In a fork that may make none; and a run that asks for less says how strong it is."""
+    said, say = os.pipe()
+    if os.fork() == 0:
+        linux.forbid_privileges()
+        filters._NUMBERS = {"unshare": (272, 97)}
+        code_reward.Sandbox = partial(Sandbox, interpreter=SYSTEM_PYTHON)  # type: ignore[misc]
+        filters.refuse_system_calls(signals=False)
+        lines: list[str] = []
+        for isolation in ("namespaces", "filters"):
+            own = section(isolation=isolation, program="text")
+            try:
+                build(RewardSection(type="code", code=own), lines.append)
+            except SandboxError as error:
+                lines.append(str(error))
+        os.write(say, json.dumps(lines).encode())
+        os._exit(0)
+    os.close(say)
+    with open(said) as reply:
+        refused, opened = json.loads(reply.read())
+    strength = (
+        "medium: without network and files of yours, by filters and not namespaces; a program holds at most 128 MB"
+    )
+    assert refused == (
+        "reward.code: programs cannot be run in a sandbox here (unshare: Operation not permitted); "
+        f"reward.code.isolation=filters can be had here, and is {strength}; docs/guides/rewards.md says what it needs"
+    )
+    assert opened == f"reward.code.isolation=filters is {strength}"

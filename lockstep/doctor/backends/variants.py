@@ -57,7 +57,7 @@ class Variants:
 
     def config(self, changed: Iterable[tuple[str, Any]] = ()) -> PreTrainedConfig:
         """The configuration, with fields changed; `a.b` is field b of the mapping a."""
-        config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
         for name, value in chain(self._config.items(), changed):
             field, _, inner = name.partition(".")
             setattr(config, field, {**getattr(config, field), inner: value} if inner else value)
@@ -76,6 +76,7 @@ class Variants:
                     attn_implementation=attention,
                     local_files_only=True,
                     use_safetensors=True,
+                    trust_remote_code=False,
                 )
             except CONFIG_ERRORS as error:
                 changed = ", ".join(f"{name}={value}" for name, value in conditions.config) or "its configuration"

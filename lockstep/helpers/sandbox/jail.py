@@ -1,7 +1,8 @@
-"""The jail between a fork and an untrusted program: namespaces, a user without rights, limits.
+"""The jail between a fork and an untrusted program: namespaces or filters, a user without rights, limits.
 
 With namespaces the program sees no network and no other process, and of all files only the system's and Python's,
-read-only, and an empty folder in memory that goes away with it. Without them there are the limits alone.
+read-only, and an empty folder in memory that goes away with it. Filters refuse it the same, but it shares this
+machine's names and its disk. Without both there are the limits, and the filter of system calls where it can be had.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
-from lockstep.helpers.sandbox import linux
+from lockstep.helpers.sandbox import filters, linux
 
-_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
+Isolation = Literal["namespaces", "filters", "limits"]
+"""Means that keep a program from the rest of the machine, the strongest first."""
+
+SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/urandom")
 _FOLDER = "/tmp"
 _FILES = 1024  # that may lie there
 _ROOM_MB = 16  # for them, besides one of the largest
@@ -36,7 +40,7 @@ class Limits:
     Attributes:
         cpu_s: Seconds of CPU time of each process.
         wall_s: Seconds on the clock.
-        memory_mb: Memory (address space) of each process, MB.
+        memory_mb: Memory (address space) of each process, and resident memory of all together, MB.
         file_mb: Size of each file that it writes, its output among them, MB.
         processes: Number at a time, threads counted.
     """
@@ -71,11 +75,15 @@ class Jail:
         limits: Limits of the program.
         interpreter: The Python that runs it.
         folder: Working folder; None: in namespaces, in a folder that only they know.
+        confined: True to keep it to that folder and the files to be read by a filter.
+        filtered: True to refuse it system calls.
     """
 
     limits: Limits
     interpreter: str
     folder: str | None
+    confined: bool
+    filtered: bool
 
     def enter(self, program: Program, report: int) -> NoReturn:
         """Starts the program, and ends this process when and as it ends.
@@ -127,11 +135,14 @@ class Jail:
             Path(name).write_bytes(content)
         if user is not None:
             os.chown(".", user, user)
+        linux.forbid_privileges()
+        if self.confined:
+            filters.confine_files(self._readable(), ".")
+        if user is not None:
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         self._limit(others)
-        linux.forbid_privileges()
         linux.die_with_parent()
         if select.select([watch], [], [], 0)[0]:
             os._exit(1)
@@ -139,14 +150,20 @@ class Jail:
             os.dup2(descriptor, number)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
+        if self.filtered:
+            filters.refuse_system_calls(signals=self.confined and not filters.keeps_signals())
         os.execve(self.interpreter, [self.interpreter, *program.arguments], {})
+
+    def _readable(self) -> tuple[str, ...]:
+        """Files and folders that the program may read."""
+        return (*SYSTEM_FILES, str(Path(self.interpreter).parents[1]))
 
     def _change_root(self) -> None:
         """Makes a file system of what the program may see."""
         linux.mount("none", "/", flags=linux.PRIVATE | linux.RECURSIVE)
         room = f"mode=0755,size={self.limits.file_mb + _ROOM_MB}m,nr_inodes={_FILES}"
         linux.mount("tmpfs", _ROOT, "tmpfs", linux.NOSUID | linux.NODEV, room)
-        for path in (*_SYSTEM, str(Path(self.interpreter).parents[1])):
+        for path in self._readable():
             _show(path)
         os.makedirs(_ROOT + _FOLDER, exist_ok=True)  # Python may lie there
         os.chdir(_ROOT)
@@ -162,6 +179,8 @@ class Jail:
             resource.RLIMIT_NPROC: limits.processes + others,
             resource.RLIMIT_NOFILE: _OPEN_FILES,
             resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: 0,
+            linux.MESSAGE_QUEUES: 0,
         }
         for kind, bound in bounds.items():
             hard = resource.getrlimit(kind)[1]
@@ -178,6 +197,9 @@ def _unshare(users: bool) -> None:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{_NOBODY} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{_NOBODY} {group} 1")
+    for name in ("shmall", "shmmax", "msgmni"):  # of these namespaces, for where system calls cannot be refused
+        with contextlib.suppress(OSError):
+            Path(f"/proc/sys/kernel/{name}").write_text("0")
 
 
 def _show(path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from typing import Any
 
 NEW_MOUNTS = 0x00020000
 NEW_IPC = 0x08000000
@@ -13,6 +14,8 @@ NEW_PROCESSES = 0x20000000
 NEW_NETWORK = 0x40000000
 
 NOSUID, NODEV, BIND, MOVE, RECURSIVE, PRIVATE = 0x2, 0x4, 0x1000, 0x2000, 0x4000, 0x40000
+
+MESSAGE_QUEUES = 12  # a limit that the module `resource` does not name
 
 _SET_DEATH_SIGNAL, _SET_SUBREAPER, _SET_NO_NEW_PRIVILEGES = 1, 36, 38
 _MOUNT_SETATTR = 442  # the same number on every architecture
@@ -36,35 +39,40 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, opt
 def make_read_only(target: str) -> None:
     """Makes a mount read-only, and all that is mounted below it; Linux 5.12."""
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _ATTRIBUTE_NOSUID, 0, 0, 0)
-    result = _LIBC.syscall(
-        ctypes.c_long(_MOUNT_SETATTR),
-        ctypes.c_long(_AT_FDCWD),
-        ctypes.c_char_p(os.fsencode(target)),
-        ctypes.c_ulong(_AT_RECURSIVE),
-        attributes,
-        ctypes.c_ulong(ctypes.sizeof(attributes)),
-    )
-    _require_success(f"mount_setattr {target}", result)
+    path = ctypes.create_string_buffer(os.fsencode(target))
+    call_system(_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
+
+
+def call_system(number: int, *arguments: int | ctypes.Array[Any] | None) -> int:
+    """Makes a system call that has no function in the C library; returns what it returns."""
+    words = [
+        argument if argument is None or not isinstance(argument, int) else ctypes.c_long(argument)
+        for argument in arguments
+    ]
+    result = _LIBC.syscall(ctypes.c_long(number), *words)
+    _require_success(f"system call {number}", result)
+    return result
 
 
 def die_with_parent() -> None:
     """Lets the kernel kill this process when its parent ends; a change of user takes that back."""
-    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    control_process(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
     """Makes this process the parent of descendants that lose theirs."""
-    _prctl(_SET_SUBREAPER, 1)
+    control_process(_SET_SUBREAPER, 1)
 
 
 def forbid_privileges() -> None:
     """Keeps programs that this process starts from gaining rights."""
-    _prctl(_SET_NO_NEW_PRIVILEGES, 1)
+    control_process(_SET_NO_NEW_PRIVILEGES, 1)
 
 
-def _prctl(option: int, value: int) -> None:
-    zero = ctypes.c_ulong(0)
-    _require_success("prctl", _LIBC.prctl(option, ctypes.c_ulong(value), zero, zero, zero))
+def control_process(option: int, *values: int) -> None:
+    """Sets an attribute of this process (prctl)."""
+    words = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
+    _require_success("prctl", _LIBC.prctl(option, *words))
 
 
 def _require_success(what: str, result: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from lockstep.errors import InputError
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.helpers.sandbox import warden
-from lockstep.helpers.sandbox.jail import Limits
+from lockstep.helpers.sandbox.jail import Isolation, Limits
 
 _GRACE_S = 60.0  # for a warden on a busy machine, besides the limit of the program
 _VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -24,22 +23,37 @@ class SandboxError(InputError):
 
 
 @dataclass(frozen=True)
+class ProgramResult:
+    """The outcome of a test.
+
+    Attributes:
+        passed: True if the test ran to its end.
+        why: The reason for which it did not; None where it did.
+        tampering: Signs that the program attempted to pass in another way than by doing what the test asks.
+    """
+
+    passed: bool
+    why: str | None
+    tampering: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Sandbox:
     """Runs untrusted Python programs, one at a time; usable from any thread.
 
     Attributes:
         limits: Limits of each program.
-        namespaces: Whether each is put into its own namespaces; else there are the limits alone.
+        isolation: What keeps them from the rest of the machine.
         interpreter: The Python that runs them, with its standard library and no other packages.
     """
 
     limits: Limits
-    namespaces: bool = True
+    isolation: Isolation = "namespaces"
     interpreter: str = _INTERPRETER
     _warden: Child = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        options = {"limits": asdict(self.limits), "namespaces": self.namespaces, "interpreter": self.interpreter}
+        options = {"limits": asdict(self.limits), "isolation": self.isolation, "interpreter": self.interpreter}
         object.__setattr__(self, "_warden", Child(warden.__name__, json.dumps(options)))
 
     def start(self) -> None:
@@ -53,6 +67,10 @@ class Sandbox:
         except (ChildError, ChildDied, ChildHangs) as error:
             raise SandboxError(f"programs cannot be run in a sandbox here ({error})") from None
 
+    def strength(self) -> str:
+        """Describes in a sentence what the sandbox stops, and what not; errors as `output`."""
+        return self._ask(None)
+
     def output(self, program: str, given: str) -> str | None:
         """Returns what a program prints that reads `given`; None where it fails or reaches a limit.
 
@@ -62,27 +80,31 @@ class Sandbox:
         return self._run_to_end(program, given, tested=False).get("output")
 
     def passes(self, program: str, test: str) -> bool:
-        """True if test code runs to its end in a module that holds what the program defines; errors as `output`."""
-        # A program that ends the process before the test has run exits with 0, too, and does not say the word.
-        word = secrets.token_hex()
-        end = f"import os as o; o.write(1, b'{word}'); o._exit(0)"
-        output = self._run_to_end(program, f"{test}\n{end}\n", tested=True).get("output")
-        return output is not None and output.endswith(word)
+        """True if test code runs to its end with what the program defines; errors as `output`."""
+        return self.test(program, test).passed
+
+    def test(self, program: str, test: str) -> ProgramResult:
+        """Runs test code in a process of its own, which asks the program's for plain values; errors as `output`."""
+        found = self._run_to_end(program, test, tested=True)
+        return ProgramResult(found["passed"], found["why"], tuple(found["tampering"]))
 
     def close(self) -> None:
         """Ends the process that starts programs."""
         self._warden.close()
 
     def _run_to_end(self, program: str, given: str, tested: bool) -> dict[str, Any]:
+        ended = self._ask({"program": program, "input": given, "tested": tested})
+        if "wrong" in ended:
+            raise SandboxError(f"a program could not be run in a sandbox ({ended['wrong']}); the same command resumes")
+        return ended
+
+    def _ask(self, question: dict[str, Any] | None) -> Any:
         self.start()
         try:
-            with self._warden.ask_streaming({"program": program, "input": given, "tested": tested}) as reply:
-                ended = reply(self.limits.wall_s + _GRACE_S)
+            with self._warden.ask_streaming(question) as reply:
+                return reply(self.limits.wall_s + _GRACE_S)
         except (ChildDied, ChildHangs) as error:
             how = f"ended ({error})" if isinstance(error, ChildDied) else "does not answer"
             raise SandboxError(
                 f"the process that starts programs in a sandbox {how}; the same command resumes"
             ) from None
-        if "wrong" in ended:
-            raise SandboxError(f"a program could not be run in a sandbox ({ended['wrong']}); the same command resumes")
-        return ended

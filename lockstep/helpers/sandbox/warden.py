@@ -6,46 +6,74 @@ It holds nothing heavy, so forking it costs little. A program gets no descriptor
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
+import marshal
 import os
 import select
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from types import ModuleType
+from typing import IO, Any, NoReturn, assert_never
 
+from lockstep.helpers.descendants import end_children, find_children, find_descendants, kill_all
 from lockstep.helpers.process import Answers
-from lockstep.helpers.sandbox import linux
-from lockstep.helpers.sandbox.jail import Jail, Limits, Program
+from lockstep.helpers.sandbox import filters, linux, plain_values, solution_side, tester_side
+from lockstep.helpers.sandbox.jail import Isolation, Jail, Limits, Program
+from lockstep.helpers.sandbox.uses import find_uses
 
-_POLL_S = 0.005
+_WATCH_S = 0.02  # in which a program can take some tens of MB more than it may
 
-_DRIVER = """
+_ISOLATED = ("-I", "-S", "-X", "utf8", "-c")
+
+_RUN = """
 import builtins, sys
 builtins.exit = builtins.quit = sys.exit
-name = sys.argv.pop()
-test = sys.stdin.buffer.read() if name == "solution" else b""
 sys.argv[0] = "main.py"
+name = "__main__"
 module = sys.modules[name] = type(sys)(name)
 with open("main.py", "rb") as file:
     program = compile(file.read(), "main.py", "exec")
 exec(program, vars(module))
-exec(compile(test, "test.py", "exec"), vars(module))
 """
-"""Runs main.py as Python would, or imports it as the module `solution` and runs the test code of its input in it."""
+"""Runs main.py as Python would."""
+
+
+def _driver(side: ModuleType, begin: str) -> str:
+    """Returns a program that calls a function of one of the sides' modules where this package cannot be imported."""
+    compiled = [
+        (module.__name__, marshal.dumps(compile(inspect.getsource(module), module.__name__, "exec")).hex())
+        for module in (plain_values, side)
+    ]  # by the same version of Python
+    return f"""
+import marshal, sys
+for name, code in {compiled!r}:
+    module = sys.modules[name] = type(sys)(name)
+    exec(marshal.loads(bytes.fromhex(code)), vars(module))
+del sys.argv[1:]
+module.{begin}()
+"""
+
+
+_SOLUTION = _driver(solution_side, "serve")
+_TESTER = _driver(tester_side, "run_test")
 
 
 def answers(options: str) -> Answers:
-    """Returns the child's answer function: {program, input, tested} to {code, output}, or {wrong} where none can start.
+    """Returns the child's answer function: {program, input, tested} to a reply, or {wrong} where none can start.
 
-    `code` is the program's exit code, 128 + n if it was ended by the signal n, None if by its limit on the clock.
-    `tested` says that the input is test code for the program as a module.
+    None is answered with the strength of the sandbox, a text.
+
+    The reply is {code, output}: `code` is the program's exit code, 128 + n if it was ended by the signal n, None if by
+    its limit on the clock. `tested` says that the input is test code for the program as a module; the reply is then
+    a verdict, {passed, why, tampering} (see `tester_side`).
 
     Args:
-        options: JSON of `limits`, `interpreter` and `namespaces`.
+        options: JSON of `limits`, `interpreter` and `isolation`.
 
     Raises:
         ValueError: If no program can be run here; the text says why.
@@ -54,15 +82,26 @@ def answers(options: str) -> Answers:
         raise ValueError(f"it needs Linux, and this is {sys.platform}")
     given = json.loads(options)
     linux.adopt_orphans()
-    warden = _Warden(Limits(**given["limits"]), given["interpreter"], given["namespaces"])
-    trial = warden.run("print(input())", "works", tested=False)
+    warden = _Warden(Limits(**given["limits"]), given["interpreter"], given["isolation"], _can_filter())
+    trial = warden.run("print(input())", "works")
     if trial != {"code": 0, "output": "works\n"}:
         raise ValueError(trial.get("wrong", "a trial program failed, so its limits are too low"))
 
     def ran(question: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield warden.run(question["program"], question["input"], question["tested"])
+        run = warden.test if question["tested"] else warden.run
+        yield run(question["program"], question["input"])
 
-    return ran
+    def answer(question: dict[str, Any] | None) -> Iterator[Any]:
+        return iter([warden.strength()]) if question is None else ran(question)
+
+    return answer
+
+
+_AT_ITS_LIMIT: dict[str, Any] = {"passed": False, "why": "the test reached a limit", "tampering": []}
+
+
+class _Unable(Exception):
+    """A jail cannot be set up; the text says why."""
 
 
 class _Warden:
@@ -71,47 +110,111 @@ class _Warden:
     Args:
         limits: Limits of each program.
         interpreter: The Python that runs them.
-        namespaces: Whether each is put into its own namespaces.
+        isolation: What keeps them from the rest of the machine.
+        filtered: True if system calls can be refused here.
     """
 
-    def __init__(self, limits: Limits, interpreter: str, namespaces: bool) -> None:
-        self._limits, self._interpreter, self._namespaces = limits, interpreter, namespaces
+    def __init__(self, limits: Limits, interpreter: str, isolation: Isolation, filtered: bool) -> None:
+        self._limits, self._interpreter, self._filtered = limits, interpreter, filtered
+        self._isolation: Isolation = isolation
 
-    def run(self, program: str, given: str, tested: bool) -> dict[str, Any]:
-        """See `answers`."""
-        arguments = ["-I", "-S", "-X", "utf8", "-c", _DRIVER, "solution" if tested else "__main__"]
-        files = {"main.py": program.encode(errors="replace")}
+    def strength(self) -> str:
+        """Describes in a sentence what the sandbox stops, and what not."""
+        calls = (
+            "system calls are filtered"
+            if self._filtered
+            else "system calls cannot be filtered here, so a program may hold more memory than its limit"
+        )
+        together = f"a program holds at most {self._limits.memory_mb} MB"
+        match self._isolation:
+            case "namespaces":
+                return f"strong: in namespaces, without network and files of yours; {calls}; {together}"
+            case "filters":
+                return f"medium: without network and files of yours, by filters and not namespaces; {together}"
+            case "limits":
+                return f"weak: programs reach the files and processes that their user does; {calls}; {together}"
+            case _:
+                assert_never(self._isolation)
+
+    def run(self, program: str, given: str) -> dict[str, Any]:
+        """Runs a program that reads `given`; see `answers`."""
         with contextlib.ExitStack() as ends:
-            folder = None if self._namespaces else ends.enter_context(_private_folder())
             stdin, stdout = ends.enter_context(_memory(given)), ends.enter_context(_memory(""))
             stderr = ends.enter_context(open(os.devnull, "wb"))
             streams = (stdin.fileno(), stdout.fileno(), stderr.fileno())
-            jail = Jail(self._limits, self._interpreter, folder)
-            found = self._run_to_end(jail, Program(arguments, files, streams))
-            return found | ({"output": _text(stdout.fileno())} if found.get("code") == 0 else {})
+            try:
+                code = self._wait(self._start(ends, _RUN, program, streams))
+            except _Unable as why:
+                return {"wrong": str(why)}
+            finally:
+                end_children()
+            return {"code": code} | ({"output": _text(stdout.fileno())} if code == 0 else {})
 
-    def _run_to_end(self, jail: Jail, program: Program) -> dict[str, Any]:
-        """Runs a program to its end, and ends what it leaves."""
+    def test(self, program: str, test: str) -> dict[str, Any]:
+        """Runs test code in a process of its own, which asks the program in another; see `answers`."""
+        with contextlib.ExitStack() as ends:
+            verdict = ends.enter_context(_memory(json.dumps({"test": test, "uses": find_uses(test)})))
+            nothing = ends.enter_context(open(os.devnull, "wb"))
+            pipes = ends.enter_context(contextlib.ExitStack())
+            (asked, asks), (told, tells) = _open_pipe(pipes), _open_pipe(pipes)
+            try:
+                tester = self._start(ends, _TESTER, "", (told, asks, verdict.fileno()))
+                solution = self._start(ends, _SOLUTION, program, (asked, tells, nothing.fileno()))
+                pipes.close()  # each side must see the other end
+                code = self._wait(tester)
+                found = json.loads(_text(verdict.fileno())) if code == 0 else _AT_ITS_LIMIT
+                if found["why"] == tester_side.ENDED and self._wait(solution) == 0:
+                    found["tampering"].append("ended its process before its test")
+                return found
+            except _Unable as why:
+                return {"wrong": str(why)}
+            finally:
+                end_children()
+
+    def _start(self, ends: contextlib.ExitStack, driver: str, program: str, streams: Sequence[int]) -> int:
+        """Starts a program in a jail; returns the process to wait for."""
+        jail = self._build_jail(ends)
+        inside = Program((*_ISOLATED, driver), {"main.py": program.encode(errors="replace")}, streams)
         errors, report = os.pipe()
         with open(errors, "rb") as wrong:
             first = os.fork()
             if first == 0:
-                _enter(jail, program, report)
+                _enter(jail, inside, report)
             os.close(report)
-            try:
-                why = wrong.read().decode()
-                code = None if why else self._wait(first)
-            finally:
-                _end_children()
-        return {"wrong": why} if why else {"code": code}
+            why = wrong.read().decode()
+        if why:
+            raise _Unable(why)
+        return first
+
+    def _build_jail(self, ends: contextlib.ExitStack) -> Jail:
+        make = partial(Jail, self._limits, self._interpreter)
+        match self._isolation:
+            case "namespaces":
+                return make(None, confined=False, filtered=self._filtered)
+            case "filters":
+                return make(ends.enter_context(_private_folder()), confined=True, filtered=True)
+            case "limits":
+                return make(ends.enter_context(_private_folder()), confined=False, filtered=self._filtered)
+            case _:
+                assert_never(self._isolation)
 
     def _wait(self, first: int) -> int | None:
         """The exit code of a process, or None where it takes too long."""
+        deadline = time.monotonic() + self._limits.wall_s
         with open(os.pidfd_open(first), "rb", buffering=0) as ended:
-            if not select.select([ended], [], [], self._limits.wall_s)[0]:
-                return None
+            while not select.select([ended], [], [], _WATCH_S)[0]:
+                if time.monotonic() >= deadline:
+                    return None
+                self._end_greedy()
         code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
         return code if code >= 0 else 128 - code
+
+    def _end_greedy(self) -> None:
+        """Kills jails whose processes together hold more memory than a program may."""
+        for jail in find_children(os.getpid()):
+            inside = list(find_descendants(jail))
+            if sum(_count_memory_kb(process) for process in inside) > self._limits.memory_mb << 10:
+                kill_all(inside)
 
 
 def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
@@ -124,25 +227,31 @@ def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
         os._exit(1)
 
 
-def _end_children() -> None:
-    """Kills a program's processes until none is left; orphans have become children of this process."""
-    while True:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        for child in _children():
-            os.kill(child, signal.SIGKILL)
-        time.sleep(_POLL_S)
+def _count_memory_kb(process: int) -> int:
+    """Memory that a process holds, without that of files."""
+    with contextlib.suppress(OSError):  # it may have ended
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+        return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in fields)
+    return 0
 
 
-def _children() -> Iterator[int]:
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, IndexError, ValueError):  # it may have ended, or is no process
-            stat = (process / "stat").read_text()
-            if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(process.name)
+def _can_filter() -> bool:
+    """True if system calls can be refused to a program here, which a fork tries."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            linux.forbid_privileges()
+            filters.refuse_system_calls(signals=True)
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _open_pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
+    reads, writes = os.pipe()
+    ends.callback(os.close, writes)
+    ends.callback(os.close, reads)
+    return reads, writes
 
 
 def _private_folder() -> tempfile.TemporaryDirectory[str]:

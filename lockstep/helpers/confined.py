@@ -1,0 +1,44 @@
+"""A child process behind the sandbox's filters: it reads what it can import, and writes to a folder of its own.
+
+Run as a program in place of `process`, whose child it then is. The filters hold for threads that start after them, so
+they come first.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+
+from lockstep.config.user_code import find_file
+from lockstep.helpers import process
+from lockstep.helpers.sandbox import filters, linux
+from lockstep.helpers.sandbox.jail import SYSTEM_FILES
+
+
+class ConfinedChild(process.Child):
+    """A child process that has no network, no files but those that it imports, and no other processes' signals."""
+
+    program = __name__
+
+
+def _confine(reference: str) -> None:
+    """Puts the filters on this process, which is to run the user's code of this name.
+
+    Raises:
+        OSError: The system cannot do it.
+    """
+    folder = tempfile.mkdtemp(prefix="lockstep-reward-")
+    os.environ.clear()
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    file = find_file(reference)
+    own = [] if file is None else [str(file.resolve().parent)]
+    linux.forbid_privileges()
+    filters.confine_files({*SYSTEM_FILES, sys.prefix, sys.base_prefix, *sys.path, *own}, folder)
+    filters.refuse_system_calls(signals=not filters.keeps_signals())
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    process.serve(_confine, *sys.argv[1:])

@@ -1,0 +1,51 @@
+"""The processes that a helper has started, and theirs, found and ended; on Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_POLL_S = 0.005
+
+
+def find_children(process: int) -> list[int]:
+    """Finds the processes that a process has started or adopted."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it may have ended
+        for thread in os.listdir(f"/proc/{process}/task"):
+            found += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+    return found
+
+
+def find_descendants(process: int) -> Iterator[int]:
+    """Finds all that a process has started, and what these have, and so on."""
+    for child in find_children(process):
+        yield child
+        yield from find_descendants(child)
+
+
+def end_children() -> None:
+    """Kills the processes that this one has started until none is left; orphans must become its children.
+
+    It does nothing where there is no `/proc` to find them in.
+    """
+    while sys.platform == "linux":
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        kill_all(find_children(os.getpid()))
+        time.sleep(_POLL_S)
+
+
+def kill_all(processes: Iterable[int]) -> None:
+    """Kills processes; some may have ended meanwhile."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)

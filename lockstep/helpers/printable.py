@@ -1,0 +1,17 @@
+"""Texts of untrusted code, made fit for a terminal."""
+
+from __future__ import annotations
+
+import re
+
+_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def make_printable(text: str) -> str:
+    """Names characters that a terminal obeys, that turn writing around, or that are half of one: `␛`, `⟨U+D800⟩`."""
+    return _UNFIT.sub(_name, text)
+
+
+def _name(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(0x2400 + code) if code < 0x20 else f"⟨U+{code:04X}⟩"

@@ -1,0 +1,155 @@
+"""The side of a program under test: it defines things, and answers what its test asks of them (see `tester_side`).
+
+Runs inside of a jail of its own, with the standard library alone. Whatever the program does to this side, it can only
+answer: the test, the values that it compares with and the verdict are in another process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+
+from lockstep.helpers.sandbox.plain_values import (
+    NoPlainValue,
+    allow_large_numbers,
+    base_of,
+    decode,
+    dumps,
+    encode,
+    loads,
+)
+
+TYPE_CHECKING = False  # importing `typing` takes long
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_MUTABLE = (list, dict, set, bytearray)
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__class__")
+
+
+def serve() -> NoReturn:
+    """Imports main.py as the module `solution`, and answers over the pipes that are its input and its output."""
+    builtins.exit = builtins.quit = sys.exit
+    allow_large_numbers()
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(nothing, descriptor)
+    _Program(questions, answers).serve()
+    os._exit(3)  # the test has left; 0 is the status of a program that ended itself
+
+
+class _Program:
+    """The program's side: what it has defined, and the objects and functions that references mean."""
+
+    def __init__(self, questions: Any, answers: Any) -> None:
+        self._questions, self._answers = questions, answers
+        self._module = type(sys)("solution")
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._functions: dict[int, int] = {}
+        self._verbs = {
+            "name": vars(self._module).__getitem__,
+            "call": lambda called, *arguments, **named: called(*arguments, **named),
+            "get": getattr,
+            "set": setattr,
+            "item": lambda value, key: value[key],
+            "put": _put,
+            "iterate": iter,
+            "next": next,
+            "length": len,
+            "text": str,
+            "repr": repr,
+            "truth": bool,
+            "plain": base_of,
+        }
+
+    def serve(self) -> None:
+        self._say(self._import())
+        while line := self._questions.readline():
+            self._answer(*loads(line))
+
+    def _import(self) -> dict[str, Any]:
+        sys.modules["solution"] = self._module
+        before = dict(vars(builtins))
+        try:
+            with open("main.py", "rb") as file:
+                code = compile(file.read(), "main.py", "exec", dont_inherit=True)
+            exec(code, vars(self._module))
+        except BaseException as error:
+            return {"failed": type(error).__name__}
+        replaced = [name for name, value in before.items() if vars(builtins).get(name) is not value]
+        return {"defined": [name for name in vars(self._module) if type(name) is str], "replaced": replaced}
+
+    def _answer(self, number: int, verb: str, given: list[Any], named: dict[str, Any]) -> None:
+        arguments = [decode(item, self._resolve) for item in given]
+        options = {name: decode(item, self._resolve) for name, item in named.items()}
+        try:
+            value = self._verbs[verb](*arguments, **options)
+            changed = self._list_changes({**dict(enumerate(given)), **named}, {**dict(enumerate(arguments)), **options})
+            answer = ["result", encode(value, self._refer), changed]
+        except NoPlainValue as error:
+            answer = ["unreadable", str(error)]
+        except StopIteration:
+            answer = ["ended"] if verb == "next" else ["raised", ["RuntimeError"], "StopIteration"]
+        except Exception as error:
+            answer = ["raised", [kind.__name__ for kind in type(error).__mro__], _text(error)]
+        except BaseException as error:
+            answer = ["left", type(error).__name__]
+        self._say([number, *answer])
+
+    def _list_changes(self, before: dict[Any, Any], after: dict[Any, Any]) -> list[list[Any]]:
+        """New contents of arguments that were changed in place, by their places or names."""
+        mutable = {place: encode(value, self._refer) for place, value in after.items() if type(value) in _MUTABLE}
+        return [[place, content] for place, content in mutable.items() if content != before[place]]
+
+    def _refer(self, value: Any) -> list[Any]:
+        if id(value) in self._functions:
+            return ["callback", self._functions[id(value)]]
+        number = self._numbers.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
+        kind = type(value)
+        own = [name for name in _COMPARISONS if kind.__module__ == "solution" and name in vars(kind)]
+        return ["thing", number, kind.__name__, own]
+
+    def _resolve(self, item: list[Any]) -> Any:
+        if item[0] == "thing":
+            return self._objects[item[1]]
+        number = item[1]
+
+        def function(*arguments: Any, **named: Any) -> Any:
+            return self._call_back(number, arguments, named)
+
+        self._functions[id(function)] = number
+        self._objects.append(function)  # so that no other object gets its id
+        return function
+
+    def _call_back(self, number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Calls a function of the test's, which may ask something in between."""
+        given = [encode(value, self._refer) for value in arguments]
+        self._say(["callback", number, given, {name: encode(value, self._refer) for name, value in named.items()}])
+        while line := self._questions.readline():
+            asked = loads(line)
+            if asked[0] == "returned":
+                return decode(asked[1], self._resolve)
+            if asked[0] == "raised":
+                raise vars(builtins).get(asked[1], RuntimeError)(asked[2])
+            self._answer(*asked)
+        os._exit(3)
+
+    def _say(self, content: Any) -> None:
+        self._answers.write(dumps(content))
+        self._answers.flush()
+
+
+def _put(value: Any, key: Any, new: Any) -> None:
+    value[key] = new
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""

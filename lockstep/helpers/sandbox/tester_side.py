@@ -1,0 +1,294 @@
+"""The side of a test: it runs in a process of its own and asks a program under test for plain values.
+
+Runs inside of a jail of its own, with the standard library alone. Names that the program defines stand for things over
+there: calling one sends arguments as plain values and builds the result anew from plain data, so nothing of the
+program's own making takes part in a comparison. Everything that comes from over there may come from an enemy.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+
+from lockstep.helpers.sandbox.plain_values import NoPlainValue, allow_large_numbers, decode, dumps, encode, loads
+
+ENDED = "the program ended before the test"
+
+_LONGEST, _MOST = 200, 10  # characters and signs of a verdict
+TYPE_CHECKING = False  # importing `typing` takes long
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
+
+    from lockstep.helpers.sandbox.uses import Uses
+
+
+class Failed(BaseException):
+    """The test cannot be passed any more, whatever it catches; the text says why."""
+
+
+def run_test() -> NoReturn:
+    """Runs the test that lies in the file of its errors, over the pipes that are its input and its output.
+
+    The file is JSON of `test` and `uses`, and then of the verdict: `passed`; `why`, where it has not; and `tampering`,
+    signs of attempts to pass in another way.
+    """
+    answers, questions, file = (os.dup(number) for number in range(3))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    builtins.exit = builtins.quit = sys.exit
+    allow_large_numbers()
+    given = loads(os.pread(file, os.fstat(file).st_size, 0))
+    side = _Side(os.fdopen(answers, "rb"), os.fdopen(questions, "wb"))
+    why = side.run(given["test"], given["uses"])
+    signs = [sign[:_LONGEST] for sign in dict.fromkeys(side.signs)][:_MOST]
+    verdict = {"passed": why is None, "why": why and why[:_LONGEST], "tampering": signs}
+    os.ftruncate(file, 0)
+    os.pwrite(file, dumps(verdict), 0)
+    os._exit(0)
+
+
+class _Side:
+    """A test, and its connection to the program.
+
+    Attributes:
+        signs: Signs of attempts to pass in another way than by doing what is asked.
+    """
+
+    def __init__(self, answers: Any, questions: Any) -> None:
+        self._answers, self._questions = answers, questions
+        self._number = 0
+        self._things: dict[int, Thing] = {}
+        self._functions: list[Any] = []
+        self._failure: str | None = None
+        self.signs: list[str] = []
+
+    def run(self, test: str, uses: Uses) -> str | None:
+        """Runs a test to its end; returns why it is not passed, None if it is."""
+        try:
+            names = _TestNames(self, uses, self._begin())
+            sys.modules["solution"] = _Module(names)  # type: ignore[assignment]
+            exec(compile(test, "test.py", "exec", dont_inherit=True), names)
+        except BaseException as error:
+            self._failure = self._failure or f"{type(error).__name__}: {error}"
+        return self._failure
+
+    def _begin(self) -> list[str]:
+        """Returns the names that the program defines."""
+        began = self._read()
+        if type(began) is not dict or not began.keys() <= {"defined", "replaced", "failed"}:
+            raise self.tampering("said something else than what it defines")
+        if "failed" in began:
+            raise self.fail(f"the program ended with {began['failed']}")
+        for name in began["replaced"]:
+            self.signs.append(f"replaced Python's {name}")
+        return began["defined"]
+
+    def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
+        """Asks the program to do something with what it has; returns a plain value, or a `Thing`."""
+        if self._failure is not None:
+            raise Failed(self._failure)
+        self._number += 1
+        given = [encode(value, self._refer) for value in arguments]
+        options = {name: encode(value, self._refer) for name, value in named.items()}
+        number = self._number
+        self._say([number, verb, given, options])
+        while True:
+            match self._read():
+                case ["callback", int(function), list(items), dict(more)] if 0 <= function < len(self._functions):
+                    self._call(self._functions[function], items, more)
+                case [int(answered), "result", item, list(changed)] if answered == number:
+                    for place, content in changed:
+                        _replace(named[place] if isinstance(place, str) else arguments[place], self._decode(content))
+                    return self._decode(item)
+                case [int(answered), "ended"] if answered == number and verb == "next":
+                    raise StopIteration
+                case [int(answered), "raised", list(kinds), str(text)] if answered == number:
+                    raise _error(kinds, text)
+                case [int(answered), "unreadable", str(why)] if answered == number:
+                    raise self.fail(f"what the program has {why}")
+                case [int(answered), "left", str(how)] if answered == number:
+                    raise self.tampering(f"raised {how}")
+                case _:
+                    raise self.tampering("said something that was not asked")
+
+    def fail(self, why: str) -> Failed:
+        """Fails the test, whatever it catches; to be raised."""
+        self._failure = self._failure or why
+        return Failed(self._failure)
+
+    def tampering(self, sign: str) -> Failed:
+        """Notes an attempt, and fails the test."""
+        self.signs.append(sign)
+        return self.fail(f"the program {sign}")
+
+    def _call(self, function: Any, items: list[Any], named: dict[str, Any]) -> None:
+        """Calls a function of the test's for the program."""
+        arguments = [self._decode(item) for item in items]
+        options = {name: self._decode(item) for name, item in named.items()}
+        try:
+            said = ["returned", encode(function(*arguments, **options), self._refer)]
+        except Exception as error:
+            said = ["raised", type(error).__name__, str(error)]
+        self._say(said)
+
+    def _decode(self, item: Any) -> Any:
+        try:
+            return decode(item, self._resolve)
+        except NoPlainValue as error:
+            raise self.tampering(f"sent what {error}") from None
+
+    def _refer(self, value: Any) -> list[Any]:
+        if isinstance(value, Thing):
+            return ["thing", _number_of(value)]
+        if not callable(value):
+            raise self.fail(f"the test hands over a {type(value).__name__}, which is no plain value")
+        self._functions.append(value)
+        return ["callback", len(self._functions) - 1]
+
+    def _resolve(self, item: list[Any]) -> Any:
+        match item:
+            case ["thing", int(number), str(kind), list(own)]:
+                return self._things.setdefault(number, Thing(self, number, kind, own))
+            case ["callback", int(number)] if 0 <= number < len(self._functions):
+                return self._functions[number]
+            case _:
+                raise NoPlainValue("is of no known kind")
+
+    def _say(self, content: Any) -> None:
+        try:
+            self._questions.write(dumps(content))
+            self._questions.flush()
+        except OSError:
+            raise self.fail(ENDED) from None
+
+    def _read(self) -> Any:
+        line = self._answers.readline()
+        if not line:
+            raise self.fail(ENDED)
+        try:
+            return loads(line)
+        except NoPlainValue as error:
+            raise self.tampering(f"said something that {error}") from None
+
+
+class Thing:
+    """Something of the program's that is no plain value: a function, a class, an object, an iterator.
+
+    It can be called, its attributes and items read and set, and it can be iterated over; each gives plain values or
+    things. It is compared by the plain value that it is derived from, and where there is none the test has failed.
+    """
+
+    __slots__ = ("__kind", "__number", "__own", "__side")
+
+    def __init__(self, side: _Side, number: int, kind: str, own: list[str]) -> None:
+        for name, value in {"side": side, "number": number, "kind": kind, "own": own}.items():
+            object.__setattr__(self, f"_Thing__{name}", value)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.__side.ask("call", self, *arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__side.ask("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__side.ask("set", self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__side.ask("item", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.__side.ask("put", self, key, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.__side.ask("iterate", self)
+
+    def __next__(self) -> Any:
+        return self.__side.ask("next", self)
+
+    def __len__(self) -> int:
+        return self.__side.ask("length", self)
+
+    def __str__(self) -> str:
+        return self.__side.ask("text", self)
+
+    def __repr__(self) -> str:
+        return self.__side.ask("repr", self)
+
+    def __bool__(self) -> bool:
+        return self.__side.ask("truth", self)
+
+    def __hash__(self) -> int:
+        return _number_of(self)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, Thing):
+            return False
+        if self.__own:
+            self.__side.signs.append(f"returned a {self.__kind} with comparisons of its own, which a test does not use")
+        return self.__side.ask("plain", self) == other
+
+
+def _number_of(thing: Thing) -> int:
+    return object.__getattribute__(thing, "_Thing__number")
+
+
+class _TestNames(dict):
+    """The names of a test: its own, then Python's, then the program's (see `uses`)."""
+
+    def __init__(self, side: _Side, uses: Uses, defined: list[str]) -> None:
+        super().__init__(__name__="solution", __builtins__=builtins)
+        self._side, self._modules, self._defined = side, uses["modules"], frozenset(defined)
+        if not uses["about_python"]:
+            self._defined -= vars(builtins).keys()
+            side.signs += [f"defines {name}, which the test uses" for name in uses["python"] if name in defined]
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self._defined:
+            raise KeyError(name)
+        if name in self._modules:
+            module = __import__(name)
+            if all(hasattr(module, attribute) for attribute in self._modules[name]):
+                self[name] = module
+                return module
+        return self._side.ask("name", name)
+
+
+class _Module:
+    """The module `solution`, for a test that imports from it."""
+
+    def __init__(self, names: _TestNames) -> None:
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._names.__missing__(name)
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def _error(kinds: list[Any], text: str) -> Exception:
+    """An error of Python's own class that the program raised; RuntimeError for one that would only end a loop."""
+    known = (vars(builtins).get(kind) for kind in kinds if type(kind) is str)
+    found = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)), RuntimeError)
+    if issubclass(found, StopIteration | StopAsyncIteration):
+        return RuntimeError(text)
+    try:
+        return found(text)
+    except TypeError:  # its class takes more than a text
+        return found.__new__(found)
+
+
+def _replace(value: Any, content: Any) -> None:
+    """Gives a list, dict, set or bytearray of the test's new content, as the program changed it."""
+    if type(value) is not type(content):
+        raise TypeError("the program changed what is no list, dict or set")
+    if isinstance(value, list | bytearray):
+        value[:] = content
+    else:
+        value.clear()
+        value.update(content)

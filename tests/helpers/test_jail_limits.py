@@ -1,0 +1,207 @@
+"""What no program gets past: memory that a process's own limit does not count, and filters in place of namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.helpers.sandbox import filters, linux, warden
+from lockstep.helpers.sandbox.jail import Isolation, Limits
+from lockstep.helpers.sandbox.sandbox import Sandbox
+
+LIMITS = Limits(cpu_s=2, wall_s=20.0, memory_mb=128, file_mb=1, processes=8)
+SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python{'.'.join(platform.python_version_tuple()[:2])}")
+FORKS_HERE = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+pytestmark = pytest.mark.usefixtures("sandboxes")
+
+
+@pytest.fixture(scope="module", params=["namespaces", "filters", "limits"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    sandbox = Sandbox(LIMITS, request.param, SYSTEM_PYTHON)
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture(scope="module")
+def filtered() -> Iterator[Sandbox]:
+    sandbox = Sandbox(LIMITS, "filters", SYSTEM_PYTHON)
+    yield sandbox
+    sandbox.close()
+
+
+C = "import ctypes\nlibc = ctypes.CDLL(None)\n"
+HOARDS = {
+    "shared memory of System V": C + "print(libc.shmget(0, 1 << 20, 0o1600))",
+    "a queue of System V": C + "print(libc.msgget(0, 0o1600))",
+    "a file without a name": "import os\nos.memfd_create('x')",
+    "files in flight": "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])",
+    "a large buffer": "from socket import *\nsocketpair()[0].setsockopt(SOL_SOCKET, SO_SNDBUF, 1 << 24)",
+    "a large pipe": "import fcntl, os\nfcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)",
+    "a file system": C + "print(libc.mount(b'none', b'/tmp', b'tmpfs', 0, None))",
+    "new namespaces": C + "print(libc.unshare(0x10000000))",
+    "limits of others": "import resource, os\nresource.prlimit(os.getppid() or 1, resource.RLIMIT_AS)",
+}
+
+
+@pytest.mark.parametrize("way", HOARDS)
+def test_what_a_limit_does_not_count_is_refused(sandbox: Sandbox, way: str) -> None:
+    assert sandbox.output(HOARDS[way], "") in (None, "-1\n")
+
+
+TOGETHER = """
+import os, time
+read, write = os.pipe()
+for _ in range(6):
+    if os.fork() == 0:
+        held = bytearray({} << 20)
+        os.write(write, b'x')
+        time.sleep(3)
+        os._exit(0)
+got = b''
+while len(got) < 6: got += os.read(read, 6)
+time.sleep(0.5)
+print('held')
+"""
+
+
+def test_all_processes_of_a_program_have_one_limit_together(sandbox: Sandbox) -> None:
+    assert sandbox.output(TOGETHER.format(1), "") == "held\n"
+    assert sandbox.output(TOGETHER.format(40), "") is None
+
+
+REACHES = """
+import os, socket
+for path in PATHS:
+    try:
+        open(path, 'rb' if os.path.isfile(path) else 'wb').close()
+        print('opened', path)
+    except OSError: pass
+try:
+    print(os.listdir('/proc'))
+except OSError: pass
+try:
+    socket.create_connection(ADDRESS, 3)
+    print('connected')
+except OSError: pass
+try:
+    os.kill(PROCESS, 0)
+    print('reached a process')
+except OSError: pass
+open('own', 'w').write('x')
+print(os.listdir() != [], len(open('/usr/lib/os-release').read()) > 0)
+"""
+
+
+def reaches(address: tuple[str, int], folder: str) -> str:
+    paths = [
+        __file__,
+        "/etc/passwd",
+        "/proc/self/mem",
+        f"{folder}/new",
+        f"/tmp/{os.path.basename(folder)}",
+        "/dev/shm/x",
+    ]
+    return f"PATHS, ADDRESS, PROCESS = {paths}, {address}, {os.getpid()}\n{REACHES}"
+
+
+def test_filters_keep_files_network_and_processes(filtered: Sandbox, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert filtered.output(reaches(server.getsockname(), str(tmp_path)), "") == "True True\n"
+    assert filtered.passes("def double(x): return 2 * x", "assert double(4) == 8")
+    assert not filtered.passes("def double(x): return x", "assert double(4) == 8")
+
+
+def in_fork(run: Callable[[], Any]) -> Any:
+    """What a function returns in a fork that may become anyone."""
+    said, say = os.pipe()
+    if os.fork() == 0:
+        try:
+            result = run()
+        except Exception as error:
+            result = str(error)
+        os.write(say, json.dumps(result).encode())
+        os._exit(0)
+    os.close(say)
+    with open(said) as reply:
+        return json.loads(reply.read())
+
+
+def start(isolation: Isolation, interpreter: str = SYSTEM_PYTHON) -> Any:
+    return warden.answers(json.dumps({"limits": asdict(LIMITS), "interpreter": interpreter, "isolation": isolation}))
+
+
+@FORKS_HERE
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an ordinary user")
+@pytest.mark.parametrize("signals", [6, 5], ids=["kept by Landlock", "refused"])
+def test_filters_hold_for_an_ordinary_user_without_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: int
+) -> None:
+    """As in a plain container, or on Ubuntu 24.04: no namespaces, no rights."""
+    monkeypatch.setattr(filters, "find_landlock_version", lambda: signals)
+    with tempfile.TemporaryDirectory() as prefix, socket.create_server(("127.0.0.1", 0)) as server:
+        (Path(prefix) / "bin").mkdir()
+        python = shutil.copy(SYSTEM_PYTHON, Path(prefix) / "bin")
+        for path in (prefix, f"{prefix}/bin", python):
+            os.chown(path, 12345, 12345)
+
+        def run() -> list[Any]:
+            os.setgroups([])
+            os.setresgid(12345, 12345, 12345)
+            os.setresuid(12345, 12345, 12345)
+            linux.control_process(4, 1)  # or /proc/self would go on being root's
+            linux.forbid_privileges()
+            with monkeypatch.context() as patch:
+                patch.setattr(filters, "_NUMBERS", {"unshare": (272, 97)})
+                filters.refuse_system_calls(signals=False)
+            with pytest.raises(ValueError, match="not permitted"):
+                start("namespaces", str(python))
+            answer = start("filters", str(python))
+            asked = {"program": reaches(server.getsockname(), str(tmp_path)), "input": "", "tested": False}
+            double = {"program": "def double(x): return 2 * x", "input": "assert double(4) == 8", "tested": True}
+            return [next(answer(asked)), next(answer(double))["passed"]]
+
+        assert in_fork(run) == [{"code": 0, "output": "True True\n"}, True]
+
+
+@pytest.mark.parametrize(
+    ("isolation", "said"),
+    [
+        ("namespaces", "strong: in namespaces, without network and files of yours; system calls are filtered; "),
+        ("filters", "medium: without network and files of yours, by filters and not namespaces; "),
+        ("limits", "weak: programs reach the files and processes that their user does; system calls are filtered; "),
+    ],
+)
+def test_a_sandbox_says_how_strong_it_is(isolation: Isolation, said: str) -> None:
+    sandbox = Sandbox(LIMITS, isolation, SYSTEM_PYTHON)
+    assert sandbox.strength() == f"{said}a program holds at most 128 MB"
+    sandbox.close()
+
+
+@FORKS_HERE
+@pytest.mark.skipif(os.geteuid() != 0, reason="limits of shared memory are root's to set")
+def test_where_system_calls_cannot_be_filtered_namespaces_still_refuse_shared_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "m68k")
+
+    def run() -> list[Any]:
+        answer = start("namespaces")
+        ways = ("shared memory of System V", "a queue of System V")
+        asked = [{"program": HOARDS[way], "input": "", "tested": False} for way in ways]
+        return [next(answer(None)), *(next(answer(question))["output"] for question in asked)]
+
+    strength, *outputs = in_fork(run)
+    assert "system calls cannot be filtered here, so a program may hold more memory than its limit" in strength
+    assert outputs == ["-1\n", "-1\n"]
+    assert in_fork(lambda: start("filters")) == "no filter of system calls is known for m68k"
