@@ -27,7 +27,7 @@ from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
 from lockstep.plan.command import bytes_of, plan
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
-from lockstep.plan.layouts import Search
+from lockstep.plan.layouts import Changes, Search
 from lockstep.plan.memory import Head, Rank
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.plan.traffic import flows
@@ -357,7 +357,7 @@ def estimated(config: Path, *overrides: str, parallel: Parallel = EIGHT) -> Memo
     recipe = load("ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides])
     model = read_config(config.parent)
     search = Search(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
-    found = search.estimate(parallel)
+    found = search.estimate(parallel, Changes(learner={"sync_every_pass": True}))
     assert found is not None
     return found
 
@@ -389,7 +389,7 @@ def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None
     assert stayed.sampler is not None
     assert stayed.offloaded == 0
     assert stayed.beside_engine == sum(rank.peak.size for rank in stayed.ranks.values())
-    assert stayed.device == stayed.beside_engine + stayed.sampler.size > 2 * found.device
+    assert stayed.device == stayed.beside_engine + stayed.sampler.size > 1.5 * found.device
     ahead = estimated(seven_billion, "ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
     assert (ahead.offloaded, ahead.device) == (0, stayed.device), "both work at once"
 
@@ -443,21 +443,19 @@ def test_each_model_is_planned_in_its_own_layout(seven: Callable[..., str]) -> N
     assert "layout     dp 1 · tp 8 · cp 1 (critic: dp 8 · tp 1 · cp 1), bf16" in mixed
     assert "at most 64 passes of 4,096" in mixed
     assert "critic: at most 8 passes of 4,096" in mixed
-    assert "critic    2.19 TB all-gather of weights (dp·cp)" in mixed
+    assert "critic    1.09 TB all-gather of weights (dp·cp)" in mixed
     assert "policy    2.45 TB all-gather of states (tp)" in mixed
 
 
 def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., str]) -> None:
     found = seven("critic.parallel.dp=1")
     [command] = [line for line in found.splitlines() if line.startswith("lockstep train")]
-    assert command.endswith(f"{TP} critic.parallel.dp=2 critic.parallel.tp=4")
+    assert command.endswith("learner.parallel.dp=4 learner.parallel.tp=2 critic.parallel.dp=8")
     assert "critic.parallel.dp=1" not in command
-    assert (
-        "`critic.parallel.dp=2 critic.parallel.tp=4` beside the policy's tp 8 takes 75.3 GB and sends 8.03 TB." in GUIDE
-    )
+    assert "`critic.parallel.dp=8` beside the policy's dp 4 · tp 2 takes 79.6 GB and sends 2.84 TB." in GUIDE
     again = seven(*(word for word in pasted(found)[1:] if "parallel" in word))
-    assert "It fits: 75.3 GB of 80 GB." in again
-    assert "sent    8.03 TB" in again
+    assert "It fits: 79.6 GB of 80 GB." in again
+    assert "sent    2.84 TB" in again
     assert sent_by(again) < sent_by(seven(TP)), "or it need not be asked for"
     assert "critic.parallel" not in seven()
 
