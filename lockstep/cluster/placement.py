@@ -205,7 +205,7 @@ def stays_awake(role: ModelRole) -> bool:
 
 
 def choose_route(section: SamplerSection, placement: Placement | None, one_machine: bool) -> Route:
-    """The way of weights to engines: as `sampler.transfer` says, or by where ranks and engines are.
+    """The route of weights to engines: as `sampler.transfer` says, or by where ranks and engines are.
 
     On GPUs they come by CUDA IPC if each engine's GPUs are those of ranks, else by a process group; on CPUs by shared
     memory within a machine, else by a process group, too. A process group is NCCL's where engines have other GPUs than

@@ -104,7 +104,7 @@ class SamplerPool:
 
     def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
         self._workers, self._packs = workers, spec.packs
-        self._way = workers.choose_route(spec.section)
+        self._chosen = workers.choose_route(spec.section)
         self.dtype, self._section, self._note = spec.dtype, spec.section, note
         self._context, self._forgets = spec.context, spec.forgets_weights
         self.restarts = 0
@@ -224,12 +224,9 @@ class SamplerPool:
         """Streams weights to some workers; the next bucket is filled while they read one."""
         outgoing, calls = Outgoing.of(stream), list[Pending]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
-        way = (
-            self._way
-            if outgoing.sender is not None or outgoing.on_gpu
-            else self._way.from_host(self._workers.one_machine)
-        )
-        self._let_join(sender, remotes, way)
+        is_where_planned = outgoing.sender is not None or outgoing.on_gpu
+        chosen = self._chosen if is_where_planned else self._chosen.from_host(self._workers.one_machine)
+        self._let_join(sender, remotes, chosen)
         buckets = sender.buckets(outgoing, self._packs)
         with contextlib.closing(buckets):
             for bucket in buckets:
@@ -239,21 +236,21 @@ class SamplerPool:
         outcomes(calls)
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
-    def _let_join(self, sender: Sender, remotes: Sequence[Remote], way: Route) -> None:
-        """Lets a sender and some workers open a route like `way`, if all do not have one open already."""
+    def _let_join(self, sender: Sender, remotes: Sequence[Remote], chosen: Route) -> None:
+        """Lets a sender and some workers open a route like the chosen one, if all do not have one open already."""
         everyone, width = len(remotes) == len(self.remotes), self._section.tensor_parallel
-        if everyone and self._route is not None and self._route == sender.route and way.is_like(self._route):
+        if everyone and self._route is not None and self._route == sender.route and chosen.is_like(self._route):
             return
-        match way.transfer:
+        match chosen.transfer:
             case "shared_memory":
-                route = replace(way, places=sender.places)
+                route = replace(chosen, places=sender.places)
             case "process_group":
                 self._host = Host(self._workers.address, 1 + len(remotes) * width, self._section.timeout_s)
-                route = replace(way, meeting=self._host.meeting)
+                route = replace(chosen, meeting=self._host.meeting)
             case "cuda_ipc":
-                route = way
+                route = chosen
             case _:
-                assert_never(way.transfer)
+                assert_never(chosen.transfer)
         calls = [remote.submit("join", route.of(1 + number * width)) for number, remote in enumerate(remotes)]
         _blaming(calls, partial(sender.join, route))
         outcomes(calls)

@@ -78,7 +78,7 @@ class Workers(ExitStack):
         return self._placement.with_engines(section).engines
 
     def choose_route(self, section: SamplerSection) -> Route:
-        """The way of weights to the engines of a section, see `placement.choose_route`."""
+        """The route of weights to the engines of a section, see `placement.choose_route`."""
         placement = None if self._placement is None else self._placement.with_engines(section)
         return choose_route(section, placement, self.one_machine)
 

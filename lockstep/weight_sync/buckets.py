@@ -61,7 +61,7 @@ class Bucket:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, text: str) -> Bucket:
+    def read(cls, text: str) -> Bucket:
         """Reads what `json` wrote."""
         fields = json.loads(text)
         slots = (Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots"))

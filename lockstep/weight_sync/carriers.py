@@ -1,7 +1,6 @@
-"""Carriers: the ways by which the bytes of buckets reach another process. Each end opens the same `Route`.
+"""Carriers of the bytes of buckets to another process. Both ends of a weight sync open the same `Route`.
 
-On one machine the bytes lie in memory that both ends map, of the host or of a GPU; else they are broadcast in a process
-group.
+The bytes lie in memory that both ends map, of the host or of a GPU, or are broadcast in a process group.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from lockstep.weight_sync.buckets import CAPACITY, Bucket, Slot, end_of
 
 Transfer = Literal["shared_memory", "process_group", "cuda_ipc"]
 
-_TURNS = 2
-"""Stretches of memory that are filled in turn."""
+_BUFFERS = 2
+"""Stretches of memory that are filled alternately."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """The way from a sender to its receivers, which all open.
+    """The choice of a carrier, and where its ends meet: what a sender and its receivers open.
 
     Attributes:
         transfer: The carrier.
@@ -142,7 +141,7 @@ class SharedFiles:
     """Memory that other processes open by paths; it goes when the last of them has, and this object."""
 
     def __init__(self) -> None:
-        self.places = tuple(self._make() for _ in range(_TURNS))
+        self.places = tuple(self._make() for _ in range(_BUFFERS))
 
     def _make(self) -> str:
         if hasattr(os, "memfd_create"):
@@ -155,18 +154,18 @@ class SharedFiles:
         return path
 
 
-class _Turns:
-    """Memory that is used in turn, and again in the next weight sync."""
+class _DoubleBuffer:
+    """Memory for two buckets alternately, used again in the next weight sync."""
 
     def __init__(self) -> None:
         self._kept = dict[int, Tensor]()
 
     def whole(self, number: int, size: int, device: torch.device) -> Tensor:
-        """All the memory of a turn, which is at least so large."""
-        turn = number % _TURNS
-        if turn not in self._kept or len(self._kept[turn]) < size or self._kept[turn].device != device:
-            self._kept[turn] = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
-        return self._kept[turn]
+        """All the memory of a bucket's buffer, which is at least so large."""
+        buffer = number % _BUFFERS
+        if buffer not in self._kept or len(self._kept[buffer]) < size or self._kept[buffer].device != device:
+            self._kept[buffer] = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
+        return self._kept[buffer]
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         return self.whole(number, size, device)[:size]
@@ -176,7 +175,7 @@ class _ThroughHost:
     """The base of carriers by the host's memory: the bytes of a bucket come together on a GPU, and move at once."""
 
     def __init__(self) -> None:
-        self._turns, self._stages = _Turns(), _Turns()
+        self._buffers, self._stages = _DoubleBuffer(), _DoubleBuffer()
         self._sent, self._staged = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
 
     def _stage(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
@@ -186,13 +185,14 @@ class _ThroughHost:
             self._staged = self._stages.memory(number, len(sent), device)
         return self._staged
 
-    def _unstage(self) -> None:
+    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
         if self._staged is not self._sent:
             self._sent.copy_(self._staged)
+        return Bucket(number, end_of(slots), slots)
 
 
 class SharedMemory(_ThroughHost):
-    """Carries buckets by files of shared memory in turn: one is filled while the other is read.
+    """Carries buckets by two files of shared memory: one is filled while the other is read.
 
     Several processes may write to the same bucket; then each seals it.
     """
@@ -203,10 +203,6 @@ class SharedMemory(_ThroughHost):
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         return self._stage(number, self._map(number, size), device)
-
-    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        self._unstage()
-        return Bucket(number, end_of(slots), slots)
 
     def ship(self, bucket: Bucket) -> None:
         """Does nothing: receivers see the written memory."""
@@ -236,17 +232,13 @@ class GroupBroadcast(_ThroughHost):
         self._group, self._on_gpu = _join(meeting, backend), backend == "nccl"
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        return self._stage(number, self._turns.memory(number, size, device if self._on_gpu else _HOST), device)
-
-    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        self._unstage()
-        return Bucket(number, end_of(slots), slots)
+        return self._stage(number, self._buffers.memory(number, size, device if self._on_gpu else _HOST), device)
 
     def ship(self, bucket: Bucket) -> None:
         self._group.broadcast([self._sent], _FROM_SENDER).wait()
 
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
-        flat = self._turns.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
+        flat = self._buffers.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
         self._group.broadcast([flat], _FROM_SENDER).wait()
         return flat.to(device)
 
@@ -278,20 +270,20 @@ class CudaIPC:
 
     def __init__(self) -> None:
         _require_gpu("sampler.transfer=cuda_ipc")
-        self._turns, self._device = _Turns(), torch.device("cuda")
+        self._buffers, self._device = _DoubleBuffer(), torch.device("cuda")
         self._exported, self._opened = dict[int, tuple[Tensor, str]](), dict[int, tuple[Tensor, str]]()
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         if device.type != "cuda":
             raise InputError(f"sampler.transfer=cuda_ipc carries weights of a GPU, and these are on {device}")
-        self._device, turn, whole = device, number % _TURNS, self._turns.whole(number, size, device)
-        if turn not in self._exported or self._exported[turn][0] is not whole:
-            self._exported[turn] = whole, _export(whole)
+        self._device, buffer, whole = device, number % _BUFFERS, self._buffers.whole(number, size, device)
+        if buffer not in self._exported or self._exported[buffer][0] is not whole:
+            self._exported[buffer] = whole, _export(whole)
         return whole[:size]
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
         torch.cuda.synchronize(self._device)  # another process reads it, which no stream of this one orders
-        _, handle = self._exported[number % _TURNS]
+        _, handle = self._exported[number % _BUFFERS]
         return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
 
     def ship(self, bucket: Bucket) -> None:
@@ -304,10 +296,10 @@ class CudaIPC:
                 f"sampler.transfer=cuda_ipc needs a learner rank on each engine's GPU, and {name} has none (ranks are "
                 f"on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use sampler.transfer=process_group"
             )
-        handle, turn = bucket.handles[name], bucket.number % _TURNS
-        if turn not in self._opened or self._opened[turn][1] != handle:
-            self._opened[turn] = _open_exported(handle, device), handle
-        return self._opened[turn][0][: bucket.size]
+        handle, buffer = bucket.handles[name], bucket.number % _BUFFERS
+        if buffer not in self._opened or self._opened[buffer][1] != handle:
+            self._opened[buffer] = _open_exported(handle, device), handle
+        return self._opened[buffer][0][: bucket.size]
 
     def release(self) -> None:
         torch.cuda.synchronize(self._device)

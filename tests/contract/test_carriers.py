@@ -51,7 +51,7 @@ class Ends:
     def send(self, bucket: Bucket) -> None:
         """Announces and ships a bucket, when the one before has been read."""
         self.wait()
-        self.announced.put(Bucket.of(bucket.json()))
+        self.announced.put(Bucket.read(bucket.json()))
         self.sender.ship(bucket)
         self.sent += 1
 

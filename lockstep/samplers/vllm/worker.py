@@ -48,7 +48,7 @@ class WeightReceiver:
 
     def receive_weights(self, announced: str) -> None:
         """Takes a bucket."""
-        bucket = Bucket.of(announced)
+        bucket = Bucket.read(announced)
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
                 self._begin_sync()
