@@ -82,6 +82,13 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Returns when all in a folder is on the disk, what is in a folder before the folder itself; see `sync`."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        sync(path)
+    sync(folder)
+
+
 def own_copy(path: Path) -> Path:
     """Name of this process's copy of a file, beside it; copies of processes that have died are removed."""
     for copy in path.parent.glob(f".{path.name}-*"):

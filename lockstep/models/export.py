@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from lockstep.config import DType, LoRA
-from lockstep.disk import naming, sync
+from lockstep.disk import naming, sync, sync_tree
 from lockstep.errors import InputError, RunError, first_line
 from lockstep.models.lora import config_of, in_adapter_file
 from lockstep.models.tokenizer import is_misread
@@ -157,8 +157,6 @@ def _appearing(folder: Path) -> Iterator[Path]:
         raise RunError(f"{folder} cannot be written ({first_line(error)}); mend the disk, or make room") from error
     for path in aside.glob("*.safetensors"):
         path.chmod(aside.stat().st_mode & 0o666)  # safetensors makes weights private
-    for path in sorted(aside.rglob("*"), reverse=True):  # what is in a folder before the folder
-        sync(path)
-    sync(aside)
+    sync_tree(aside)
     os.rename(aside, folder)
     sync(folder.parent)

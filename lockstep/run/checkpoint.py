@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.disk import naming, remove_tree, retry, sync
+from lockstep.disk import naming, remove_tree, retry, sync, sync_tree
 from lockstep.errors import InputError, RunError
 
 _ASIDE = ".aside_"
@@ -196,9 +196,7 @@ def _seal(folder: Path, noted: dict[str, Any]) -> None:
     manifest = {**noted, "files": {name: _sum(folder / name) for name in files}}
     with naming(folder / _MANIFEST):
         (folder / _MANIFEST).write_text(json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1) + "\n")
-    for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
-        sync(path)
-    sync(folder)
+    sync_tree(folder)
 
 
 def _read_verified(folder: Path, step: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from tiers import full
 from tiny_recipe import RECIPE
 
-from lockstep import exit_codes
+from lockstep import disk, exit_codes
 from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
@@ -373,7 +373,8 @@ def test_a_half_written_checkpoint_never_has_a_name(run: Run, in_tmp: Path, monk
     """The order of things: all bytes are on the disk before the name is."""
     order: list[str] = []
     sync, rename = checkpoint.sync, Path.rename
-    monkeypatch.setattr(checkpoint, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path)))
+    for module in (checkpoint, disk):
+        monkeypatch.setattr(module, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path)))
     monkeypatch.setattr(Path, "rename", lambda path, to: (order.append(f"rename {path.name}"), rename(path, to))[1])
     run("run.max_steps=1")
     named = order.index("rename .aside_step_000001")
