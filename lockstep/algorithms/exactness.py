@@ -36,8 +36,9 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         return "agreement.exact is false"
     learner = algorithm.learner
     reason = inference.explain_inexact(learner)
-    how = learner, learner.lora, inference.agreement.requires_exact
-    reason = reason or explain_inexact_sampler(folder, inference.sampler, *how)
+    reason = reason or explain_inexact_sampler(
+        folder, inference.sampler, learner, learner.lora, may_be_slow=inference.agreement.requires_exact
+    )
     if reason is None:
         return None
     if inference.agreement.requires_exact:

@@ -159,8 +159,7 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
     Raises:
         BrokenPromiseError: A token's two log-probabilities are not the same to the bit.
     """
-    how = trial.sampler(), trial.computation(dtype)
-    inexact = explain_inexact_sampler(str(trial.folder), *how, may_be_slow=True)
+    inexact = explain_inexact_sampler(str(trial.folder), trial.sampler(), trial.computation(dtype), may_be_slow=True)
     if inexact is not None:
         return {"exact": inexact}
     computation, spec = trial.computation(dtype).compute_exactly(), trial.learner(dtype)

@@ -91,7 +91,7 @@ _RULES = (
     _Rule(
         "reward/tampering",
         lambda row: row["reward/tampering"] > 0,
-        lambda row: f"{row['reward/tampering']:.0f} responses attempted to pass their tests in another way",
+        lambda row: f"{row['reward/tampering']:.0f} responses attempted to cheat their tests",
     ),
     _Rule(
         "train/truncated",

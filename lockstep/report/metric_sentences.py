@@ -17,7 +17,7 @@ _FULL = {
     "train/trained_tokens": "Tokens that the loss counts in this step.",
     "train/prompts_drawn": "Prompts drawn for this step, those that were thrown away included.",
     "train/no_verdict": "Share of responses to which the reward could give no score; they are left out of training.",
-    "reward/tampering": "Responses that attempted to pass a test in another way; the samples mark them.",
+    "reward/tampering": "Responses that attempted to cheat a test; the samples mark them.",
     "train/truncated": "Share of responses cut off by the token limit before their end.",
     "train/epoch": "The pass over the training data, counted from 0.",
     "train/iteration": "The iteration of self-rewarding that this step belongs to, counted from 0.",

@@ -26,7 +26,7 @@ Test = Callable[[Sandbox, str], ProgramResult]
 
 
 class Tampered(float):
-    """The reward of a response whose program attempted to pass a test in another way than by doing what it asks."""
+    """The reward of a response whose program attempted to cheat a test."""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class ByRow:
 
 
 def find_tampering(reward: Reward, verdicts: Sequence[float | None]) -> list[bool] | None:
-    """Marks the responses that attempted to get their reward in another way; None if this reward does not look."""
+    """Marks the responses that attempted to cheat; None if this reward does not look for that."""
     looks = isinstance(reward, CodeReward) or (
         isinstance(reward, ByRow) and any(isinstance(one, CodeReward) for one in reward.verifiers.values())
     )

@@ -50,7 +50,7 @@ class Rollouts:
         )
 
     def tampering(self) -> Metrics:
-        """The count of responses that attempted to get their reward in another way, where the reward looks for that."""
+        """The count of responses that attempted to cheat, where the reward looks for that."""
         if "tampering" not in self.batch.sample:
             return Metrics()
         return Metrics(tampering=Sum(self.batch["tampering"].sum())).with_prefix("reward")

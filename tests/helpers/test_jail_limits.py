@@ -118,8 +118,8 @@ def reaches(address: tuple[str, int], folder: str) -> str:
 def test_filters_keep_files_network_and_processes(filtered: Sandbox, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert filtered.output(reaches(server.getsockname(), str(tmp_path)), "") == "True True\n"
-    assert filtered.passes("def double(x): return 2 * x", "assert double(4) == 8")
-    assert not filtered.passes("def double(x): return x", "assert double(4) == 8")
+    assert filtered.test("def double(x): return 2 * x", "assert double(4) == 8").passed
+    assert not filtered.test("def double(x): return x", "assert double(4) == 8").passed
 
 
 def in_fork(run: Callable[[], Any]) -> Any:

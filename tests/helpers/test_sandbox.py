@@ -299,11 +299,11 @@ def _as_a_user(programs: list[str], prefix: Path) -> list[dict[str, Any]]:
 
 def test_test_code_sees_what_the_program_defines(sandbox: Sandbox) -> None:
     program = "from __future__ import annotations\nimport math\n_half = 0.5\ndef area(r): return math.pi * r * r"
-    assert sandbox.passes(program, "assert area(1) == math.pi\nassert _half == 0.5 and __name__ == 'solution'")
-    assert not sandbox.passes(program, "assert area(1) == 3")
-    assert not sandbox.passes(program, "while True: pass")
-    assert sandbox.passes("if __name__ == '__main__':\n    value = input()", "pass  # unfinished")
-    assert sandbox.passes("value = 1", "def check(value):\n    assert value == 1\ncheck(value)")
+    assert sandbox.test(program, "assert area(1) == math.pi\nassert _half == 0.5 and __name__ == 'solution'").passed
+    assert not sandbox.test(program, "assert area(1) == 3").passed
+    assert not sandbox.test(program, "while True: pass").passed
+    assert sandbox.test("if __name__ == '__main__':\n    value = input()", "pass  # unfinished").passed
+    assert sandbox.test("value = 1", "def check(value):\n    assert value == 1\ncheck(value)").passed
 
 
 @pytest.mark.parametrize(
@@ -311,11 +311,11 @@ def test_test_code_sees_what_the_program_defines(sandbox: Sandbox) -> None:
     ["exit()", "import os\nos._exit(0)", "raise SystemExit", "import os\nos.execv('/usr/bin/true', ['true'])"],
 )
 def test_a_program_that_ends_before_its_test_has_not_passed(sandbox: Sandbox, program: str) -> None:
-    assert not sandbox.passes(program, "pass")
+    assert not sandbox.test(program, "pass").passed
 
 
 def test_a_program_does_not_read_its_test(sandbox: Sandbox) -> None:
-    assert sandbox.passes("import sys\nread = sys.stdin.read()", "assert read == ''")
+    assert sandbox.test("import sys\nread = sys.stdin.read()", "assert read == ''").passed
 
 
 def test_it_crosses_a_process_border(sandbox: Sandbox) -> None:

@@ -37,7 +37,7 @@ def test_a_token_that_differs_is_an_alarm_where_both_sides_are_exact() -> None:
 
 def test_an_attempt_to_pass_in_another_way_is_one() -> None:
     (alarm,) = find_alarms(rows(reward__tampering=[0, 3, 0]))
-    assert (alarm.first, alarm.last, alarm.text) == (2, 2, "3 responses attempted to pass their tests in another way")
+    assert (alarm.first, alarm.last, alarm.text) == (2, 2, "3 responses attempted to cheat their tests")
 
 
 def test_drift_and_numbers_that_are_none() -> None:

@@ -51,8 +51,9 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
     if name.startswith("vllm"):
         from lockstep.doctor.backends.vllm import VLLMBackend
 
-        how = recipe.sampler, recipe.learner, fp8_of(name)
-        return VLLMBackend(folder, *how, note=note, workers=workers, tp=parallel.tp)
+        return VLLMBackend(
+            folder, recipe.sampler, recipe.learner, fp8_of(name), note=note, workers=workers, tp=parallel.tp
+        )
     if _over_ranks(name):
         trainer = "megatron" if name.startswith("megatron") else "torch"
         section = LearnerSection.of(recipe.learner, trainer, parallel)

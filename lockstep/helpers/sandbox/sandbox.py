@@ -29,7 +29,7 @@ class ProgramResult:
     Attributes:
         passed: True if the test ran to its end.
         why: The reason for which it did not; None where it did.
-        tampering: Signs that the program attempted to pass in another way than by doing what the test asks.
+        tampering: Signs that the program attempted to cheat the test.
     """
 
     passed: bool
@@ -78,10 +78,6 @@ class Sandbox:
             SandboxError: It could not be run.
         """
         return self._run_to_end(program, given, tested=False).get("output")
-
-    def passes(self, program: str, test: str) -> bool:
-        """True if test code runs to its end with what the program defines; errors as `output`."""
-        return self.test(program, test).passed
 
     def test(self, program: str, test: str) -> ProgramResult:
         """Runs test code in a process of its own, which asks the program's for plain values; errors as `output`."""

@@ -1,8 +1,8 @@
 """The side of a test: it runs in a process of its own and asks a program under test for plain values.
 
-Runs inside of a jail of its own, with the standard library alone. Names that the program defines stand for things over
-there: calling one sends arguments as plain values and builds the result anew from plain data, so nothing of the
-program's own making takes part in a comparison. Everything that comes from over there may come from an enemy.
+Runs inside of a jail of its own, with the standard library alone. Names that the program defines stand for things in
+the program's process: calling one sends arguments as plain values and builds the result anew from plain data, so
+nothing of the program's own making takes part in a comparison. No message from that process is trusted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run_test() -> NoReturn:
     """Runs the test that lies in the file of its errors, over the pipes that are its input and its output.
 
     The file is JSON of `test` and `uses`, and then of the verdict: `passed`; `why`, where it has not; and `tampering`,
-    signs of attempts to pass in another way.
+    signs of attempts to cheat.
     """
     answers, questions, file = (os.dup(number) for number in range(3))
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -54,7 +54,7 @@ class _Side:
     """A test, and its connection to the program.
 
     Attributes:
-        signs: Signs of attempts to pass in another way than by doing what is asked.
+        signs: Signs of attempts to cheat.
     """
 
     def __init__(self, answers: Any, questions: Any) -> None:
