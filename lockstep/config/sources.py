@@ -232,8 +232,8 @@ class CodeSection(Section):
     isolation: Literal["namespaces", "filters", "limits"] = Field(
         default="namespaces",
         description="`namespaces`: no network, no other process, no files of yours; `filters`: the same by filters of "
-        "the kernel, for where namespaces are forbidden; `limits`: only time, memory, files and processes are limited, "
-        "and programs can reach what this user can",
+        "the kernel, for where namespaces are forbidden; `limits`: time, memory, files and processes are limited, and "
+        "programs can reach what this user can",
     )
 
 
