@@ -389,17 +389,6 @@ class SamplerSection(Section):
         return INFERENCE.find(self.backend).is_server
 
     @property
-    def is_within_machine(self) -> bool:
-        """True if weights reach engines of the learner's machine alone."""
-        match self.transfer:
-            case "shared_memory":
-                return True
-            case "auto" | "process_group" | "cuda_ipc":
-                return False
-            case _:
-                assert_never(self.transfer)
-
-    @property
     def context_limit(self) -> int | None:
         """Longest sequence that the engine takes; None: the model's context."""
         return INFERENCE.find(self.backend).context_limit(self)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, assert_never
 
 from pydantic import ValidationError
 from transformers import PreTrainedConfig
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import Devices, Placement, Processes
-from lockstep.config import LearnerSection, Parallel
+from lockstep.config import LearnerSection, Parallel, SamplerSection
 from lockstep.errors import InputError
 from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
@@ -213,11 +213,22 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     sampler, engines = recipe.inference.sampler, estimate.placement.processes.engines
     if engines != sampler.engines:
         changed.append(f"sampler.replicas={engines}")
-    if estimate.placement.devices.machines > 1 and sampler.is_within_machine:
+    if estimate.placement.devices.machines > 1 and _is_within_machine(sampler):
         changed.append("sampler.transfer=auto")
     if estimate.sequences != sampler.max_batch_size:
         changed.append(f"sampler.max_batch_size={estimate.sequences}")
     return parallel + changed + cache_override(estimate)
+
+
+def _is_within_machine(sampler: SamplerSection) -> bool:
+    """True if weights reach engines of the learner's machine alone."""
+    match sampler.transfer:
+        case "shared_memory":
+            return True
+        case "auto" | "process_group" | "cuda_ipc":
+            return False
+        case _:
+            assert_never(sampler.transfer)
 
 
 def cache_override(estimate: MemoryEstimate) -> list[str]:
