@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,6 +38,15 @@ def retry(action: Callable[[], T]) -> T:
                 raise
         time.sleep(wait_s)
     return action()
+
+
+def rename(source: Path, target: Path) -> None:
+    """Renames a file or folder; a network disk may say that it failed after it was done."""
+    try:
+        retry(lambda: source.rename(target))
+    except FileNotFoundError:
+        if not target.exists():
+            raise
 
 
 _OF_THE_USER = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
@@ -91,11 +101,12 @@ def sync_tree(folder: Path) -> None:
 
 def own_copy(path: Path) -> Path:
     """Name of this process's copy of a file, beside it; copies of processes that have died are removed."""
-    for copy in path.parent.glob(f".{path.name}-*"):
-        _, _, owner = copy.name.rpartition("-")
+    mine = f".{path.name}-{socket.gethostname()}-"  # a shared disk has those of other machines, too
+    for copy in path.parent.glob(f"{mine}*"):
+        owner = copy.name.removeprefix(mine)
         if owner.isdigit() and not _is_alive(int(owner)):
             copy.unlink(missing_ok=True)
-    return path.with_name(f".{path.name}-{os.getpid()}")
+    return path.with_name(f"{mine}{os.getpid()}")
 
 
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:

@@ -128,6 +128,7 @@ class RankSender:
     def __init__(self, learner: MeshLearner) -> None:
         self._learner = learner
         self.route: Route | None = None
+        self.on_host = learner.section.cpu_offload
 
     @cached_property
     def _files(self) -> SharedFiles:
@@ -158,6 +159,9 @@ class RankSender:
         except GeneratorExit:
             self._learner.call_all("end_sending")
             raise
+
+    def finish(self) -> None:
+        self._learner.empty_cache()
 
     def ship(self, bucket: Bucket) -> None:
         if self.route is not None and self.route.meeting is not None:

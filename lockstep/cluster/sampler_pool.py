@@ -224,8 +224,7 @@ class SamplerPool:
         """Streams weights to some workers; the next bucket is filled while they read one."""
         outgoing, calls = Outgoing.of(stream), list[Pending]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
-        is_where_planned = outgoing.sender is not None or outgoing.on_gpu
-        chosen = self._chosen if is_where_planned else self._chosen.from_host(self._workers.one_machine)
+        chosen = self._chosen if outgoing.on_gpu else self._chosen.from_host(self._workers.one_machine)
         self._let_join(sender, remotes, chosen)
         buckets = sender.buckets(outgoing, self._packs)
         with contextlib.closing(buckets):
@@ -234,6 +233,7 @@ class SamplerPool:
                 calls = [remote.submit("receive", bucket) for remote in remotes]
                 _blaming(calls, partial(sender.ship, bucket))
         outcomes(calls)
+        sender.finish()
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
     def _let_join(self, sender: Sender, remotes: Sequence[Remote], chosen: Route) -> None:

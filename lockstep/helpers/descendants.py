@@ -32,7 +32,7 @@ def find_descendants(process: int) -> Iterator[int]:
 def end_children() -> None:
     """Kills the processes that this one has started until none is left; orphans must become its children.
 
-    It does nothing where there is no `/proc` to find them in.
+    It does nothing where there is no `/proc` to find them in, or where the kernel lets no process be killed.
     """
     while sys.platform == "linux":
         try:
@@ -40,7 +40,10 @@ def end_children() -> None:
                 pass
         except ChildProcessError:
             return
-        kill_all(find_children(os.getpid()))
+        try:
+            kill_all(find_children(os.getpid()))
+        except PermissionError:
+            return
         time.sleep(_POLL_S)
 
 

@@ -124,6 +124,8 @@ def _attend(
         raise InputError(f"{name} hands no keyword arguments to its attention; such models do not run here")
     how = int(module.layer_idx), query, key, value, scaling, window  # type: ignore[arg-type]
     plain = softcap is None and s_aux is None
+    if kernel is FUSED and plain:
+        return layout.attend(*how)
     if isinstance(layout, KernelLayout):
         chosen = kernel if kernel is not None and plain else Blockwise(softcap, s_aux)
         return layout.attend_by(chosen, *how)

@@ -138,7 +138,10 @@ class Search:
         for changes in self._changes():
             ways = changes, replace(changes, learner={**changes.learner, "sync_every_pass": True})
             cases = [(way, parallel) for way in ways for parallel in self.layouts(gpus)]
-            best = self._cheapest(self.estimate(parallel, way) for way, parallel in cases)
+            found = [self.estimate(parallel, way) for way, parallel in cases]
+            if self.recipe.own_layouts:  # where what the recipe says of them fits nowhere, the same layout may
+                found += [self.estimate(parallel, way, parallel) for way, parallel in cases]
+            best = self._cheapest(found)
             if best is None:
                 continue
             if not self.recipe.own_layouts:

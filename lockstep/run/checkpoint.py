@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.disk import naming, remove_tree, retry, sync, sync_tree
+from lockstep.disk import naming, remove_tree, rename, retry, sync, sync_tree
 from lockstep.errors import InputError, RunError
 
 _ASIDE = ".aside_"
@@ -106,7 +106,7 @@ class Checkpoints:
             _seal(aside, {"step": step, "score": score, "state": state})
             # A folder of this step, or of a later one, can only be one that `latest` refused.
             self._remove([path for found, path in self.find() if found >= step])
-            retry(lambda: aside.rename(self.folder / _name(step)))
+            rename(aside, self.folder / _name(step))
             sync(self.folder)
             self._remove(self._find_surplus())
         except OSError as error:
@@ -179,7 +179,7 @@ class Checkpoints:
         """Removes folders, renaming each first, so that no half-deleted one looks like a checkpoint."""
         for path in paths:
             aside = self.folder / f"{_ASIDE}old_{path.name}"
-            retry(lambda path=path, aside=aside: path.rename(aside))
+            rename(path, aside)
             remove_tree(aside, self.note)
 
 

@@ -78,7 +78,7 @@ class Session:
                 loop(job.step, start, job.run_length, progress, every, stop, partial(self._guard, hooks))
 
     def _certify(self, event: StepEvent) -> None:
-        """Writes the certificate before the run is saved, so that no checkpoint is without its certificate."""
+        """Writes the certificate before the run is saved, so that a kill between the two does not leave an old one."""
         agreement = self.job.agreement
         if agreement is not None and (event.leaving or event.step % self.options.save_every == 0):
             write_run_certificate(self.folder, event.step, agreement.certificate)
@@ -120,7 +120,10 @@ class Session:
         """
         logged = max((int(row["step"]) for row in read_metrics(self.folder)), default=0)
         if logged > 2 * self.options.save_every:
-            raise InputError(
-                f"{self.folder} has logged {logged} steps, and {checkpoints.folder} holds no checkpoint of them; put "
-                f"them back (is the disk mounted?), choose another run.folder, or remove {self.folder} to start again"
-            )
+            text = f"{self.folder} has logged {logged} steps, and {checkpoints.folder} holds no checkpoint of them"
+            if not self.allow_changes:
+                raise InputError(
+                    f"{text}; put them back (is the disk mounted?), choose another run.folder, or start from the "
+                    "beginning by --allow-changes"
+                )
+            self.progress.note(f"{text}; the run starts from the beginning")

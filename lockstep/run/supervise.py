@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import subprocess
 import sys
@@ -13,11 +15,13 @@ from types import FrameType
 from lockstep import exit_codes
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.messages import add_message
+from lockstep.run.stop import SUPERVISED
 
 LIMIT = 5
 """Restarts without a new checkpoint between them; a run that advances is restarted as often as it takes."""
 
 _WAITS_S = (1.0, 5.0, 30.0, 120.0)
+_HEED_S = 0.5
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -33,7 +37,7 @@ class Supervisor:
     def __init__(self, command: Sequence[str], folder: Path, sleep: Callable[[float], object] = time.sleep) -> None:
         self._command, self._folder, self._sleep = command, folder, sleep
         self._child: subprocess.Popen[bytes] | None = None
-        self._asked_to_stop = False
+        self._asked_to_stop: int | None = None
 
     def run(self) -> int:
         """Returns the exit code of the last process."""
@@ -48,11 +52,12 @@ class Supervisor:
         stuck, saved, restarts = 0, self._newest(), 0
         while True:
             code = self._run_once()
-            if self._asked_to_stop or not is_crash(code):
+            if self._asked_to_stop is not None or not is_crash(code):
                 if restarts:
                     self._tell(f"the run was restarted {restarts} times; {self._folder}/messages.jsonl says why")
                 return code if code >= 0 else 128 - code
-            stuck, saved = (0 if self._newest() > saved else stuck), self._newest()
+            newest = self._newest()
+            stuck, saved = (0 if newest > saved else stuck), max(saved, newest)
             after = f"after step {saved}, the newest that is saved" if saved >= 0 else "before anything was saved"
             if stuck == LIMIT:
                 self._tell(f"{_describe(code)} {after}, {LIMIT} times in a row; the run is not restarted")
@@ -60,23 +65,35 @@ class Supervisor:
             wait_s = _WAITS_S[min(stuck, len(_WAITS_S) - 1)]
             stuck, restarts = stuck + 1, restarts + 1
             self._tell(f"{_describe(code)} {after}; the same command again in {wait_s:g} s ({stuck} of {LIMIT})")
-            self._sleep(wait_s)
-            if self._asked_to_stop:
-                return exit_codes.CRASH
+            self._wait(wait_s)
+            if self._asked_to_stop is not None:
+                return 128 + self._asked_to_stop
 
     def _run_once(self) -> int:
         """Runs the command to its end, in a group of its own, so that Ctrl-C reaches it once. Returns its exit code."""
-        with subprocess.Popen(self._command, start_new_session=True) as self._child:
+        environment = {**os.environ, SUPERVISED: "1"}
+        with subprocess.Popen(self._command, start_new_session=True, env=environment) as self._child:
+            if self._asked_to_stop is not None:  # while the process started
+                self._child.send_signal(self._asked_to_stop)
             return self._child.wait()
 
+    def _wait(self, seconds: float) -> None:
+        """Waits, in short steps: Python sleeps to the end although a signal has asked for a stop."""
+        for _ in range(math.ceil(seconds / _HEED_S)):
+            if self._asked_to_stop is None:
+                self._sleep(_HEED_S)
+
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        self._asked_to_stop = True
+        self._asked_to_stop = number
         if self._child is not None and self._child.returncode is None:
             self._child.send_signal(number)
 
     def _newest(self) -> int:
-        """Step of the newest checkpoint; -1 where there is none."""
-        found = Checkpoints(self._folder / "checkpoints", keep=1).find()
+        """Step of the newest checkpoint; -1 where there is none, or the disk does not say."""
+        try:
+            found = Checkpoints(self._folder / "checkpoints", keep=1).find()
+        except OSError:
+            return -1
         return found[-1][0] if found else -1
 
     def _tell(self, text: str) -> None:
@@ -91,4 +108,7 @@ def is_crash(code: int) -> bool:
 
 
 def _describe(code: int) -> str:
-    return f"the process was killed by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
+    if code >= 0:
+        return f"the process ended with {code}"
+    named = -code in set(signal.Signals)
+    return f"the process was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"

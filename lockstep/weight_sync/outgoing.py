@@ -34,9 +34,11 @@ class Sender(Protocol):
 
     Attributes:
         route: The route that it has joined last; None: none yet.
+        on_host: True if the weights lie in the host's memory, also where their processes have GPUs.
     """
 
     route: Route | None
+    on_host: bool
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -58,6 +60,10 @@ class Sender(Protocol):
 
     def ship(self, bucket: Bucket) -> None:
         """Sends the bytes of the newest bucket; returns when all receivers have them."""
+        ...
+
+    def finish(self) -> None:
+        """Gives the memory of the last buckets back, before engines take what they need to sample."""
         ...
 
 
@@ -92,8 +98,10 @@ class Outgoing:
 
     @property
     def on_gpu(self) -> bool:
-        """True if they are a learner's of this process, on a GPU."""
-        if isinstance(self._learner, _Stream):  # which may be one that can be read only once
+        """True if they lie on GPUs; a stream, which may be readable only once, counts as on the host."""
+        if self.sender is not None:
+            return not self.sender.on_host
+        if isinstance(self._learner, _Stream):
             return False
         return any(tensor.is_cuda for _, tensor in islice(self._learner.weights(), 1))
 

@@ -17,6 +17,8 @@ from lockstep.weight_sync.outgoing import Outgoing
 class LocalSender:
     """Implements `outgoing.Sender` for weights of this process."""
 
+    on_host = False  # or not: `Outgoing.on_gpu` looks at the weights
+
     def __init__(self) -> None:
         self._carrier: Carrier | None = None
         self.route: Route | None = None
@@ -67,6 +69,10 @@ class LocalSender:
 
     def ship(self, bucket: Bucket) -> None:
         self._opened.ship(bucket)
+
+    def finish(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def _memory(self, number: int, slots: tuple[Slot, ...], parts: Sequence[WeightPart]) -> Tensor:
         device = next((part.numbers.device for part in parts if part.numbers is not None), torch.device("cpu"))

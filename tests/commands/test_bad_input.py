@@ -96,9 +96,10 @@ def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[st
     overrides = "data.validation=absent.jsonl reward.marker=null reward.type=python reward.function=rewards.py:narrow"
     assert main(shlex.split(f"train own.yaml {overrides} learner.device=cuda run.folder=rewards.py/run --dry-run")) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 5
+    assert lines[0].startswith("note: reward.function rewards.py:narrow runs ")
+    assert len(lines) == 6
     for text in ("learner.device", "run folder", "absent.jsonl", "model.safetensors missing", "narrow"):
-        assert sum(text in line for line in lines) == 1, text
+        assert sum(text in line for line in lines[1:]) == 1, text
 
 
 def test_a_dry_run_finds_another_recipe_in_the_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

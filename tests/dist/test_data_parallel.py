@@ -142,7 +142,7 @@ class Killing:
     def __init__(self, sender: RankSender, victim: str) -> None:
         self._sender, self._victim = sender, victim
         self.route: Route | None = None
-        self.places = sender.places
+        self.places, self.on_host = sender.places, sender.on_host
 
     def join(self, route: Route) -> None:
         self._sender.join(route)
@@ -157,6 +157,9 @@ class Killing:
 
     def ship(self, bucket: Bucket) -> None:
         self._sender.ship(bucket)
+
+    def finish(self) -> None:
+        self._sender.finish()
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])

@@ -85,7 +85,7 @@ class Watched(TorchSampler):
         return super().generate(requests, sampling)
 
 
-TABLES = 150_000
+TABLES = 400_000
 """Bytes of tables for fingerprints, and of buffers."""
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,7 @@ class Script:
 
     def __init__(self, folder: Path, *lines: str) -> None:
         self.folder, self.waits = folder / "run", list[float]()
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True)
         (folder / "lines.json").write_text(json.dumps(lines))
         code = (
             "import json, os, pathlib, signal, sys; lines = json.load(open('lines.json')); "
@@ -89,7 +90,7 @@ def saves(step: int) -> str:
 def test_a_run_that_does_not_advance_is_given_up(in_tmp: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = Script(in_tmp, KILL)
     assert script.supervisor.run() == exit_codes.CRASH
-    assert script.waits == [1, 5, 30, 120, 120]
+    assert sum(script.waits) == 1 + 5 + 30 + 120 + 120
     told = messages("run")
     assert len(told) == LIMIT + 1
     assert told[-1] == (
@@ -101,8 +102,31 @@ def test_a_run_that_does_not_advance_is_given_up(in_tmp: Path, capfd: pytest.Cap
 def test_a_run_that_advances_is_restarted_as_often_as_it_takes(in_tmp: Path) -> None:
     script = Script(in_tmp, *[line for step in range(1, 5) for line in (saves(step), CRASH, CRASH)], "sys.exit(0)")
     assert script.supervisor.run() == exit_codes.OK
-    assert script.waits == [1, 5, 30] * 4
+    assert sum(script.waits) == (1 + 5 + 30) * 4
     assert "the process ended with 1 after step 4, the newest that is saved" in messages("run")[-2]
+
+
+def test_a_stop_that_falls_into_a_wait_or_a_start_is_heeded(in_tmp: Path) -> None:
+    script = Script(in_tmp, CRASH, "time.sleep(60)")
+
+    def stop(seconds: float) -> None:
+        script.waits.append(seconds)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    script.supervisor._sleep = stop
+    assert script.supervisor.run() == exit_codes.TERMINATED
+    assert script.waits == [0.5]
+    starting = Script(in_tmp / "other", "import time; time.sleep(60)")
+    real = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(in_tmp / "other")
+        patch.setattr(subprocess, "Popen", start)
+        assert starting.supervisor.run() == exit_codes.TERMINATED
 
 
 @pytest.mark.parametrize(("line", "code"), [(WRONG, 2), ("sys.exit(75)", 75), ("sys.exit(4)", 4)])

@@ -6,11 +6,13 @@ It holds nothing heavy, so forking it costs little. A program gets no descriptor
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import json
 import marshal
 import os
 import select
+import subprocess
 import sys
 import tempfile
 import time
@@ -143,7 +145,8 @@ class _Warden:
             stderr = ends.enter_context(open(os.devnull, "wb"))
             streams = (stdin.fileno(), stdout.fileno(), stderr.fileno())
             try:
-                code = self._wait(self._start(ends, _RUN, program, streams))
+                started = self._start(ends, _RUN, program, streams)
+                code = self._wait(started, time.monotonic() + self._limits.wall_s)
             except _Unable as why:
                 return {"wrong": str(why)}
             finally:
@@ -161,9 +164,9 @@ class _Warden:
                 tester = self._start(ends, _TESTER, "", (told, asks, verdict.fileno()))
                 solution = self._start(ends, _SOLUTION, program, (asked, tells, nothing.fileno()))
                 pipes.close()  # each side must see the other end
-                code = self._wait(tester)
-                found = json.loads(_text(verdict.fileno())) if code == 0 else _AT_ITS_LIMIT
-                if found["why"] == tester_side.ENDED and self._wait(solution) == 0:
+                deadline = time.monotonic() + self._limits.wall_s
+                found = _read_verdict(self._wait(tester, deadline), verdict.fileno())
+                if found["why"] == tester_side.ENDED and self._wait(solution, deadline) == 0:
                     found["tampering"].append("ended its process before its test")
                 return found
             except _Unable as why:
@@ -198,11 +201,10 @@ class _Warden:
             case _:
                 assert_never(self._isolation)
 
-    def _wait(self, first: int) -> int | None:
-        """The exit code of a process, or None where it takes too long."""
-        deadline = time.monotonic() + self._limits.wall_s
+    def _wait(self, first: int, deadline: float) -> int | None:
+        """The exit code of a process, or None where it still runs at the deadline, which is on `time.monotonic`."""
         with open(os.pidfd_open(first), "rb", buffering=0) as ended:
-            while not select.select([ended], [], [], _WATCH_S)[0]:
+            while not select.select([ended], [], [], min(_WATCH_S, max(0.0, deadline - time.monotonic())))[0]:
                 if time.monotonic() >= deadline:
                     return None
                 self._end_greedy()
@@ -254,8 +256,23 @@ def _open_pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
     return reads, writes
 
 
-def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="lockstep-program-")
+@contextlib.contextmanager
+def _private_folder() -> Iterator[str]:
+    """A program's own folder, removed by a process: folders in it may be nested deeper than Python can follow."""
+    folder = tempfile.mkdtemp(prefix="lockstep-program-")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+
+
+def _read_verdict(code: int | None, file: int) -> dict[str, Any]:
+    """The verdict that a tester has written; a test that ended its process in another way has not passed."""
+    try:
+        found = json.loads(_text(file)) if code == 0 else {}
+    except ValueError:
+        found = {}
+    return found if "passed" in found else copy.deepcopy(_AT_ITS_LIMIT)
 
 
 def _memory(content: str) -> IO[bytes]:

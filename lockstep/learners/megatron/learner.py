@@ -79,15 +79,15 @@ class MegatronLearner(RankLearner):
 
     def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
         own = ((piece, box) for piece in self._own for box in piece.boxes)
+        announced = ((stage, *named) for stage, names in enumerate(self._announced) for named in names)
         with self._host.lend([piece.local for piece in self._own]):
-            for stage, names in enumerate(self._announced):
-                for name, shape in names:
-                    part = WeightPart(name, dtype, shape, (0,) * len(shape), None)
-                    if stage == self._ranks.index("pp"):
-                        piece, box = next(own)
-                        numbers = box.read(piece.local) if self._writes(piece) else None
-                        part = replace(part, offset=box.offset, numbers=numbers)
-                    yield part
+            for stage, name, shape in announced:
+                part = WeightPart(name, dtype, shape, (0,) * len(shape), None)
+                if stage == self._ranks.index("pp"):
+                    piece, box = next(own)
+                    numbers = box.read(piece.local) if self._writes(piece) else None
+                    part = replace(part, offset=box.offset, numbers=numbers)
+                yield part
         for name, buffer in self._stage.named_buffers():
             part = WeightPart.whole(canonical(f"{self._base}{name}"), buffer, type_for(buffer, dtype))
             yield part if self._ranks.number == 0 else replace(part, numbers=None)
