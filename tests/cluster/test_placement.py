@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from gpus import show_gpus
 from remote_workers import AbacusSpec
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.cluster.learner_group import MeshLearner, RankSender
 from lockstep.cluster.placement import (
     Devices,
     Place,
@@ -23,10 +25,12 @@ from lockstep.cluster.placement import (
     takes_turns,
 )
 from lockstep.cluster.workers import Workers
-from lockstep.config import ClusterSection, Computation, SamplerSection
+from lockstep.config import ClusterSection, Computation, LearnerSection, SamplerSection
 from lockstep.config.loading import load
+from lockstep.config.parallel import Parallel
 from lockstep.errors import InputError
 from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.outgoing import HasWeights, Outgoing
 
 MACHINES = [Devices(1, 1, True), Devices(1, 8, True), Devices(2, 8, True)]
 CASES = [
@@ -262,3 +266,14 @@ def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.M
 def test_a_cpu_has_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 0)
     assert not takes_turns(recipe_of(), placement_of(recipe_of()))
+
+
+def test_weights_in_the_hosts_memory_take_its_way() -> None:
+    """A learner with `cpu_offload` has its weights there, though its ranks have GPUs."""
+
+    def is_on_gpu(section: LearnerSection) -> bool:
+        ranks = cast("MeshLearner", SimpleNamespace(section=section))
+        return Outgoing(cast("HasWeights", ranks), None, RankSender(ranks)).on_gpu
+
+    assert is_on_gpu(LearnerSection(parallel=Parallel(dp=2)))
+    assert not is_on_gpu(LearnerSection(parallel=Parallel(dp=2), cpu_offload=True))

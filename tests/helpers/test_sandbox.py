@@ -259,6 +259,19 @@ for folder in (os.path.dirname(sys.executable), "/usr", "/bin"):
 KILLS = "import os, signal\nos.kill(-1, signal.SIGKILL)"
 
 
+def test_folders_deeper_than_python_follows_are_removed(limited: Sandbox) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("lockstep-program-*"))
+    deep = ("import os", "for _ in range(3000):", "    os.mkdir('a')", "    os.chdir('a')", "print('deep')")
+    assert printed(limited, *deep) == "deep\n"
+    assert printed(limited, "print('again')") == "again\n"
+    assert set(Path(tempfile.gettempdir()).glob("lockstep-program-*")) == before
+
+
+def test_a_test_that_ends_its_process_has_not_passed(limited: Sandbox) -> None:
+    assert not limited.test("x = 1", "import os\nos._exit(0)").passed
+    assert limited.test("x = 1", "assert x == 1").passed
+
+
 @FORKS_HERE
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
 def test_an_ordinary_user_can_use_it() -> None:

@@ -460,6 +460,12 @@ def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., s
     assert "critic.parallel" not in seven()
 
 
+def test_a_layout_of_the_critic_that_fits_nowhere_is_replaced(seven: Callable[..., str]) -> None:
+    found = seven(DP, "critic.parallel.dp_replicate=8")
+    assert "This fits, 79.6 GB of 80 GB:" in found
+    assert "critic.parallel.dp=8 critic.parallel.dp_replicate=1" in found
+
+
 def test_a_critic_that_cannot_be_cut_is_refused_by_its_key(models: Models) -> None:
     options = ["learner.parallel.dp=3", "critic.parallel.tp=3"]
     with pytest.raises(ValueError, match=r"critic\.parallel\.tp is 3, but the model's"):

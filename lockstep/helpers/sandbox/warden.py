@@ -258,12 +258,15 @@ def _open_pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[str]:
-    """A program's own folder, removed by a process: folders in it may be nested deeper than Python can follow."""
-    folder = tempfile.mkdtemp(prefix="lockstep-program-")
+    """A program's own folder, removed by `rm` where folders in it are nested deeper than Python can follow."""
+    folder = tempfile.TemporaryDirectory(prefix="lockstep-program-", ignore_cleanup_errors=True)
     try:
-        yield folder
+        yield folder.name
     finally:
-        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+        try:
+            folder.cleanup()
+        except RecursionError:
+            subprocess.run(["rm", "-rf", "--", folder.name], check=False, stderr=subprocess.DEVNULL)
 
 
 def _read_verdict(code: int | None, file: int) -> dict[str, Any]:
