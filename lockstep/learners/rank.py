@@ -31,6 +31,7 @@ from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
+from lockstep.weight_sync.buckets import WeightPart
 
 Passes = Sequence[Sequence[int]] | None
 """The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
@@ -207,6 +208,12 @@ class RankLearner(SendsWeights):
             for name, tensor in piece.gather(dtype):
                 is_lent = self._host.holds(tensor)
                 yield name, tensor.clone() if is_lent else tensor
+
+    def _keep(self, part: WeightPart) -> WeightPart:
+        """A part that stays when the weight that it is of goes back to the host's memory."""
+        if part.numbers is None or not self._host.holds(part.numbers):
+            return part
+        return replace(part, numbers=part.numbers.clone())
 
     def _constants(self) -> dict[str, Tensor]:
         """Tensors of the model's files that are never trained, by name."""

@@ -86,7 +86,7 @@ class MegatronLearner(RankLearner):
                 if stage == self._ranks.index("pp"):
                     piece, box = next(own)
                     numbers = box.read(piece.local) if self._writes(piece) else None
-                    part = replace(part, offset=box.offset, numbers=numbers)
+                    part = self._keep(replace(part, offset=box.offset, numbers=numbers))
                 yield part
         for name, buffer in self._stage.named_buffers():
             part = WeightPart.whole(canonical(f"{self._base}{name}"), buffer, type_for(buffer, dtype))

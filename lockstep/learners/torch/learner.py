@@ -67,7 +67,7 @@ class TorchLearner(RankLearner):
         with self._host.lend([piece.local for piece in self._held]):
             for piece in self._held:
                 if not (self._merges and is_adapter(piece.name)):
-                    yield piece.part(dtype, self._writes(piece))
+                    yield self._keep(piece.part(dtype, self._writes(piece)))
         for name, buffer in self.model.named_buffers():
             part = WeightPart.whole(canonical(name), buffer, type_for(buffer, dtype))
             yield part if self._ranks.number == 0 else replace(part, numbers=None)
