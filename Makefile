@@ -56,7 +56,7 @@ logprobs-alone: $(VENV)-alone/.made
 # torch alone is seen: vLLM for CPUs does not start where it is installed.
 kernels: $(VENV)-triton/.made $(VENV)/.test
 	PYTHONPATH=$(VENV)-triton $(VENV)-alone/bin/python tests/logprobs/interpreted.py
-	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest tests/models/exact/test_fused_exact.py tests/models/exact/test_fused_model.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest tests/models/exact/test_fused_exact.py tests/models/exact/test_fused_model.py --junitxml=build/tests_kernels_exact.xml
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -99,7 +99,7 @@ def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
     def request_stop(number: int, frame: FrameType | None) -> None:
         if first_s:  # as long as a supervisor may hand on what this process has been sent, too
             if time.monotonic() - first_s[0] > _HANDED_ON_S:
-                signal.signal(number, usual[number])
+                signal.signal(number, usual[signal.Signals(number)])
                 signal.raise_signal(number)
             return
         first_s.append(time.monotonic())
