@@ -25,7 +25,7 @@ from lockstep.commands import (
     watch,
 )
 from lockstep.commands import eval as evaluate
-from lockstep.disk import is_of_the_user
+from lockstep.disk import is_user_error
 from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
 from lockstep.unread import is_unread, outlive_reader, silence
@@ -78,7 +78,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"lockstep: {error}", file=sys.stderr)
         if isinstance(error, LockstepError):
             return error.exit_code
-        return exit_codes.INPUT if is_of_the_user(error) else exit_codes.CRASH
+        return exit_codes.INPUT if is_user_error(error) else exit_codes.CRASH
     except Stopped as stopped:
         print(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code

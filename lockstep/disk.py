@@ -21,6 +21,10 @@ _PASSING = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOTEMPTY, errno.ESTAL
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EISDIR}
 """Errors of disks that cannot sync a folder, such as CIFS and many of FUSE."""
 
+_OF_USERS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
+_OF_USERS |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRINUSE}
+"""Errors that a name, an address or a permission causes."""
+
 _WAITS_S = (0.1, 0.4, 1.6)
 
 
@@ -49,13 +53,9 @@ def rename(source: Path, target: Path) -> None:
             raise
 
 
-_OF_THE_USER = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
-_OF_THE_USER |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRINUSE}
-
-
-def is_of_the_user(error: OSError) -> bool:
-    """True for an error that a name or a permission causes; others are the machine's, which may do better later."""
-    return error.errno is None or error.errno in _OF_THE_USER
+def is_user_error(error: OSError) -> bool:
+    """True for an error that the user's command causes; others are the machine's, which may do better later."""
+    return error.errno is None or error.errno in _OF_USERS
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Event
 
 from lockstep.config.loading import Loaded, describe
-from lockstep.disk import is_of_the_user
+from lockstep.disk import is_user_error
 from lockstep.errors import InputError, LockstepError, RunError
 from lockstep.run.crash import CRASH, write_crash
 from lockstep.run.folder import lock_folder, make, write_once
@@ -57,7 +57,7 @@ def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[Non
         raise
     except OSError as error:
         if not started.is_set():
-            if is_of_the_user(error):
+            if is_user_error(error):
                 raise InputError(str(error)) from error
             raise RunError(
                 f"{error}; the disk fails, or is full: mend that, and give the same command again"
