@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,9 @@ from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.parallelize import require_divisible
 from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Route, SharedFiles
+from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.sender import OwnsFiles
 
 _RANKS_WAIT_LONGER_S = 30.0
 """Ranks wait so much longer for each other than the driver does for them: its error names the verb, theirs a socket."""
@@ -118,7 +118,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: 
     return learner
 
 
-class RankSender:
+class RankSender(OwnsFiles):
     """Implements `weight_sync.outgoing.Sender` for weights that ranks hold: all fill each bucket at the same time.
 
     Args:
@@ -129,14 +129,6 @@ class RankSender:
         self._learner = learner
         self.route: Route | None = None
         self.on_host = learner.section.cpu_offload
-
-    @cached_property
-    def _files(self) -> SharedFiles:
-        return SharedFiles()
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        return self._files.places
 
     def join(self, route: Route) -> None:
         if route == self.route:

@@ -100,7 +100,7 @@ class HostMemory:
         return bool(self._away) and _key(tensor) in self._away
 
     def forget(self) -> None:
-        """Brings everything back, and uses the host's memory from its beginning on for whatever comes next."""
+        """Brings everything back; what leaves next uses the host's memory from its beginning on."""
         self.reload()
         self._places.clear()
 

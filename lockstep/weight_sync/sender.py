@@ -14,14 +14,8 @@ from lockstep.weight_sync.fingerprints import copy_and_take, take
 from lockstep.weight_sync.outgoing import Outgoing
 
 
-class LocalSender:
-    """Implements `outgoing.Sender` for weights of this process."""
-
-    on_host = False  # or not: `Outgoing.on_gpu` looks at the weights
-
-    def __init__(self) -> None:
-        self._carrier: Carrier | None = None
-        self.route: Route | None = None
+class OwnsFiles:
+    """The shared memory that a sender fills, made when weights first go by it."""
 
     @cached_property
     def _files(self) -> SharedFiles:
@@ -30,6 +24,16 @@ class LocalSender:
     @property
     def places(self) -> tuple[str, ...]:
         return self._files.places
+
+
+class LocalSender(OwnsFiles):
+    """Implements `outgoing.Sender` for weights of this process."""
+
+    on_host = False  # or not: `Outgoing.on_gpu` looks at the weights
+
+    def __init__(self) -> None:
+        self._carrier: Carrier | None = None
+        self.route: Route | None = None
 
     def join(self, route: Route, opens: bool = True) -> None:
         """See `outgoing.Sender`; one that does not open the route gathers what another process sends by it."""

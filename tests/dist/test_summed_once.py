@@ -175,7 +175,7 @@ class FailsLater:
 
 
 def test_an_interrupted_batch_leaves_nothing_behind(models: Models, tmp_path: Path) -> None:
-    """A pass has left gradients that are not summed yet; whoever loads a checkpoint begins anew."""
+    """A pass has left gradients that are not summed yet; loading a checkpoint drops them."""
     batch = ragged((9,) * 8)
     with closing(launch(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
         many.save(tmp_path)

@@ -1,4 +1,4 @@
-"""fp32 is fp32 on GPUs, too, whatever a process was told before, and a run says so."""
+"""fp32 is fp32 on GPUs, too, even where a process had TF32 on before, and a run says so."""
 
 from __future__ import annotations
 

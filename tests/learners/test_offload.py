@@ -1,4 +1,4 @@
-"""Weights and moments that go to the host's memory and come back: no number changes, whatever is asked in between."""
+"""Weights and moments that go to the host's memory and come back: no number changes by what is asked in between."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The side of a program under test: it defines things, and answers what its test asks of them (see `tester_side`).
 
-Runs inside of a jail of its own, with the standard library alone. Whatever the program does to this side, it can only
-answer: the test, the values that it compares with and the verdict are in another process.
+Runs inside of a jail of its own, with the standard library alone. The program may do anything to this side, and still
+can only answer: the test, the values that it compares with and the verdict are in another process.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Failed(BaseException):
-    """The test cannot be passed any more, whatever it catches; the text says why."""
+    """The test cannot be passed any more, even if it catches this; the text says why."""
 
 
 def run_test() -> NoReturn:
@@ -115,7 +115,7 @@ class _Side:
                     raise self.tampering("said something that was not asked")
 
     def fail(self, why: str) -> Failed:
-        """Fails the test, whatever it catches; to be raised."""
+        """Fails the test, even if it catches this; to be raised."""
         self._failure = self._failure or why
         return Failed(self._failure)
 
