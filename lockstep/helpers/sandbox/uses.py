@@ -1,8 +1,8 @@
 """The names that a test uses, which decide what each of them means: something of Python's, or of the program's.
 
 They depend on the test alone, so a program cannot change what its test means: `sorted` in a test is Python's, even
-where the program defines one. A test that uses no names but Python's is about a function that is called like one of them. A name
-of a module, used for something that is in there, means the module.
+where the program defines one. A test that uses no names but Python's is about a function that is called like one of
+them. A name of a module, used for something that is in there, means the module.
 """
 
 from __future__ import annotations
