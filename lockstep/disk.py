@@ -6,12 +6,13 @@ import errno
 import os
 import shutil
 import socket
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+
+from lockstep.fault_policy import Attempts, Source
 
 T = TypeVar("T")
 
@@ -25,23 +26,25 @@ _OF_USERS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPER
 _OF_USERS |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRINUSE}
 """Errors that a name, an address or a permission causes."""
 
-_WAITS_S = (0.1, 0.4, 1.6)
 
-
-def retry(action: Callable[[], T]) -> T:
+def retry(action: Callable[[], T], source: Source = "disk") -> T:
     """Tries an action again, four times within two seconds, where the disk fails in a way that passes.
 
     Raises:
         OSError: Of the last attempt, or another kind.
     """
-    for wait_s in _WAITS_S:
+    attempts = Attempts(source)
+    while True:
         try:
             return action()
         except OSError as error:
-            if error.errno not in _PASSING:
+            if not (may_pass(error) and attempts.again()):
                 raise
-        time.sleep(wait_s)
-    return action()
+
+
+def may_pass(error: OSError) -> bool:
+    """True for an error that a network disk or a connection gives and takes back."""
+    return error.errno in _PASSING
 
 
 def rename(source: Path, target: Path) -> None:
@@ -112,7 +115,7 @@ def own_copy(path: Path) -> Path:
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
     """Removes a folder that is not needed; where the disk refuses, tells the user and leaves the rest of it."""
     try:
-        retry(lambda: shutil.rmtree(folder))
+        retry(lambda: shutil.rmtree(folder), "cleanup")
     except OSError as error:
         note(f"{folder} cannot be removed ({error.strerror}); it takes room until it is")
 

@@ -17,6 +17,7 @@ from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, 
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.distributed.meeting import Host
 from lockstep.errors import RunError
+from lockstep.fault_policy import Attempts
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
 from lockstep.types import Request, SamplingParams
@@ -105,9 +106,9 @@ class SamplerPool:
     def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
         self._workers, self._packs = workers, spec.packs
         self._chosen = workers.choose_route(spec.section)
-        self.dtype, self._section, self._note = spec.dtype, spec.section, note
+        self.dtype, self._section = spec.dtype, spec.section
         self._context, self._forgets = spec.context, spec.forgets_weights
-        self.restarts = 0
+        self._restarts = Attempts("sampler", note, spec.section.max_restarts)
         self._loaded: _Loaded | None = None
         self._abandoned = False
         self._sender = LocalSender()
@@ -181,6 +182,10 @@ class SamplerPool:
     def show(self, name: str) -> Tensor:
         """Fetches a tensor as the first worker holds it."""
         return self._insist(lambda: self.remotes[0].call("show", name), self.remotes[:1])
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts.used
 
     @property
     def version(self) -> int | None:
@@ -294,11 +299,9 @@ class SamplerPool:
         """
         if self._abandoned:
             raise SamplerLost(f"{error}; it is not started again, since no one waits for it any more") from error
-        most = self._section.max_restarts
-        if self.restarts == most:
+        if not self._restarts.again(str(error)):
+            most = self._restarts.limit
             raise SamplerLost(f"{error}; it is not started again, since sampler.max_restarts={most}") from error
-        self.restarts += 1
-        self._note(f"{error}; starting it again ({self.restarts} of {most} times)")
 
     def _start_again(self, remote: Remote) -> None:
         """Restarts a worker, and sends it the weights that the others hold, where these are known."""

@@ -16,6 +16,8 @@ from lockstep.helpers.process import Answers
 
 Function = Callable[[str, str, str, dict[str, Any]], float | None]
 
+_OF_NAMES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+
 
 def answers(function: str) -> Answers:
     """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or an error for each.
@@ -56,8 +58,18 @@ def _score(judge: Function, given: list[Any]) -> dict[str, Any]:
     try:
         reward = judge(*given)
     except Exception as error:  # any error of the user's code
-        return {"wrong": user_code.describe_error(error), "trace": traceback.format_exc()}
+        about = {"trace": traceback.format_exc(), "may_pass": _may_pass(error)}
+        return {"wrong": user_code.describe_error(error), **about}
     try:
         return {"reward": user_code.read_reward(reward)}
     except ValueError as error:
-        return {"wrong": f"returned {error}", "trace": ""}
+        return {"wrong": f"returned {error}", "trace": "", "may_pass": False}
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """True if a connection or a disk is behind an error, which may do better later; a file's name does not."""
+    while error is not None:
+        if isinstance(error, OSError) and not isinstance(error, _OF_NAMES):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

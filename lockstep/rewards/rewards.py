@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, assert_never
 
+from lockstep import exit_codes
 from lockstep.config import RewardSection, Verifier, user_code
 from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint
 from lockstep.errors import InputError
+from lockstep.fault_policy import Attempts
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.printable import make_printable
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
@@ -41,6 +44,12 @@ _DELIMITED_LATEX = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
 
 class RewardError(InputError):
     """A reward function that cannot be found or breaks its contract; the message says which and where."""
+
+
+class RewardLost(RewardError):
+    """A reward function could not be asked, for a reason that may pass; the same command resumes the run."""
+
+    exit_code = exit_codes.CRASH
 
 
 class Reward(Protocol):
@@ -126,11 +135,13 @@ class PythonReward:
         function: `file.py:name` or `package.module:name`.
         timeout_s: The longest it may take over one response.
         confined: True to run it behind the sandbox's filters.
+        note: Shows the user a line.
     """
 
     function: str
     timeout_s: float
     confined: bool = False
+    note: Callable[[str], object] = field(default=note, repr=False, compare=False)
     _child: Child = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -155,11 +166,29 @@ class PythonReward:
             RewardError: The function raised, returned something that is no reward, hung, or ended its process.
         """
         judged = zip(prompts, responses, answers, strict=True)
-        question = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
-        with self._child.ask_streaming(question) as reply:
-            return [self._reward(prompt, reply) for prompt in prompts]
+        questions = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
+        found, faults, deaths = dict[int, float | None](), Attempts("reward", self.note), Attempts("helper", self.note)
+        while missing := [place for place in range(len(questions)) if place not in found]:
+            lost, attempts = list[str](), faults
+            try:
+                with self._child.ask_streaming([questions[place] for place in missing]) as reply:
+                    for place in missing:
+                        self._take(place, prompts[place], reply, found, lost)
+            except _Killed as killed:
+                lost, attempts = [str(killed)], deaths
+            if lost and not attempts.again(lost[0]):
+                raise RewardLost(f"{lost[0]}, {attempts.used + 1} times in a row; the same command resumes the run")
+        return [found[place] for place in range(len(questions))]
 
-    def _reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
+    def _take(
+        self,
+        place: int,
+        prompt: Prompt,
+        reply: Callable[[float], Any],
+        found: dict[int, float | None],
+        lost: list[str],
+    ) -> None:
+        """Takes a reward into `found`, or what may pass of the reasons why there is none into `lost`."""
         asked = f"{prompt.id}: reward.function {self.function}"
         try:
             result = reply(self.timeout_s)
@@ -169,12 +198,22 @@ class PythonReward:
                 "long, or raise reward.timeout_s"
             ) from None
         except ChildDied as error:
+            if error.signal == signal.SIGKILL:  # by the system, where memory is full
+                raise _Killed(f"{asked} ended its process ({error})") from None
             raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
-        if "wrong" in result:
-            error = RewardError(f"{asked} {make_printable(result['wrong'])}")
+        if "wrong" not in result:
+            found[place] = result["reward"]
+            return
+        wrong = f"{asked} {make_printable(result['wrong'])}"
+        if not result["may_pass"]:
+            error = RewardError(wrong)
             error.add_note(make_printable(result["trace"]))
             raise error
-        return result["reward"]
+        lost.append(wrong)
+
+
+class _Killed(Exception):
+    """A reward function's process was killed; the text says over what."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +265,7 @@ def build(section: RewardSection | None, say: Callable[[str], None] = lambda tex
 
     Args:
         section: The section.
-        say: Is told what keeps a policy's programs from the rest of the machine.
+        say: Is told what keeps a policy's programs from the rest of the machine, and what is tried again.
 
     Raises:
         RewardError: Its function cannot be found.
@@ -259,7 +298,7 @@ def _verifier(section: RewardSection, name: Verifier, say: Callable[[str], None]
         case "python":
             assert section.function is not None, _SET_UP
             _name_code(section.function)
-            return PythonReward(section.function, section.timeout_s, section.confined)
+            return PythonReward(section.function, section.timeout_s, section.confined, say)
         case _:
             assert_never(name)
 

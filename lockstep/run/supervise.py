@@ -13,14 +13,11 @@ from pathlib import Path
 from types import FrameType
 
 from lockstep import exit_codes
+from lockstep.fault_policy import Attempts
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.messages import add_message
 from lockstep.run.stop import SUPERVISED
 
-LIMIT = 5
-"""Restarts without a new checkpoint between them; a run that advances is restarted as often as it takes."""
-
-_WAITS_S = (1.0, 5.0, 30.0, 120.0)
 _HEED_S = 0.5
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -49,7 +46,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _run(self) -> int:
-        stuck, saved, restarts = 0, self._newest(), 0
+        attempts, saved, restarts = Attempts("run", self._tell), self._newest(), 0
         while True:
             code = self._run_once()
             if self._asked_to_stop is not None or not is_crash(code):
@@ -57,14 +54,15 @@ class Supervisor:
                     self._tell(f"the run was restarted {restarts} times; {self._folder}/messages.jsonl says why")
                 return code if code >= 0 else 128 - code
             newest = self._newest()
-            stuck, saved = (0 if newest > saved else stuck), max(saved, newest)
+            if newest > saved:  # a run that advances is restarted as often as it takes
+                attempts.renew()
+            saved = max(saved, newest)
             after = f"after step {saved}, the newest that is saved" if saved >= 0 else "before anything was saved"
-            if stuck == LIMIT:
-                self._tell(f"{_describe(code)} {after}, {LIMIT} times in a row; the run is not restarted")
+            wait_s = attempts.next_wait(f"{_describe(code)} {after}")
+            if wait_s is None:
+                self._tell(f"{_describe(code)} {after}, {attempts.used} times in a row; the run is not restarted")
                 return exit_codes.CRASH
-            wait_s = _WAITS_S[min(stuck, len(_WAITS_S) - 1)]
-            stuck, restarts = stuck + 1, restarts + 1
-            self._tell(f"{_describe(code)} {after}; the same command again in {wait_s:g} s ({stuck} of {LIMIT})")
+            restarts += 1
             self._wait(wait_s)
             if self._asked_to_stop is not None:
                 return 128 + self._asked_to_stop

@@ -18,6 +18,7 @@ from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config.loading import Loaded
 from lockstep.errors import NothingTrainedError
+from lockstep.fault_policy import Attempts
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.export import copy_frame
 from lockstep.models.source import ModelSource, open_source, scratch_model
@@ -169,8 +170,8 @@ def _run_with_restarts(
         WorkerDied: If a learner is lost too often, or before the run has begun.
     """
     ranks, sampler = recipe.learner.parallel.ranks, None if recipe.inference is None else recipe.inference.sampler
-    most = recipe.cluster.max_restarts
-    for restart in range(1, most + 2):
+    restarts = Attempts("ranks", progress.note, recipe.cluster.max_restarts)
+    while True:
         with workers_of(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
             session = open_session(workers)
             try:
@@ -178,9 +179,9 @@ def _run_with_restarts(
                 return
             except (WorkerDied, RemoteTimeout) as error:
                 lost = error
-        if restart > most:
+        if not restarts.again(str(lost)):
+            most = restarts.limit
             raise WorkerDied(f"{lost}; the run is not resumed, since cluster.max_restarts={most}") from lost
-        progress.note(f"{lost}; resuming from the newest checkpoint ({restart} of {most} times)")
 
 
 def _source(
@@ -203,13 +204,19 @@ def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s
         print(f"{name} begins with {final}, trained before", file=sys.stderr)
         return final
     print(f"stage 1 of 2: {_purpose(first)}; {name} begins with its model", file=sys.stderr)
-    for _ in patience(name, first.run_folder, deadline_s):
+    for _ in patience(name, first.run_folder, deadline_s, partial(_say, loaded.run_folder)):
         with suppress(FolderInUseError):  # where its process ends early, this one continues
             _run(first, allow_changes, deadline_s)
             break
     require_trained(first.run_folder)
     print(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {_purpose(loaded)}", file=sys.stderr)
     return final
+
+
+def _say(folder: Path, text: str) -> None:
+    """Tells the user what happens before a run has a display, and records it."""
+    print(text, file=sys.stderr)
+    add_message(folder, None, text)
 
 
 def _purpose(loaded: Loaded) -> str:

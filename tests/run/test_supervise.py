@@ -19,8 +19,9 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep import exit_codes
 from lockstep.errors import InputError
+from lockstep.fault_policy import POLICY
 from lockstep.run.checkpoint import Checkpoints
-from lockstep.run.supervise import LIMIT, Supervisor
+from lockstep.run.supervise import Supervisor
 
 FOUR_STEPS = ("run.max_steps=4", "run.save_every=1")
 
@@ -92,7 +93,7 @@ def test_a_run_that_does_not_advance_is_given_up(in_tmp: Path, capfd: pytest.Cap
     assert script.supervisor.run() == exit_codes.CRASH
     assert sum(script.waits) == 1 + 5 + 30 + 120 + 120
     told = messages("run")
-    assert len(told) == LIMIT + 1
+    assert len(told) == (POLICY["run"].limit or 0) + 1
     assert told[-1] == (
         "supervise: the process was killed by SIGKILL before anything was saved, 5 times in a row; the run is not "
         "restarted"

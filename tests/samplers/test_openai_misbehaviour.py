@@ -47,11 +47,13 @@ class Script(OpenAIServer):
         says: Its answer to the n-th request for a response, from 0.
         at_once: The most requests that it had at one time.
         held: What an answer can wait for; it is set in the end.
+        told: What its clients told.
     """
 
     says: Callable[[int], Said] = lambda n: completed()
     at_once: int = 0
     held: threading.Event = field(default_factory=threading.Event)
+    told: list[str] = field(default_factory=list)
     _now: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -69,7 +71,7 @@ class Script(OpenAIServer):
 
     def client(self, timeout_s: float = 20.0, **options: Any) -> OpenAIClient:
         said = {"base_url": self.url, "model": "m", "api_key_env": KEY_NAME, "max_retries": 1, **options}
-        return OpenAIClient(OpenAI.model_validate(said), timeout_s, vocabulary=64)
+        return OpenAIClient(OpenAI.model_validate(said), timeout_s, vocabulary=64, note=self.told.append)
 
     def reply(self, **options: Any) -> Reply:
         """To one request."""
@@ -98,6 +100,7 @@ def test_a_server_that_is_busy_is_asked_again(script: Script, status: int) -> No
     assert script.reply() == Reply("so", 4, "length", None)
     assert len(script.bodies) == 2
     assert script.bodies[0] == script.bodies[1]
+    assert [line.split("; ")[-1] for line in script.told] == ["asking again in 0.5 s (1 of 1 times)"]
 
 
 @pytest.mark.parametrize("status", [429, 500])
@@ -296,8 +299,10 @@ def test_each_kind_of_server_is_asked_in_its_words(script: Script) -> None:
         script.reply()
         assert script.bodies.pop() == expected
     script.owner = "somebody"
-    with pytest.warns(UserWarning, match="calls itself 'somebody', which is not known here; .* stops where it will"):
-        script.reply()
+    assert script.told == []
+    script.reply()
+    assert "calls itself 'somebody', which is not known here; " in script.told[0]
+    assert script.told[0].endswith(" stops where it will")
     assert script.bodies.pop() == ours
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.errors import InputError
+from lockstep.fault_policy import POLICY
 from lockstep.run.track import Outcome
 from lockstep.run.trackers.view import View
 
-_PAUSE_S = 60.0
 _PAUSE_PER_FAILURE = 9.0  # times as long as the failure took: a dead server costs at most a tenth of the run's time
 
 
@@ -71,7 +71,7 @@ class Guarded:
             call()
         except Exception as error:
             now = self._clock()
-            self._again_at = now + max(_PAUSE_S, _PAUSE_PER_FAILURE * (now - start))
+            self._again_at = now + max(*POLICY["tracker"].waits_s, _PAUSE_PER_FAILURE * (now - start))
             self._missed += 1
             if self._missed == 1:
                 self._note(

@@ -18,10 +18,12 @@ from pydantic import BaseModel, ValidationError
 
 from lockstep import config
 from lockstep.errors import InputError, RunError
+from lockstep.fault_policy import Attempts, Seldom
 from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
 from lockstep.types import Reply, Request, SamplingParams
 
 try:
+    import anyio
     import openai
     from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -40,6 +42,11 @@ _WARN_FROM = 0.01
 
 _SEED_BITS = 2**63 - 1
 """Mask of seeds that every server takes: not negative, in a signed 64-bit integer."""
+
+_PASSING, _OF_SERVERS = {408, 409, 429}, 500
+"""Status codes after which the same request may succeed; and the first of those that are the server's own fault."""
+
+_LONGEST_WAIT_S = 60.0
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 
@@ -78,7 +85,7 @@ class OpenAIClient:
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.answers = self.bad_ends = 0
-        self._server = _Server(options, timeout_s)
+        self._server = _Server(options, timeout_s, Seldom(note))
         self._options, self._vocabulary, self._note = options, vocabulary, note
         self._warned = False
         self._model = self._ask_model()
@@ -188,8 +195,8 @@ class OpenAIClient:
 class _Server:
     """Connections to a server, with error sentences for their failures."""
 
-    def __init__(self, options: config.OpenAI, timeout_s: float) -> None:
-        self._options, self._timeout_s = options, timeout_s
+    def __init__(self, options: config.OpenAI, timeout_s: float, note: Callable[[str], object]) -> None:
+        self._options, self._timeout_s, self._note = options, timeout_s, note
         self._key = os.environ.get(options.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise ServerError(f"the environment variable {options.api_key_env} holds characters that no key has")
@@ -223,7 +230,7 @@ class _Server:
         client = openai.AsyncOpenAI(
             base_url=self._options.base_url,
             api_key=self._key or "none",
-            max_retries=self._options.max_retries,
+            max_retries=0,
             http_client=BoundedClient(self._timeout_s, min(_CONNECT_S, self._timeout_s)),
         )
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
@@ -232,17 +239,23 @@ class _Server:
     async def ask(
         self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
     ) -> _Shape:
-        """Returns the server's answer; without a body it is a plain GET."""
-        try:
-            if body is None:
-                return shape.model_validate(await client.get(path, cast_to=object))
-            return shape.model_validate(await client.post(path, cast_to=object, body=body))
-        except (openai.OpenAIError, ValueError) as error:
-            message = f"{self._options.base_url}: {self._sentence(error)}"
-            raise ServerError(message.replace(self._key, "[key]") if self._key else message) from error
+        """Returns the server's answer, asking again where the fault may pass; without a body it is a plain GET."""
+        attempts = Attempts("server", self._note, self._options.max_retries)
+        while True:
+            try:
+                if body is None:
+                    return shape.model_validate(await client.get(path, cast_to=object))
+                return shape.model_validate(await client.post(path, cast_to=object, body=body))
+            except (openai.OpenAIError, ValueError) as error:
+                message = f"{self._options.base_url}: {self._sentence(error, attempts.used + 1)}"
+                message = message.replace(self._key, "[key]") if self._key else message
+                wait_s = attempts.next_wait(message) if _may_pass(error) else None
+                if wait_s is None:
+                    raise ServerError(message) from error
+                await anyio.sleep(max(wait_s, _wanted_wait(error)))
 
-    def _sentence(self, error: Exception) -> str:
-        variable, attempts = self._options.api_key_env, f"{self._options.max_retries + 1} attempts"
+    def _sentence(self, error: Exception, count: int) -> str:
+        variable, attempts = self._options.api_key_env, f"{count} attempts"
         match error:
             case ReplyRefused():
                 return str(error)
@@ -268,6 +281,19 @@ class _Server:
                 where = ".".join(map(str, problem["loc"])) or "the whole"
                 return f"its answer is not as OpenAI's protocol has it ({where}: {problem['msg']})"
         return f"its answer cannot be read ({error}); look at what serves there"
+
+
+def _may_pass(error: Exception) -> bool:
+    """True where a server may do better later: it was lost, was late or busy, or what came is no reply of its kind."""
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code in _PASSING or error.status_code >= _OF_SERVERS
+    return not isinstance(error, ReplyRefused)
+
+
+def _wanted_wait(error: Exception) -> float:
+    """Seconds that a busy server asks to be left alone, as far as that is a minute."""
+    wanted = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
+    return min(float(wanted), _LONGEST_WAIT_S) if wanted.isdigit() else 0.0
 
 
 def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Completion | None:
