@@ -151,6 +151,7 @@ def _appearing(folder: Path) -> Iterator[Path]:
     """
     aside = folder.with_name(f".{folder.name}-aside")
     shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)  # what cannot be removed must not become part of it
     try:
         yield aside
     except SafetensorError as error:  # the disk's

@@ -11,7 +11,9 @@ any instant leaves every folder of such a name complete. Nothing is unpickled wh
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import re
 import shutil
 import warnings
@@ -81,18 +83,19 @@ class Checkpoints:
         Raises:
             CheckpointError: As `seal`.
         """
-        aside = self.folder / f"{_ASIDE}{_name(step)}"
         try:
             self.clear()
+            aside = self._find_free(_name(step))
             aside.mkdir(parents=True)
         except OSError as error:
             raise self.failure(step, error) from error
         return aside
 
-    def seal(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
+    def seal(self, aside: Path, step: int, state: dict[str, Any], score: float | None = None) -> None:
         """Turns the folder aside into a checkpoint, then removes those that are not kept.
 
         Args:
+            aside: The folder.
             step: Steps done.
             state: JSON types only.
             score: Score of the policy, higher is better; None if it is not known at this step.
@@ -101,7 +104,6 @@ class Checkpoints:
             CheckpointError: If the disk is full or fails. Nothing of this checkpoint is left, and all others are whole.
             ValueError: If there are files that are neither safetensors nor JSON, or have a name of ours.
         """
-        aside = self.folder / f"{_ASIDE}{_name(step)}"
         try:
             _seal(aside, {"step": step, "score": score, "state": state})
             # A folder of this step, or of a later one, can only be one that `latest` refused.
@@ -110,14 +112,15 @@ class Checkpoints:
             sync(self.folder)
             self._remove(self._find_surplus())
         except OSError as error:
-            raise self.failure(step, error) from error
+            raise self.failure(step, error, aside) from error
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
 
-    def failure(self, step: int, error: Exception) -> CheckpointError:
-        """The error of a checkpoint that could not be written; removes what is left of it."""
-        shutil.rmtree(self.folder / f"{_ASIDE}{_name(step)}", ignore_errors=True)
+    def failure(self, step: int, error: Exception, aside: Path | None = None) -> CheckpointError:
+        """The error of a checkpoint that could not be written; removes its folder, where it has one."""
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
         found = self.find()
         fallback = f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
         return CheckpointError(
@@ -170,6 +173,11 @@ class Checkpoints:
         scored = [(_manifest(path).get("score"), step, path) for step, path in self.find()]
         return sorted(((s, n, path) for s, n, path in scored if s is not None), key=lambda entry: (entry[0], -entry[1]))
 
+    def _find_free(self, name: str) -> Path:
+        """A folder aside that is not there; what could not be removed may have its first name."""
+        names = (f"{_ASIDE}{name}" + f"_{number}" * bool(number) for number in itertools.count())
+        return next(path for path in map(self.folder.joinpath, names) if not os.path.lexists(path))
+
     def _find_surplus(self) -> list[Path]:
         found = [path for _, path in self.find()]
         best = [path for _, _, path in self.rank_by_score()[-self.best :]] if self.best else []
@@ -178,7 +186,7 @@ class Checkpoints:
     def _remove(self, paths: list[Path]) -> None:
         """Removes folders, renaming each first, so that no half-deleted one looks like a checkpoint."""
         for path in paths:
-            aside = self.folder / f"{_ASIDE}old_{path.name}"
+            aside = self._find_free(f"old_{path.name}")
             rename(path, aside)
             remove_tree(aside, self.note)
 

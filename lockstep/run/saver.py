@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from lockstep.run.checkpoint import Checkpoints
 class Begun:
     """A checkpoint that is being written."""
 
+    aside: Path
     step: int
     state: dict[str, Any]
     score: float | None
@@ -52,7 +54,7 @@ class Saver:
         aside = self._checkpoints.begin(step)
         for name, learner in self._learners.items():
             learner.save(aside / name)
-        self.begun = Begun(step, state, score)  # not before all have begun: only then may it ever be sealed
+        self.begun = Begun(aside, step, state, score)  # not before all have begun: only then may it ever be sealed
 
     def advance(self, wait: bool) -> None:
         """Advances a begun checkpoint as far as it can go now; with `wait`, to its end; raises as `begin`."""
@@ -89,10 +91,10 @@ class Saver:
             return all(learner.poll_save(wait) for learner in self._learners.values())
         except (NotSavedError, RemoteRunError) as error:  # the latter from another process
             self.begun = None
-            raise self._checkpoints.failure(begun.step, error) from error
+            raise self._checkpoints.failure(begun.step, error, begun.aside) from error
 
     def _seal(self, begun: Begun) -> None:
         try:
-            self._checkpoints.seal(begun.step, begun.state, begun.score)
+            self._checkpoints.seal(begun.aside, begun.step, begun.state, begun.score)
         except Exception as error:  # raised by the next `advance`
             self._error = error

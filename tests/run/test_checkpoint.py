@@ -40,8 +40,9 @@ def weights(value: float, count: int = 4) -> Write:
 
 
 def save(checkpoints: Checkpoints, step: int, write: Write, state: dict[str, Any], score: float | None = None) -> None:
-    write(checkpoints.begin(step))
-    checkpoints.seal(step, state, score)
+    aside = checkpoints.begin(step)
+    write(aside)
+    checkpoints.seal(aside, step, state, score)
 
 
 def nothing(text: str) -> None:
@@ -170,6 +171,26 @@ def test_an_old_one_that_cannot_be_removed_is_told_and_gone_later(
     assert told == [
         f"{checkpoints.folder}/.aside_old_step_000010 cannot be removed (Input/output error); it takes room until it is"
     ]
+    save(checkpoints, 40, weights(40), {"position": 40})
+    assert names(checkpoints) == ["step_000030", "step_000040"]
+
+
+def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [checkpoints.folder / name for name in (".aside_step_000020", ".aside_old_step_000010")]
+    for folder in left:
+        folder.mkdir(parents=True)
+        (folder / "held.json").write_text("{}")
+    told: list[str] = []
+    with monkeypatch.context() as patch:
+        fail(patch, shutil, "rmtree", errno.EACCES, ".aside_")
+        for step in (10, 20, 30):
+            save(replace(checkpoints, note=told.append), step, weights(step), {"position": step})
+    assert newest(checkpoints).state == {"position": 30}
+    assert checkpoints.at(20).state == {"position": 20}
+    assert all((folder / "held.json").exists() for folder in left)
+    assert f"{left[0]} cannot be removed (Permission denied); it takes room until it is" in told
     save(checkpoints, 40, weights(40), {"position": 40})
     assert names(checkpoints) == ["step_000030", "step_000040"]
 
