@@ -32,6 +32,7 @@ from lockstep.process_defaults import spare_modules
 
 _START_S = 600.0  # importing what a user's module imports may take long on a busy disk
 _SILENCE_S = 10.0  # of a start, before a word is said
+_LOST = 75  # exit status of a child whose connection is gone
 _GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
 
 
@@ -50,11 +51,12 @@ class ChildDied(Exception):
 
     Attributes:
         signal: The system's signal that ended it; None where it ended otherwise.
+        may_pass: True if the machine ended it, as far as one can tell, and not what it was asked.
     """
 
-    def __init__(self, how: str, signal: int | None = None) -> None:
+    def __init__(self, how: str, signal: int | None = None, may_pass: bool = False) -> None:
         super().__init__(how)
-        self.signal = signal
+        self.signal, self.may_pass = signal, may_pass
 
 
 class ChildHangs(Exception):
@@ -239,14 +241,12 @@ class _Running:
         try:
             code = self.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            return ChildDied("it closed its connection")
+            return ChildDied("it closed its connection", may_pass=True)
         with contextlib.suppress(OSError):  # what it had started has its group
             os.killpg(self.process.pid, signal.SIGKILL)
-        return (
-            ChildDied(f"exit status {code}")
-            if code >= 0
-            else ChildDied(f"killed by {signal.Signals(-code).name}", -code)
-        )
+        if code >= 0:
+            return ChildDied(f"exit status {code}", may_pass=code == _LOST)
+        return ChildDied(f"killed by {signal.Signals(-code).name}", -code, may_pass=-code == signal.SIGKILL)
 
 
 class _Printed(io.TextIOBase):
@@ -334,7 +334,7 @@ def _exit_with_parent() -> Iterator[None]:
         yield
     except OSError:
         end_children()
-        os._exit(0)
+        os._exit(_LOST)
 
 
 def _watch_parent(parent: int) -> None:

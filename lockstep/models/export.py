@@ -43,7 +43,6 @@ def copy_frame(source: Path, folder: Path) -> None:
     if folder.exists():
         return
     with _appearing(folder) as aside:
-        aside.mkdir(parents=True)
         for path in _frame(source):
             with naming(aside / path.name):
                 shutil.copyfile(path, aside / path.name)

@@ -15,8 +15,10 @@ import signal
 import sys
 from collections.abc import Iterator
 
+from lockstep.data.notes import note
 from lockstep.errors import InputError, RunError
-from lockstep.helpers.process import Answers, Child, ChildDied, ChildError
+from lockstep.fault_policy import Attempts
+from lockstep.helpers.process import Answers, Child, ChildDied, ChildError, ChildHangs
 
 _CPU_LIMIT_S = 3.0
 _CLOCK_LIMIT_S = 600.0  # far beyond the other limit, for a child that neither computes nor answers
@@ -48,18 +50,26 @@ def _ask_cached(gold: str, text: str) -> bool | None:
 
 def ask(child: Child, gold: str, text: str) -> bool | None:
     """Asks a child with this module; None if the question killed it, which is by its limit on CPU time."""
-    try:
-        child.start()
-        with child.ask_streaming([gold, text]) as reply:
-            return reply(_CLOCK_LIMIT_S)
-    except ChildDied as death:
-        if death.signal == signal.SIGPROF:
-            return None
-        raise RunError(
-            f"math-verify's process ended over {text!r}: {death}; the same command resumes the run"
-        ) from None
-    except ChildError as error:
-        raise InputError(f"math-verify could not be started ({error}); is the package math-verify installed?") from None
+    attempts = Attempts("helper", note)
+    while True:
+        try:
+            child.start()
+            with child.ask_streaming([gold, text]) as reply:
+                return reply(_CLOCK_LIMIT_S)
+        except ChildDied as death:
+            if death.signal == signal.SIGPROF:
+                return None
+            died = f"math-verify's process ended over {text!r}: {death}"
+            if not (death.may_pass and attempts.again(died)):
+                raise RunError(f"{died}; the same command resumes the run") from None
+        except ChildHangs:
+            raise RunError(
+                f"math-verify does not answer over {text!r}; the same command resumes the run"
+            ) from None
+        except ChildError as error:
+            raise InputError(
+                f"math-verify could not be started ({error}); is the package math-verify installed?"
+            ) from None
 
 
 def answers() -> Answers:

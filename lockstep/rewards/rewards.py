@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -146,13 +145,21 @@ class PythonReward:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function, self.confined))
-        try:
-            self._child.start(self._say_slow)
-        except ChildError as error:
-            raise RewardError(str(error)) from None
-        except (ChildDied, ChildHangs) as error:
-            what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
-            raise RewardError(f"reward.function {self.function}: importing it {what}") from None
+        attempts, imported = Attempts("helper", self.note), f"reward.function {self.function}: importing it"
+        while True:
+            try:
+                self._child.start(self._say_slow)
+                return
+            except ChildError as error:
+                raise RewardError(str(error)) from None
+            except ChildHangs:
+                raise RewardError(f"{imported} takes too long") from None
+            except ChildDied as error:
+                died = f"{imported} ended the process ({error})"
+                if not error.may_pass:
+                    raise RewardError(died) from None
+            if not attempts.again(died):
+                raise RewardLost(f"{died}, {attempts.used + 1} times in a row")
 
     def _say_slow(self, limit_s: float) -> None:
         note(f"importing reward.function {self.function} takes long; it is ended after {limit_s:g} s")
@@ -198,7 +205,7 @@ class PythonReward:
                 "long, or raise reward.timeout_s"
             ) from None
         except ChildDied as error:
-            if error.signal == signal.SIGKILL:  # by the system, where memory is full
+            if error.may_pass:
                 raise _Killed(f"{asked} ended its process ({error})") from None
             raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
         if "wrong" not in result:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lockstep import exit_codes
 from lockstep.errors import InputError
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.helpers.sandbox import warden
@@ -20,6 +21,12 @@ _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
 
 class SandboxError(InputError):
     """Programs cannot be run in a sandbox; the message says why."""
+
+
+class SandboxLost(SandboxError):
+    """The process that starts programs was lost; the same command resumes the run."""
+
+    exit_code = exit_codes.CRASH
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,6 @@ class Sandbox:
                 return reply(self.limits.wall_s + _GRACE_S)
         except (ChildDied, ChildHangs) as error:
             how = f"ended ({error})" if isinstance(error, ChildDied) else "does not answer"
-            raise SandboxError(
+            raise SandboxLost(
                 f"the process that starts programs in a sandbox {how}; the same command resumes"
             ) from None
