@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["disk", "checkpoint", "cleanup", "lock", "server", "reward", "helper", "sampler", "ranks", "tracker", "run"]
+Source = Literal[
+    "disk", "checkpoint", "cleanup", "lock", "server", "reward", "helper", "sampler", "ranks", "tracker", "run"
+]
 """The disk's own calls; a checkpoint that is read; what is removed; a warm start that another process trains; a server; a
 reward function's own faults; the process of a helper; that of a sampler; those of learners; a tracker; the whole run."""
 

@@ -63,9 +63,7 @@ def ask(child: Child, gold: str, text: str) -> bool | None:
             if not (death.may_pass and attempts.again(died)):
                 raise RunError(f"{died}; the same command resumes the run") from None
         except ChildHangs:
-            raise RunError(
-                f"math-verify does not answer over {text!r}; the same command resumes the run"
-            ) from None
+            raise RunError(f"math-verify does not answer over {text!r}; the same command resumes the run") from None
         except ChildError as error:
             raise InputError(
                 f"math-verify could not be started ({error}); is the package math-verify installed?"

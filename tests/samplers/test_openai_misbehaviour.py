@@ -103,6 +103,22 @@ def test_a_server_that_is_busy_is_asked_again(script: Script, status: int) -> No
     assert [line.split("; ")[-1] for line in script.told] == ["asking again in 0.5 s (1 of 1 times)"]
 
 
+@pytest.mark.parametrize("said", [b"<html>a moment, please</html>", {"hello": 1}, {"choices": [], "usage": {}}])
+def test_a_server_is_asked_again_after_one_answer_that_is_none(script: Script, said: Any) -> None:
+    script.says = first((200, said), completed())
+    assert script.reply() == Reply("so", 4, "length", None)
+    assert len(script.bodies) == 2
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_refused_request_is_not_sent_again(script: Script, status: int) -> None:
+    script.says = first((status, {"error": {"message": "no"}}), completed())
+    with pytest.raises(ServerError, match=f"refuses a request with {status}"):
+        script.reply()
+    assert len(script.bodies) == 1
+    assert not script.told
+
+
 @pytest.mark.parametrize("status", [429, 500])
 def test_a_server_that_stays_busy_is_given_up(script: Script, status: int) -> None:
     script.says = first((status, {"error": {"message": "too\nmuch"}}))

@@ -1,0 +1,93 @@
+"""Faults of reward functions that may pass: of connections, and of the process that is killed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep import exit_codes
+from lockstep.fault_policy import POLICY
+from lockstep.rewards.rewards import PythonReward, RewardError, RewardLost
+from lockstep.types import Prompt
+
+PROMPTS = [Prompt(f"rows.jsonl:{n}", "", (0,), "", {}) for n in range(3)]
+COUNTING = """
+import os, pathlib
+
+def count(name):
+    path = pathlib.Path(name)
+    path.write_text(path.read_text() + "x" if path.exists() else "x")
+    return len(path.read_text())
+"""
+
+
+@pytest.fixture
+def quick(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(POLICY, "reward", replace(POLICY["reward"], waits_s=(0.0,)))
+    return in_tmp
+
+
+def score(body: str) -> tuple[list[float | None], list[str]]:
+    """Scores three responses by a function with this body; returns the rewards, and what was told."""
+    Path("mine.py").write_text(
+        f"{COUNTING}\ndef f(prompt, response, answer, row):\n    {body}\n    return float(response)\n"
+    )
+    told: list[str] = []
+    return PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS, ["0", "1", "2"], [""] * 3), told
+
+
+@pytest.mark.parametrize(
+    "raises",
+    [
+        "ConnectionResetError('gone')",
+        "TimeoutError('late')",
+        "OSError('of a library without a number')",
+        "RuntimeError('of a library') from OSError(5, 'Input/output error')",
+    ],
+)
+def test_a_function_that_loses_its_connection_is_called_again(quick: Path, raises: str) -> None:
+    rewards, told = score(f"if response == '1' and count('n') < 3: raise {raises}")
+    assert rewards == [0.0, 1.0, 2.0]
+    assert [line.split("; ")[-1] for line in told] == [f"calling it again ({n} of 3 times)" for n in (1, 2)]
+    assert told[0].startswith("rows.jsonl:1: reward.function mine.py:f raised ")
+
+
+def test_one_that_stays_away_ends_the_run_and_may_do_better_later(quick: Path) -> None:
+    with pytest.raises(
+        RewardLost,
+        match=r"rows\.jsonl:1: .*raised ConnectionError: gone .*, 4 times in a row; the same command resumes",
+    ) as lost:
+        score("if response == '1': raise ConnectionError('gone')")
+    assert lost.value.exit_code == exit_codes.CRASH
+
+
+@pytest.mark.parametrize("raises", ["KeyError('a')", "FileNotFoundError(2, 'No such file', 'a')"])
+def test_a_mistake_is_not_tried_again(quick: Path, raises: str) -> None:
+    with pytest.raises(RewardError, match=r"rows\.jsonl:1: ") as wrong:
+        score(f"if response == '1' and count('n') < 2: raise {raises}")
+    assert wrong.value.exit_code == exit_codes.INPUT
+
+
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "os.closerange(3, 64)"])
+def test_one_whose_process_is_lost_is_started_again(quick: Path, ends: str) -> None:
+    rewards, told = score(f"if response == '1' and count('n') < 2: {ends}")
+    assert rewards == [0.0, 1.0, 2.0]
+    assert [line.split("; ")[-1] for line in told] == ["starting it again (1 of 1 times)"]
+
+
+def test_one_that_is_killed_each_time_ends_the_run_and_names_the_row(quick: Path) -> None:
+    with pytest.raises(
+        RewardLost, match=r"rows\.jsonl:1: .* ended its process \(killed by SIGKILL\), 2 times in a row; "
+    ):
+        score("if response == '1': os.kill(os.getpid(), 9)")
+
+
+def test_an_import_that_is_killed_is_tried_again(quick: Path) -> None:
+    Path("mine.py").write_text(f"{COUNTING}\nif count('n') < 2: os.kill(os.getpid(), 9)\ndef f(*given): return 1.0\n")
+    told: list[str] = []
+    assert PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS[:1], [""], [""]) == [1.0]
+    assert told == [
+        "reward.function mine.py:f: importing it ended the process (killed by SIGKILL); starting it again (1 of 1 times)"
+    ]

@@ -1,0 +1,82 @@
+"""The fault policy: its table, the waits and words of `Attempts`, and that nothing tries again beside it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import lockstep
+from lockstep.fault_policy import POLICY, Attempts, Seldom, Source
+
+SLEEPERS = {
+    "fault_policy.py": "the policy itself",
+    "run/supervise.py": "heeds signals while it waits as long as the policy says",
+    "helpers/process.py": "looks for a parent that has ended",
+    "helpers/descendants.py": "looks for children that have ended",
+}
+"""Files that wait by the clock, and what for."""
+
+
+def test_every_source_has_a_rule_and_one_that_tries_again_has_waits() -> None:
+    assert set(POLICY) == set(get_args(Source))
+    assert all(bool(rule.waits_s) == (rule.limit != 0) for rule in POLICY.values())
+
+
+def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
+    folder = Path(lockstep.__file__).parent
+    waiting = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if re.search(r"\btime\.sleep\b|\banyio\.sleep\b|\basyncio\.sleep\b|for attempt\b", path.read_text())
+    }
+    assert waiting == {*SLEEPERS, "samplers/openai/client.py"}
+    client = (folder / "samplers/openai/client.py").read_text()
+    assert client.count("anyio.sleep") == client.count("Attempts(") == 1
+
+
+def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICY, "run", replace(POLICY["run"], waits_s=(0.0, 1.0, 5.0), limit=4))
+    told: list[str] = []
+    attempts = Attempts("run", told.append)
+    assert [attempts.next_wait("it fell") for _ in range(5)] == [0.0, 1.0, 5.0, 5.0, None]
+    assert told == [
+        "it fell; the same command again (1 of 4 times)",
+        "it fell; the same command again in 1 s (2 of 4 times)",
+        "it fell; the same command again in 5 s (3 of 4 times)",
+        "it fell; the same command again in 5 s (4 of 4 times)",
+    ]
+    attempts.renew()
+    assert attempts.next_wait("it fell") == 0.0
+
+
+def test_a_recipe_says_how_often_and_none_is_without_end() -> None:
+    assert Attempts("sampler", limit=0).next_wait() is None
+    assert not Attempts("ranks", limit=0).again("lost")
+    told: list[str] = []
+    endless = Attempts("server", told.append)
+    assert [endless.next_wait("away") for _ in range(9)][-2:] == [30.0, 30.0]
+    assert told[0] == "away; asking again in 0.5 s"
+
+
+def test_again_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICY, "lock", replace(POLICY["lock"], waits_s=(0.2,)))
+    start = time.monotonic()
+    assert Attempts("lock").again()
+    assert time.monotonic() - start >= 0.2
+
+
+def test_what_is_told_seldom_is_told_first_and_then_when_it_is_due() -> None:
+    told: list[str] = []
+    seldom = Seldom(told.append, every_s=600.0)
+    for text in ("first", "second"):
+        seldom(text)
+    assert not seldom.is_due
+    often = Seldom(told.append, every_s=0.0)
+    for text in ("third", "fourth"):
+        often(text)
+    assert told == ["first", "third", "fourth"]
