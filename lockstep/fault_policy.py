@@ -1,6 +1,6 @@
-"""The one fault policy: for each source of faults whether, when and how often it is tried again, and what is done then.
+"""The one fault policy: for each source of faults, when and how often it is tried again, and what is done then.
 
-Everything that tries again does so through `Attempts`, by a rule of the table `POLICY` (docs/adr/0035-one-fault-policy.md).
+Everything that tries again does so through `Attempts`, by the table `POLICY` (docs/adr/0035-one-fault-policy.md).
 """
 
 from __future__ import annotations
@@ -14,44 +14,47 @@ from typing import Literal
 Source = Literal[
     "disk", "checkpoint", "cleanup", "lock", "server", "reward", "helper", "sampler", "ranks", "tracker", "run"
 ]
-"""The disk's own calls; a checkpoint that is read; what is removed; a warm start that another process trains; a server; a
-reward function's own faults; the process of a helper; that of a sampler; those of learners; a tracker; the whole run."""
-
-Then = Literal["give up", "pass over", "note"]
-"""Ends in one sentence, and what is saved stays; takes the one before, and says so; goes on without it, and says so."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done about the faults of one source.
+    """How often something is tried again.
 
     Attributes:
-        then: What is done when there are no more attempts.
         waits_s: Waits before each further attempt; the last is repeated.
         limit: Further attempts; None: an option of the recipe says how many, or it is as many as it takes.
         again: What a further attempt is, in the words of a message; empty: too short to be told.
     """
 
-    then: Then
-    waits_s: tuple[float, ...] = ()
-    limit: int | None = 0
+    waits_s: tuple[float, ...]
+    limit: int | None
     again: str = ""
 
 
 POLICY: dict[Source, Rule] = {
-    "disk": Rule("give up", (0.1, 0.4, 1.6), 3),
-    "checkpoint": Rule("pass over", (0.1, 0.4, 1.6), 3),
-    "cleanup": Rule("note", (0.1, 0.4, 1.6), 3),
-    "lock": Rule("give up", (0.5,), None),
-    "server": Rule("note", (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
-    "reward": Rule("give up", (1.0, 5.0, 30.0), 3, "calling it again"),
-    "helper": Rule("give up", (0.0,), 1, "starting it again"),
-    "sampler": Rule("give up", (0.0, 1.0, 5.0), None, "starting it again"),
-    "ranks": Rule("give up", (0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
-    "tracker": Rule("note", (60.0,), None),
-    "run": Rule("give up", (1.0, 5.0, 30.0, 120.0), 5, "the same command again"),
+    # The disk gives an error that may pass. Then: one sentence; what is saved stays.
+    "disk": Rule((0.1, 0.4, 1.6), 3),
+    # A checkpoint cannot be read. Then: it is passed over to the one before, and told.
+    "checkpoint": Rule((0.1, 0.4, 1.6), 3),
+    # What is not needed cannot be removed. Then: that is told, and another name taken where its own is.
+    "cleanup": Rule((0.1, 0.4, 1.6), 3),
+    # Another process trains the warm start. Then, with the time of the run: one sentence.
+    "lock": Rule((0.5,), None),
+    # A server is lost, late, busy or gives no reply. Then: a judge's question has no verdict, else one sentence.
+    "server": Rule((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
+    # A reward function loses a connection. Then: one sentence.
+    "reward": Rule((1.0, 5.0, 30.0), 3, "calling it again"),
+    # The machine ends a helper's process. Then: one sentence.
+    "helper": Rule((0.0,), 1, "starting it again"),
+    # A sampler's process dies or hangs. Then: one sentence, after the run was saved.
+    "sampler": Rule((0.0, 1.0, 5.0), None, "starting it again"),
+    # A learner's process dies or hangs. Then: one sentence.
+    "ranks": Rule((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
+    # A tracker fails. It is left alone for so long, and what it missed is told in the end.
+    "tracker": Rule((60.0,), None),
+    # A run crashes under --supervise, and has not saved anew. Then: one sentence.
+    "run": Rule((1.0, 5.0, 30.0, 120.0), 5, "the same command again"),
 }
-"""A lock ends with the time of its run; a server is noted where its answer can be missed, as a judge's, else given up."""
 
 
 class Attempts:

@@ -12,7 +12,7 @@ from lockstep.fault_policy import POLICY
 from lockstep.rewards.rewards import PythonReward, RewardError, RewardLost
 from lockstep.types import Prompt
 
-PROMPTS = [Prompt(f"rows.jsonl:{n}", "", (0,), "", {}) for n in range(3)]
+PROMPTS = [Prompt(f"rows.jsonl:{n}", "", (0,), {}) for n in range(3)]
 COUNTING = """
 import os, pathlib
 
@@ -88,6 +88,5 @@ def test_an_import_that_is_killed_is_tried_again(quick: Path) -> None:
     Path("mine.py").write_text(f"{COUNTING}\nif count('n') < 2: os.kill(os.getpid(), 9)\ndef f(*given): return 1.0\n")
     told: list[str] = []
     assert PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS[:1], [""], [""]) == [1.0]
-    assert told == [
-        "reward.function mine.py:f: importing it ended the process (killed by SIGKILL); starting it again (1 of 1 times)"
-    ]
+    ended = "reward.function mine.py:f: importing it ended the process (killed by SIGKILL)"
+    assert told == [f"{ended}; starting it again (1 of 1 times)"]

@@ -1,7 +1,7 @@
 """Every call of a run to disks, servers and its own processes fails once, in every way.
 
-The same command then ends with the same bytes, or it has said in one sentence why it ended, and does so when it is given
-again. One in fifty is tried in CI and each in proofs, where opening, reading and closing files fails as well.
+The same command then ends with the same bytes, or it has said in one sentence why it ended, and does so when it is
+given again. One in fifty is tried in CI and each in proofs, where opening, reading and closing files fails as well.
 """
 
 from __future__ import annotations
