@@ -17,13 +17,13 @@ Source = Literal[
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How often something is tried again.
+class Persistence:
+    """Persistence with one source of faults: how often it is tried again.
 
     Attributes:
         waits_s: Waits before each further attempt; the last is repeated.
         limit: Further attempts; None: an option of the recipe says how many, or it is as many as it takes.
-        again: What a further attempt is, in the words of a message; empty: too short to be told.
+        again: What a further attempt is, in the words of a message; empty: users are not told.
     """
 
     waits_s: tuple[float, ...]
@@ -31,29 +31,29 @@ class Rule:
     again: str = ""
 
 
-POLICY: dict[Source, Rule] = {
+POLICY: dict[Source, Persistence] = {
     # The disk gives an error that may pass. Then: one sentence; what is saved stays.
-    "disk": Rule((0.1, 0.4, 1.6), 3),
+    "disk": Persistence((0.1, 0.4, 1.6), 3),
     # A checkpoint cannot be read. Then: it is passed over to the one before, and told.
-    "checkpoint": Rule((0.1, 0.4, 1.6), 3),
+    "checkpoint": Persistence((0.1, 0.4, 1.6), 3),
     # What is not needed cannot be removed. Then: that is told, and another name taken where its own is.
-    "cleanup": Rule((0.1, 0.4, 1.6), 3),
+    "cleanup": Persistence((0.1, 0.4, 1.6), 3),
     # Another process trains the warm start. Then, with the time of the run: one sentence.
-    "lock": Rule((0.5,), None),
+    "lock": Persistence((0.5,), None),
     # A server is lost, late, busy or gives no reply. Then: a judge's question has no verdict, else one sentence.
-    "server": Rule((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
+    "server": Persistence((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
     # A reward function loses a connection. Then: one sentence.
-    "reward": Rule((1.0, 5.0, 30.0), 3, "calling it again"),
+    "reward": Persistence((1.0, 5.0, 30.0), 3, "calling it again"),
     # The machine ends a helper's process. Then: one sentence.
-    "helper": Rule((0.0,), 1, "starting it again"),
+    "helper": Persistence((0.0,), 1, "starting it again"),
     # A sampler's process dies or hangs. Then: one sentence, after the run was saved.
-    "sampler": Rule((0.0, 1.0, 5.0), None, "starting it again"),
+    "sampler": Persistence((0.0, 1.0, 5.0), None, "starting it again"),
     # A learner's process dies or hangs. Then: one sentence.
-    "ranks": Rule((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
+    "ranks": Persistence((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
     # A tracker fails. It is left alone for so long, and what it missed is told in the end.
-    "tracker": Rule((60.0,), None),
+    "tracker": Persistence((60.0,), None),
     # A run crashes under --supervise, and has not saved anew. Then: one sentence.
-    "run": Rule((1.0, 5.0, 30.0, 120.0), 5, "the same command again"),
+    "run": Persistence((1.0, 5.0, 30.0, 120.0), 5, "the same command again"),
 }
 
 
@@ -61,7 +61,7 @@ class Attempts:
     """Counts the attempts at something, waits before each further one, and tells the user.
 
     Args:
-        source: Whose rule holds.
+        source: Whose faults they are.
         note: Is told what failed and what is done about it.
         limit: Further attempts, where a recipe says how many.
 
@@ -72,8 +72,8 @@ class Attempts:
     def __init__(
         self, source: Source, note: Callable[[str], object] = lambda text: None, limit: int | None = None
     ) -> None:
-        self._rule, self._note = POLICY[source], note
-        self.limit = self._rule.limit if limit is None else limit
+        self._persistence, self._note = POLICY[source], note
+        self.limit = self._persistence.limit if limit is None else limit
         self.used = 0
 
     def renew(self) -> None:
@@ -84,12 +84,12 @@ class Attempts:
         """Tells of a fault; returns the seconds until the next attempt, None where there is none."""
         if self.limit is not None and self.used >= self.limit:
             return None
-        wait_s = self._rule.waits_s[min(self.used, len(self._rule.waits_s) - 1)]
+        wait_s = self._persistence.waits_s[min(self.used, len(self._persistence.waits_s) - 1)]
         self.used += 1
-        if self._rule.again:
+        if self._persistence.again:
             pause = f" in {wait_s:g} s" if wait_s else ""
             most = "" if self.limit is None else f" ({self.used} of {self.limit} times)"
-            self._note(f"{fault}; {self._rule.again}{pause}{most}")
+            self._note(f"{fault}; {self._persistence.again}{pause}{most}")
         return wait_s
 
     def again(self, fault: str = "") -> bool:

@@ -176,16 +176,27 @@ class PythonReward:
         questions = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
         found, faults, deaths = dict[int, float | None](), Attempts("reward", self.note), Attempts("helper", self.note)
         while missing := [place for place in range(len(questions)) if place not in found]:
-            lost, attempts = list[str](), faults
             try:
-                with self._child.ask_streaming([questions[place] for place in missing]) as reply:
-                    for place in missing:
-                        self._take(place, prompts[place], reply, found, lost)
+                lost, attempts = self._ask(prompts, questions, missing, found), faults
             except _Killed as killed:
-                lost, attempts = [str(killed)], deaths
-            if lost and not attempts.again(lost[0]):
-                raise RewardLost(f"{lost[0]}, {attempts.used + 1} times in a row; the same command resumes the run")
+                lost, attempts = str(killed), deaths
+            if lost and not attempts.again(lost):
+                raise RewardLost(f"{lost}, {attempts.used + 1} times in a row; the same command resumes the run")
         return [found[place] for place in range(len(questions))]
+
+    def _ask(
+        self,
+        prompts: Sequence[Prompt],
+        questions: Sequence[tuple[object, ...]],
+        missing: Sequence[int],
+        found: dict[int, float | None],
+    ) -> str:
+        """Takes the missing rewards into `found`; returns a fault that may pass where one is still missing."""
+        lost = list[str]()
+        with self._child.ask_streaming([questions[place] for place in missing]) as reply:
+            for place in missing:
+                self._take(place, prompts[place], reply, found, lost)
+        return lost[0] if lost else ""
 
     def _take(
         self,

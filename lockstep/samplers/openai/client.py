@@ -252,7 +252,7 @@ class _Server:
                 wait_s = attempts.next_wait(message) if _may_pass(error) else None
                 if wait_s is None:
                     raise ServerError(message) from error
-                await anyio.sleep(max(wait_s, _wanted_wait(error)))
+                await anyio.sleep(max(wait_s, _find_retry_after(error)))
 
     def _sentence(self, error: Exception, count: int) -> str:
         variable, attempts = self._options.api_key_env, f"{count} attempts"
@@ -290,10 +290,10 @@ def _may_pass(error: Exception) -> bool:
     return not isinstance(error, ReplyRefused)
 
 
-def _wanted_wait(error: Exception) -> float:
+def _find_retry_after(error: Exception) -> float:
     """Seconds that a busy server asks to be left alone, as far as that is a minute."""
-    wanted = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
-    return min(float(wanted), _LONGEST_WAIT_S) if wanted.isdigit() else 0.0
+    asked = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
+    return min(float(asked), _LONGEST_WAIT_S) if asked.isdigit() else 0.0
 
 
 def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Completion | None:
