@@ -156,6 +156,11 @@ class Placement:
         return Placement.of(self.devices, processes)
 
     @property
+    def engines_on_one_machine(self) -> bool:
+        """True if all engines are on the first machine."""
+        return not any(place.machine for place in self.engines)
+
+    @property
     def shares_gpus(self) -> bool:
         """True if engines and learners are on the same GPUs."""
         return self.devices.on_gpu and bool(self.ranks and self.engines) and not self.processes.apart
@@ -188,7 +193,7 @@ def placement_of(recipe: Algorithm) -> Placement:
     processes = Processes.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
     found = choose_placement(recipe.cluster, recipe.learner, processes)
     if sampler is not None and found.engines:
-        choose_route(sampler, found, one_machine=not any(place.machine for place in found.engines))
+        choose_route(sampler, found, found.engines_on_one_machine)
     return found
 
 

@@ -13,7 +13,8 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import FP32, Generation, Rank
 from lockstep.plan.sizes import Sizes
-from lockstep.plan.traffic import Flow, flows, sync_flows
+from lockstep.plan.sync import SyncEstimate
+from lockstep.plan.traffic import Flow, flows
 from lockstep.samplers.cache_budget import CacheBudget
 
 _SAVED = 3 * FP32  # weights and moments
@@ -28,6 +29,7 @@ class MemoryEstimate:
         load: Its largest step.
         ranks: One rank of each learner, by name, the policy first.
         sampler: The inference engine, if the run samples.
+        sync: The weight sync; None: engines take no weights, or share the policy's.
         placement: Where ranks and engines live.
         sequences: Sequences that an engine generates side by side.
         copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
@@ -39,6 +41,7 @@ class MemoryEstimate:
     load: Load
     ranks: Mapping[str, Rank]
     sampler: Generation | None
+    sync: SyncEstimate | None
     placement: Placement
     sequences: int = 0
     copies: int = 0
@@ -72,15 +75,15 @@ class MemoryEstimate:
         }
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
         awake = frozenset(role.name for role in recipe.models if stays_awake(role))
-        alone = cls(learner, load, ranks, None, placement, in_turns=takes_turns(recipe, placement), awake=awake)
+        alone = cls(learner, load, ranks, None, None, placement, in_turns=takes_turns(recipe, placement), awake=awake)
         if inference is None:
             return alone
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
         sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, shares=not ahead)
-        if memory is not None:
-            sampler = sampler.limit(memory, alone.beside_engine)
-        copies = 2 * FP32 * sizes.policy if ahead else 0
-        return replace(alone, sampler=sampler, sequences=sequences, copies=copies)
+        sync = SyncEstimate.of(ranks["policy"], inference, placement) if sampler.weights else None
+        copies = 2 * sync.weights if sync is not None and ahead else 0
+        whole = replace(alone, sampler=sampler, sync=sync, sequences=sequences, copies=copies)
+        return whole if memory is None else replace(whole, sampler=sampler.limit(memory, whole.beside_engine))
 
     @property
     def own_layouts(self) -> dict[str, Rank]:
@@ -97,32 +100,53 @@ class MemoryEstimate:
         if self.sampler is None:
             return self._learners
         if self.placement.processes.apart:
-            return max(self._learners, self.sampler.size)
+            return max(self._learners, self.beside_engine + self.sampler.size)
         if self.in_turns:
             asleep = 0 if self.sampler.stays else self.sampler.weights
-            return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, self._syncing))
+            asleep += 0 if self.sync is None else self.sync.kept_by_engine
+            syncing = 0 if self.sync is None else self.sampler.weights + self.sync.passing
+            return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, syncing))
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
-            return self._learners + self.sampler.size
-        return self._resident + self.sampler.weights + max(self._passing, self.sampler.cache)
+            return self.beside_engine + self.sampler.size
+        passing = max(self._passing, self.sampler.cache, 0 if self.sync is None else self.sync.passing)
+        return self._resident + self._buckets + self.sampler.weights + passing
 
     @property
     def beside_engine(self) -> int:
-        """Bytes of learners on the device of an engine."""
+        """Bytes of learners and of carriers on the device of an engine."""
+        arriving = 0 if self.sync is None else self.sync.kept_by_engine
         if self.placement.processes.apart:
-            return 0
+            return arriving
         if not self.in_turns:
-            return self._learners
-        policy = next(iter(self.ranks.values()))
-        shared = policy.held if self.sampler is not None and not self.sampler.weights else 0
-        return shared + sum(self.ranks[name].peak.size for name in self.awake)
+            return self._learners + arriving
+        shared = self.ranks["policy"].held if self.sampler is not None and not self.sampler.weights else 0
+        return shared + self._buckets + arriving + sum(self.ranks[name].peak.size for name in self.awake)
 
     @property
     def offloaded(self) -> int:
         """Bytes of a GPU that are in the host's memory while its engine works."""
-        leaving = sum(rank.resident for name, rank in self.ranks.items() if name not in self.awake)
-        policy = next(iter(self.ranks.values()))
-        stays = policy.held if self.sampler is None or not self.sampler.weights else 0
-        return leaving - stays if self.in_turns else 0
+        return sum(self._leaving.values())
+
+    @property
+    def to_host(self) -> int:
+        """Bytes that a GPU copies to the host's memory per step: frozen models are there since the first."""
+        return sum(size for name, size in self._leaving.items() if self.ranks[name].trained)
+
+    @property
+    def from_host(self) -> int:
+        """Bytes that it copies back: what has left, and, to be sent, the policy's weights once more."""
+        sent = self.sync is not None and not self.learner.cpu_offload
+        return self.offloaded + (self.ranks["policy"].held if self.in_turns and sent else 0)
+
+    @property
+    def _leaving(self) -> dict[str, int]:
+        """Bytes of a GPU that leave it while its engine works, by learner."""
+        if not self.in_turns:
+            return {}
+        found = {name: rank.resident for name, rank in self.ranks.items() if name not in self.awake}
+        if self.sync is None and not self.learner.cpu_offload:
+            found["policy"] -= self.ranks["policy"].held
+        return found
 
     @property
     def budget(self) -> CacheBudget | None:
@@ -145,14 +169,13 @@ class MemoryEstimate:
     def _learners(self) -> int:
         """Bytes of all learners on a device."""
         if self.learner.parallel.ranks > 1 and not self.in_turns:
-            return sum(rank.peak.size for rank in self.ranks.values())
-        return self._resident + self._passing
+            return sum(rank.peak.size for rank in self.ranks.values()) + self._buckets
+        return self._resident + self._passing + self._buckets
 
     @property
-    def _syncing(self) -> int:
-        """Bytes of an engine that takes weights: a tensor at a time is gathered beside them."""
-        assert self.sampler is not None, "weights are synced to an engine"
-        return self.sampler.weights and self.sampler.weights + 2 * FP32 * self.ranks["policy"].sizes.table
+    def _buckets(self) -> int:
+        """Bytes that the policy's carrier keeps on its GPU."""
+        return 0 if self.sync is None or not self.placement.devices.on_gpu else self.sync.kept_by_sender
 
     @property
     def _resident(self) -> int:
@@ -166,7 +189,7 @@ class MemoryEstimate:
     def flows(self) -> list[tuple[str, Flow]]:
         """Collectives of a rank per step of the algorithm, by learner."""
         found = [(name, flow) for name, rank in self.ranks.items() for flow in flows(rank)]
-        return found + [("policy", flow) for flow in (sync_flows(self.ranks["policy"]) if self.sampler else [])]
+        return found + [("policy", flow) for flow in (self.sync.flows if self.sync is not None else [])]
 
     @property
     def sent(self) -> int:

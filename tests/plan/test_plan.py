@@ -376,29 +376,79 @@ def test_in_turns_a_gpu_holds_all_learners_or_an_engine(seven_billion: Path) -> 
     assert set(ranks) == {"policy", "critic", "reference"}
     assert found.offloaded == resident
     passing = max(rank.peak.size - rank.resident for rank in ranks.values())
-    assert found.device == max(resident + passing, sampler.size)
+    buckets = 2 * 2 * 4096 * 32000
+    assert found.device == max(resident + passing, sampler.size) + buckets
     assert found.device <= 80 * 10**9, "in dp 8"
-    assert found.beside_engine == 0
+    assert found.beside_engine == buckets, "what CUDA IPC carries weights in"
     budget = found.budget
     assert budget is not None
-    assert budget.beside == sampler.weights, "the cache has the rest of the GPU"
+    assert budget.beside == buckets + sampler.weights, "the cache has the rest of the GPU"
+    reference, policy = ranks["reference"].resident, ranks["policy"].held
+    assert found.to_host == resident - reference, "a copy of what is frozen stays there"
+    assert found.from_host == resident + policy, "the policy's weights are brought back to be sent, too"
 
 
 def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None:
     found, stayed = estimated(seven_billion), estimated(seven_billion, "cluster.offload_idle=false")
     assert stayed.sampler is not None
     assert stayed.offloaded == 0
-    assert stayed.beside_engine == sum(rank.peak.size for rank in stayed.ranks.values())
+    assert stayed.to_host == stayed.from_host == 0
+    assert stayed.sync is not None
+    assert stayed.beside_engine == sum(r.peak.size for r in stayed.ranks.values()) + stayed.sync.kept_by_sender
     assert stayed.device == stayed.beside_engine + stayed.sampler.size > 1.5 * found.device
     ahead = estimated(seven_billion, "ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
-    assert (ahead.offloaded, ahead.device) == (0, stayed.device), "both work at once"
+    assert ahead.sync is not None
+    assert (ahead.offloaded, ahead.sync.kept_by_sender) == (0, 0), "the copy that is sent is in the host's memory"
+    assert ahead.device == stayed.device - stayed.sync.kept_by_sender, "both work at once"
+    assert ahead.copies == 2 * ahead.sync.weights
 
 
 def test_a_reward_model_stays_beside_the_engine_that_it_scores_for(seven_billion: Path) -> None:
     judged = ["reward=null", f"reward_model.path={seven_billion.parent}"]
     found, plain = estimated(seven_billion, *judged), estimated(seven_billion)
-    assert found.beside_engine == found.ranks["reward_model"].peak.size > 0
+    assert found.beside_engine - plain.beside_engine == found.ranks["reward_model"].peak.size > 0
     assert found.offloaded == plain.offloaded
+
+
+WEIGHTS_7B = 2 * 6_738_415_616
+
+
+@pytest.mark.parametrize(
+    ("overrides", "flows", "kept_by_sender", "kept_by_engine"),
+    [
+        ([], [WEIGHTS_7B * 7 // 8], 2, 0),
+        (["sampler.transfer=process_group"], [WEIGHTS_7B * 7 // 8, WEIGHTS_7B], 2, 0),
+        (["sampler.transfer=shared_memory"], [WEIGHTS_7B * 7 // 8, WEIGHTS_7B], 2, 0),
+        (["cluster.placement=separate"], [WEIGHTS_7B * 7 // 8, WEIGHTS_7B], 2, 2),
+        (["learner.parallel.dp=8", "learner.cpu_offload=true"], [WEIGHTS_7B * 7 // 8, WEIGHTS_7B], 0, 0),
+        (["sampler=torch"], [WEIGHTS_7B * 7 // 4], 4, 0),
+        (["ppo.one_step_ahead=true", "ppo.correction.kind=token_tis"], [WEIGHTS_7B * 7 // 4, WEIGHTS_7B], 0, 0),
+    ],
+    ids=["CUDA IPC", "gloo", "shared memory", "NCCL", "weights on the host", "an engine in fp32", "one step ahead"],
+)
+def test_weights_are_sent_in_the_type_of_the_engine(
+    seven_billion: Path, overrides: list[str], flows: list[int], kept_by_sender: int, kept_by_engine: int
+) -> None:
+    """An all-gather among ranks, unless each engine has it then, and from the first rank; and buckets on GPUs."""
+    sync = estimated(seven_billion, *overrides).sync
+    assert sync is not None
+    assert [flow.size for flow in sync.flows] == flows
+    table = 2 * 4096 * 32000
+    assert (sync.kept_by_sender, sync.kept_by_engine) == (kept_by_sender * table, kept_by_engine * table)
+
+
+def test_a_sampler_that_shares_the_policys_weights_is_sent_none(seven_billion: Path) -> None:
+    options = ["ppo.kl.coef=0.1", f"model.path={seven_billion.parent}", "sampler=torch"]
+    search = Search(
+        load("ppo_gsm8k", options).expect(Algorithm),
+        sizes(seven_billion.parent),
+        read_config(seven_billion.parent),
+        10**12,
+    )
+    found = search.standing()
+    assert found.sync is None
+    assert found.from_host == found.offloaded
+    assert not [flow for _, flow in found.flows if "sampler" in flow.what]
 
 
 def test_32_billion_weights_fit_16_gpus_beside_engines_of_two(tmp_path: Path) -> None:
@@ -424,7 +474,7 @@ def seven(tmp_path: Path) -> Callable[..., str]:
     """The page of PPO with 7 billion parameters on eight GPUs, with overrides."""
     (tmp_path / "llama_7b.json").write_text(SEVEN)
     config = str(tmp_path / "llama_7b.json")
-    return lambda *overrides: plan(load("ppo_gsm8k", [*PPO_7B, *overrides]), 8, "80GB", config).text
+    return lambda *overrides: plan(load("ppo_gsm8k", [*PPO_7B, *overrides]), 8, "81GB", config).text
 
 
 def blocks(page: str) -> dict[str, str]:
@@ -452,17 +502,17 @@ def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., s
     [command] = [line for line in found.splitlines() if line.startswith("lockstep train")]
     assert command.endswith("learner.parallel.dp=4 learner.parallel.tp=2 critic.parallel.dp=8")
     assert "critic.parallel.dp=1" not in command
-    assert "`critic.parallel.dp=8` beside the policy's dp 4 · tp 2 takes 79.6 GB and sends 2.84 TB." in GUIDE
+    assert "`critic.parallel.dp=8` beside the policy's dp 4 · tp 2 takes 80.1 GB and sends 2.8 TB." in GUIDE
     again = seven(*(word for word in pasted(found)[1:] if "parallel" in word))
-    assert "It fits: 79.6 GB of 80 GB." in again
-    assert "sent    2.84 TB" in again
+    assert "It fits: 80.1 GB of 81 GB." in again
+    assert "sent    2.8 TB" in again
     assert sent_by(again) < sent_by(seven(TP)), "or it need not be asked for"
     assert "critic.parallel" not in seven()
 
 
 def test_a_layout_of_the_critic_that_fits_nowhere_is_replaced(seven: Callable[..., str]) -> None:
     found = seven(DP, "critic.parallel.dp_replicate=8")
-    assert "This fits, 79.6 GB of 80 GB:" in found
+    assert "This fits, 80.1 GB of 81 GB:" in found
     assert "critic.parallel.dp=8 critic.parallel.dp_replicate=1" in found
 
 
