@@ -54,10 +54,10 @@ def _weights(rank: Rank) -> Iterator[Flow]:
     yield Flow("all-gather of weights", "dp·cp", ring(both, rank.shares))
     cut = (learning if rank.learner.sync_every_pass else updates) * (rank.learned - rank.learned_whole)
     yield Flow("reduce-scatter of gradients", "dp·cp", ring(cut, rank.shares))
-    whole = updates * rank.learned_whole
-    yield Flow("all-reduce of whole vectors' gradients", "dp·cp", 2 * ring(whole, rank.shares))
     copies = rank.learner.parallel.dp_replicate
-    yield Flow("all-reduce of gradients", "dp_replicate", 2 * ring(cut // rank.shares + whole, copies))
+    yield Flow("all-reduce of gradients", "dp_replicate", 2 * ring(cut // rank.shares, copies))
+    whole, over = updates * rank.learned_whole, "dp·cp" if copies == 1 else "dp_replicate·dp·cp"
+    yield Flow("all-reduce of whole vectors' gradients", over, 2 * ring(whole, rank.shares * copies))
 
 
 def _states(rank: Rank) -> Iterator[Flow]:
