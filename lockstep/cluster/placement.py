@@ -18,6 +18,7 @@ from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.heads import scores_sequences
+from lockstep.samplers.backend import find_backend
 from lockstep.weight_sync.carriers import Route
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -194,6 +195,8 @@ def placement_of(recipe: Algorithm) -> Placement:
     found = choose_placement(recipe.cluster, recipe.learner, processes)
     if sampler is not None and found.engines:
         choose_route(sampler, found, found.engines_on_one_machine)
+    for name, section in recipe.judges.items():
+        _require_cache_size(name, section.engine, found)
     return found
 
 
@@ -277,6 +280,19 @@ def choose_placement(cluster: ClusterSection, computation: Computation, processe
 def _place(devices: Devices, start: int, width: int) -> Place:
     machine, first = divmod(start, devices.per_machine)
     return Place(machine, tuple(range(first, first + width)), start, devices.on_gpu)
+
+
+def _require_cache_size(name: str, judge: SamplerSection, placement: Placement) -> None:
+    """The plan leaves a judge's engine no size: what is free on its GPUs is the cache of the policy's engine."""
+    backend = find_backend(judge)
+    if backend is None or not placement.devices.on_gpu:
+        return
+    if backend.reserves_cache and backend.cache_bytes(judge) is None:
+        raise InputError(
+            f"{name}.sampler is {judge.backend}, which reserves its cache when it starts, on GPUs that others use; say "
+            f"how much with {name}.sampler.kv_cache_gib, or take {name}.sampler.backend=torch"
+        )
+    placement.with_engines(judge)
 
 
 def _require_room(devices: Devices, processes: Processes) -> None:

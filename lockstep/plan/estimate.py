@@ -8,7 +8,7 @@ from functools import cache
 
 from lockstep.algorithms.base import Algorithm, Load, ModelRole
 from lockstep.cluster.placement import Placement, stays_awake, takes_turns
-from lockstep.config import LearnerSection
+from lockstep.config import AskedSection, LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import FP32, Generation, Rank
@@ -35,6 +35,7 @@ class MemoryEstimate:
         copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
         in_turns: True if learners leave a GPU while its engine works, which sleeps while they do.
         awake: Names of learners that work while engines do.
+        judges: Engines of judges, on the GPUs of the policy's.
     """
 
     learner: LearnerSection
@@ -47,6 +48,7 @@ class MemoryEstimate:
     copies: int = 0
     in_turns: bool = False
     awake: frozenset[str] = frozenset()
+    judges: tuple[Generation, ...] = ()
 
     @classmethod
     def of(
@@ -75,7 +77,9 @@ class MemoryEstimate:
         }
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
         awake = frozenset(role.name for role in recipe.models if stays_awake(role))
-        alone = cls(learner, load, ranks, None, None, placement, in_turns=takes_turns(recipe, placement), awake=awake)
+        judges = tuple(_judge(section, learner, load) for section in recipe.judges.values())
+        turns = takes_turns(recipe, placement)
+        alone = cls(learner, load, ranks, None, None, placement, in_turns=turns, awake=awake, judges=judges)
         if inference is None:
             return alone
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
@@ -104,23 +108,25 @@ class MemoryEstimate:
         if self.in_turns:
             asleep = 0 if self.sampler.stays else self.sampler.weights
             asleep += 0 if self.sync is None else self.sync.kept_by_engine
+            asleep += sum(judge.weights for judge in self.judges if not judge.stays)
             syncing = 0 if self.sync is None else self.sampler.weights + self.sync.passing
             return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, syncing))
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
             return self.beside_engine + self.sampler.size
         passing = max(self._passing, self.sampler.cache, 0 if self.sync is None else self.sync.passing)
-        return self._resident + self._buckets + self.sampler.weights + passing
+        judges = sum(judge.size for judge in self.judges)
+        return self._resident + self._buckets + self.sampler.weights + passing + judges
 
     @property
     def beside_engine(self) -> int:
-        """Bytes of learners and of carriers on the device of an engine."""
-        arriving = 0 if self.sync is None else self.sync.kept_by_engine
+        """Bytes of learners, of carriers, and of judges, which it waits for, on the device of an engine."""
+        others = sum(judge.size for judge in self.judges) + (0 if self.sync is None else self.sync.kept_by_engine)
         if self.placement.processes.apart:
-            return arriving
+            return others
         if not self.in_turns:
-            return self._learners + arriving
+            return self._learners + others
         shared = self.ranks["policy"].held if self.sampler is not None and not self.sampler.weights else 0
-        return shared + self._buckets + arriving + sum(self.ranks[name].peak.size for name in self.awake)
+        return shared + self._buckets + others + sum(self.ranks[name].peak.size for name in self.awake)
 
     @property
     def offloaded(self) -> int:
@@ -159,6 +165,7 @@ class MemoryEstimate:
         ranks, width = self.learner.parallel.ranks, self.placement.processes.width
         engines = max(self.placement.processes.engines, 1) * width
         sampler = 0 if self.sampler is None else engines * self.sampler.size
+        sampler += sum(judge.size for judge in self.judges)
         if ranks > 1:
             return ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values()) + sampler + self.copies
         if self.sampler is not None and engines == 1 and not self.sampler.stays:
@@ -204,10 +211,18 @@ def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) ->
     return Rank(own, learner, load, role.head, trained=role.optimizer is not None)
 
 
+def _judge(section: AskedSection, learner: LearnerSection, load: Load) -> Generation:
+    """The engine of a judge. Those with several replicas have one on a device."""
+    assert section.path is not None, "a judge with an engine has a folder"
+    asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
+    sizes, engine = _sizes(section.path, headless=False), section.engine
+    return Generation.of(sizes, learner, engine, asked, engine.max_batch_size, shares=False)
+
+
 @cache
-def _sizes(path: str) -> Sizes:
+def _sizes(path: str, headless: bool = True) -> Sizes:
     folder = str(weights_of(path))
-    return Sizes.of(skeleton(read_config(folder, headless=True), folder))
+    return Sizes.of(skeleton(read_config(folder, headless=headless), folder))
 
 
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:

@@ -117,7 +117,8 @@ class LiveSetup:
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
-        return answering(section, self.algorithm.learner, policy, self.progress, self.workers, name)
+        turns = self.turns if self._takes_turns else None
+        return answering(section, self.algorithm.learner, policy, self.progress, self.workers, name, turns)
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         return build()

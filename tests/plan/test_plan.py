@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from gpus import show_gpus
 from tiny_models import CONTEXT, OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
 from torch import Tensor, nn
 
 from lockstep.algorithms.base import Algorithm, Load, ModelRole
 from lockstep.batch import Batch
+from lockstep.cluster.placement import placement_of
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection, LoRA, Parallel
 from lockstep.config.loading import load
+from lockstep.errors import InputError
 from lockstep.learners.base import train
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
@@ -408,6 +411,24 @@ def test_a_reward_model_stays_beside_the_engine_that_it_scores_for(seven_billion
     found, plain = estimated(seven_billion, *judged), estimated(seven_billion)
     assert found.beside_engine - plain.beside_engine == found.ranks["reward_model"].peak.size > 0
     assert found.offloaded == plain.offloaded
+
+
+def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
+    seven_billion: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_gpus(monkeypatch, 1)
+    judged = ["learner.device=auto", "learner.dtype=bf16", "sampler=vllm", f"model.path={seven_billion.parent}"]
+    judge = [*judged, f"judge.path={seven_billion.parent}", "judge.sampler.backend=vllm"]
+    sized = [*judge, "judge.sampler.kv_cache_gib=4"]
+    with pytest.raises(InputError, match=r"say how much with judge\.sampler\.kv_cache_gib"):
+        placement_of(load("self_rewarding", judge).expect(Algorithm))
+    found = dict[str, MemoryEstimate]()
+    for name, options in {"judge": sized, "none": judged, "stays": [*sized, "cluster.offload_idle=false"]}.items():
+        recipe = load("self_rewarding", options).expect(Algorithm)
+        found[name] = MemoryEstimate.of(recipe, sizes(seven_billion.parent), placement_of(recipe))
+    size = WEIGHTS_7B + 4 * 2**30
+    assert found["judge"].beside_engine - found["none"].beside_engine == size
+    assert found["stays"].beside_engine - found["stays"]._learners == size
 
 
 WEIGHTS_7B = 2 * 6_738_415_616
