@@ -80,7 +80,7 @@ def judge_answers(
     source = open_source(section.path)
     _require_room(section, source, name)
     kernels = choose_kernels(source.folder, sampler, computation, progress.note)
-    own = sampler if turns is None else sampler.in_turns()
+    own = sampler if turns is None else sampler.take_turns()
     start = partial(nearest, SamplerSpec(source.folder, own, kernels), progress, workers)
     if turns is not None:
         return _answers(section, AwakeWhenAsked(turns.start(start)), source, name)

@@ -207,7 +207,7 @@ def takes_turns(recipe: Algorithm, placement: Placement) -> bool:
     return placement.shares_gpus and recipe.cluster.offload_idle and not both_work
 
 
-def stays_awake(role: ModelRole) -> bool:
+def works_in_engines_turn(role: ModelRole) -> bool:
     """True if a model scores responses while engines are awake, so that it never leaves its device for them."""
     return not role.is_saved and scores_sequences(role.head)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from lockstep.algorithms.base import Algorithm, Load, ModelRole
-from lockstep.cluster.placement import Placement, stays_awake, takes_turns
+from lockstep.cluster.placement import Placement, works_in_engines_turn, takes_turns
 from lockstep.config import AskedSection, LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
@@ -33,8 +33,8 @@ class MemoryEstimate:
         placement: Where ranks and engines live.
         sequences: Sequences that an engine generates side by side.
         copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
-        in_turns: True if learners leave a GPU while its engine works, which sleeps while they do.
-        awake: Names of learners that work while engines do.
+        takes_turns: True if learners leave a GPU while its engine works, which sleeps while they do.
+        in_engines_turn: Names of learners that work while engines do.
         judges: Engines of judges, on the GPUs of the policy's.
     """
 
@@ -46,8 +46,8 @@ class MemoryEstimate:
     placement: Placement
     sequences: int = 0
     copies: int = 0
-    in_turns: bool = False
-    awake: frozenset[str] = frozenset()
+    takes_turns: bool = False
+    in_engines_turn: frozenset[str] = frozenset()
     judges: tuple[Generation, ...] = ()
 
     @classmethod
@@ -76,10 +76,12 @@ class MemoryEstimate:
             for role in recipe.models
         }
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
-        awake = frozenset(role.name for role in recipe.models if stays_awake(role))
+        working = frozenset(role.name for role in recipe.models if works_in_engines_turn(role))
         judges = tuple(_judge(section, learner, load) for section in recipe.judges.values())
         turns = takes_turns(recipe, placement)
-        alone = cls(learner, load, ranks, None, None, placement, in_turns=turns, awake=awake, judges=judges)
+        alone = cls(
+            learner, load, ranks, None, None, placement, takes_turns=turns, in_engines_turn=working, judges=judges
+        )
         if inference is None:
             return alone
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
@@ -105,7 +107,7 @@ class MemoryEstimate:
             return self._learners
         if self.placement.processes.apart:
             return max(self._learners, self.beside_engine + self.sampler.size)
-        if self.in_turns:
+        if self.takes_turns:
             asleep = 0 if self.sampler.stays else self.sampler.weights
             asleep += 0 if self.sync is None else self.sync.kept_by_engine
             asleep += sum(judge.weights for judge in self.judges if not judge.stays)
@@ -123,10 +125,10 @@ class MemoryEstimate:
         others = sum(judge.size for judge in self.judges) + (0 if self.sync is None else self.sync.kept_by_engine)
         if self.placement.processes.apart:
             return others
-        if not self.in_turns:
+        if not self.takes_turns:
             return self._learners + others
         shared = self.ranks["policy"].held if self.sampler is not None and not self.sampler.weights else 0
-        return shared + self._buckets + others + sum(self.ranks[name].peak.size for name in self.awake)
+        return shared + self._buckets + others + sum(self.ranks[name].peak.size for name in self.in_engines_turn)
 
     @property
     def offloaded(self) -> int:
@@ -142,14 +144,14 @@ class MemoryEstimate:
     def from_host(self) -> int:
         """Bytes that it copies back: what has left, and, to be sent, the policy's weights once more."""
         sent = self.sync is not None and not self.learner.cpu_offload
-        return self.offloaded + (self.ranks["policy"].held if self.in_turns and sent else 0)
+        return self.offloaded + (self.ranks["policy"].held if self.takes_turns and sent else 0)
 
     @property
     def _leaving(self) -> dict[str, int]:
         """Bytes of a GPU that leave it while its engine works, by learner."""
-        if not self.in_turns:
+        if not self.takes_turns:
             return {}
-        found = {name: rank.resident for name, rank in self.ranks.items() if name not in self.awake}
+        found = {name: rank.resident for name, rank in self.ranks.items() if name not in self.in_engines_turn}
         if self.sync is None and not self.learner.cpu_offload:
             found["policy"] -= self.ranks["policy"].held
         return found
@@ -175,7 +177,7 @@ class MemoryEstimate:
     @property
     def _learners(self) -> int:
         """Bytes of all learners on a device."""
-        if self.learner.parallel.ranks > 1 and not self.in_turns:
+        if self.learner.parallel.ranks > 1 and not self.takes_turns:
             return sum(rank.peak.size for rank in self.ranks.values()) + self._buckets
         return self._resident + self._passing + self._buckets
 
