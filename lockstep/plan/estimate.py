@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from lockstep.algorithms.base import Algorithm, Load, ModelRole
-from lockstep.cluster.placement import Placement, works_in_engines_turn, takes_turns
+from lockstep.cluster.placement import Placement, takes_turns, works_in_engines_turn
 from lockstep.config import AskedSection, LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton

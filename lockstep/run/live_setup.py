@@ -15,7 +15,7 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering
 from lockstep.cluster.open_models import open_learner, share_weights
-from lockstep.cluster.placement import placement_of, works_in_engines_turn, takes_turns
+from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
 from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
