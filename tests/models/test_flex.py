@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention
 
 from lockstep.batch import Batch
 from lockstep.models.attention import Packed, attention
@@ -37,7 +38,7 @@ def reference(
 @pytest.fixture
 def backward_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets torch compute gradients on a CPU, too: it has them only where nothing is compiled, and refuses all."""
-    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
