@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from lockstep.disk import naming, own_copy
 from lockstep.errors import InputError, RunError
@@ -22,17 +24,16 @@ def write_whole(path: Path, contents: Iterable[bytes]) -> None:
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is there and is no file, so it is not replaced; choose another name")
-    aside = path.with_name(f".{path.name}-aside")
     try:
-        _write_aside(path, aside, contents)
+        with open_aside(path, path.with_name(f".{path.name}-aside")) as file:
+            file.writelines(contents)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         kind = RunError if error.errno in _NO_ROOM else InputError
         why = error.strerror or str(error)
         raise kind(f"{path} cannot be written ({why}); make room, or choose another place") from error
 
 
-def write_once(path: Path, content: bytes) -> None:
+def write_changed(path: Path, content: bytes) -> None:
     """Writes a file that several processes may write at once, and its folder; no one ever reads half of it.
 
     A file that already has this content is left alone, so that its readers are not disturbed.
@@ -40,12 +41,19 @@ def write_once(path: Path, content: bytes) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_aside(path, own_copy(path), [content])
+    with open_aside(path, own_copy(path)) as file:
+        file.write(content)
 
 
-def _write_aside(path: Path, aside: Path, contents: Iterable[bytes]) -> None:
-    with naming(path), aside.open("wb") as file:
-        file.writelines(contents)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+@contextmanager
+def open_aside(path: Path, aside: Path) -> Iterator[BinaryIO]:
+    """A file to write to beside another, whose place it takes when the block ends and all bytes are on the disk."""
+    try:
+        with naming(path), aside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

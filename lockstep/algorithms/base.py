@@ -16,6 +16,7 @@ from pydantic import model_validator
 
 from lockstep.config import (
     AgreementSection,
+    AskedSection,
     Common,
     LearnerSection,
     Optimizer,
@@ -205,6 +206,11 @@ class Algorithm(Common, ABC):
     def own_layouts(self) -> tuple[ModelRole, ...]:
         """Models with a layout of their own, which is not that of `learner.parallel`."""
         return tuple(role for role in self.models if role.learner.layout_key != self.learner.layout_key)
+
+    @property
+    def judges(self) -> Mapping[str, AskedSection]:
+        """Models besides that judge in engines of their own, by the names of their sections."""
+        return {}
 
     @property
     @abstractmethod

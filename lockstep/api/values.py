@@ -15,7 +15,7 @@ from lockstep.config import user_code
 from lockstep.config.recipe_files import Layer
 from lockstep.config.sources import VERIFIERS
 from lockstep.errors import InputError
-from lockstep.whole_files import write_once
+from lockstep.whole_files import write_changed
 
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
@@ -119,5 +119,5 @@ def _store_rows(rows: Rows, key: str) -> str:
         raise InputError(f"{key} has no rows")
     text = "".join(f"{line}\n" for line in lines).encode()
     file = ROWS / f"{hashlib.sha256(text).hexdigest()[:16]}.jsonl"
-    write_once(file, text)
+    write_changed(file, text)
     return str(file)

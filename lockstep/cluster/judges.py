@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.setup import Policy
+from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
+from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
 from lockstep.config import AskedSection, Computation, SamplerSection
 from lockstep.judge.asking import Answer, Answering, Conversation, Generates, Reader, SamplerAnswers
@@ -17,7 +20,7 @@ from lockstep.judge.templates import COMMON_CONTROLS, escaping
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Sampler
-from lockstep.types import Reply, SamplingParams
+from lockstep.types import Reply, Request, SamplingParams
 
 
 def answering(
@@ -27,13 +30,14 @@ def answering(
     progress: Progress,
     workers: Workers,
     name: str = "judge",
+    turns: Turns | None = None,
 ) -> Answering:
     """The judge of a training recipe: the policy, unless the section names another model or a server.
 
     Arguments and errors are those of `judge_answers`.
     """
     if not section.is_policy:
-        return judge_answers(section, computation, progress, workers, name)
+        return judge_answers(section, computation, progress, workers, name, turns)
     return policy_answers(section, policy, name)
 
 
@@ -48,7 +52,12 @@ def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answerin
 
 
 def judge_answers(
-    section: AskedSection, computation: Computation, progress: Progress, workers: Workers, name: str = "judge"
+    section: AskedSection,
+    computation: Computation,
+    progress: Progress,
+    workers: Workers,
+    name: str = "judge",
+    turns: Turns | None = None,
 ) -> Answering:
     """Another model as judge, which is started, or a server, which is asked whether it is there.
 
@@ -58,26 +67,39 @@ def judge_answers(
         progress: Reports to the user.
         workers: Own the processes that are started, and end them.
         name: Of the section, for messages.
+        turns: Of learners, which leave its GPU before it works; None: it stays awake beside what else is there.
 
     Raises:
         ValueError: The questions that the section allows do not fit the model, or there is no chat template.
         ServerError: The server cannot be used.
     """
-    sampler = SamplerSection() if section.sampler is None else section.sampler
+    sampler = section.engine
     if sampler.openai is not None:
         return _server(section, sampler, progress)
     assert section.path is not None, "a judge is the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
     kernels = choose_kernels(source.folder, sampler, computation, progress.note)
-    started = _awake(nearest(SamplerSpec(source.folder, sampler, kernels), progress, workers))
+    own = sampler if turns is None else sampler.take_turns()
+    start = partial(nearest, SamplerSpec(source.folder, own, kernels), progress, workers)
+    if turns is not None:
+        return _answers(section, AwakeWhenAsked(turns.start(start)), source, name)
+    started = start()
+    started.wake()
     return _answers(section, started, source, name)
 
 
-def _awake(sampler: Sampler) -> Sampler:
-    """A judge keeps its weights, so it is woken once."""
-    sampler.wake()
-    return sampler
+@dataclass(frozen=True)
+class AwakeWhenAsked:
+    """A sampler with weights of its own that sleeps but for its answers; the engine of the policy may be awake then."""
+
+    sampler: Sampler
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        self.sampler.wake()
+        batch = self.sampler.generate(requests, sampling)
+        self.sampler.sleep()  # not after an error, which matters more
+        return batch
 
 
 def _answers(section: AskedSection, sampler: Generates, source: ModelSource, name: str) -> SamplerAnswers:

@@ -18,6 +18,7 @@ from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.heads import scores_sequences
+from lockstep.samplers.backend import find_backend
 from lockstep.weight_sync.carriers import Route
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -156,6 +157,11 @@ class Placement:
         return Placement.of(self.devices, processes)
 
     @property
+    def engines_on_one_machine(self) -> bool:
+        """True if all engines are on the first machine."""
+        return not any(place.machine for place in self.engines)
+
+    @property
     def shares_gpus(self) -> bool:
         """True if engines and learners are on the same GPUs."""
         return self.devices.on_gpu and bool(self.ranks and self.engines) and not self.processes.apart
@@ -188,7 +194,9 @@ def placement_of(recipe: Algorithm) -> Placement:
     processes = Processes.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
     found = choose_placement(recipe.cluster, recipe.learner, processes)
     if sampler is not None and found.engines:
-        choose_route(sampler, found, one_machine=not any(place.machine for place in found.engines))
+        choose_route(sampler, found, found.engines_on_one_machine)
+    for name, section in recipe.judges.items():
+        _require_cache_size(name, section.engine, found)
     return found
 
 
@@ -199,7 +207,7 @@ def takes_turns(recipe: Algorithm, placement: Placement) -> bool:
     return placement.shares_gpus and recipe.cluster.offload_idle and not both_work
 
 
-def stays_awake(role: ModelRole) -> bool:
+def works_in_engines_turn(role: ModelRole) -> bool:
     """True if a model scores responses while engines are awake, so that it never leaves its device for them."""
     return not role.is_saved and scores_sequences(role.head)
 
@@ -272,6 +280,19 @@ def choose_placement(cluster: ClusterSection, computation: Computation, processe
 def _place(devices: Devices, start: int, width: int) -> Place:
     machine, first = divmod(start, devices.per_machine)
     return Place(machine, tuple(range(first, first + width)), start, devices.on_gpu)
+
+
+def _require_cache_size(name: str, judge: SamplerSection, placement: Placement) -> None:
+    """The plan leaves a judge's engine no size: what is free on its GPUs is the cache of the policy's engine."""
+    backend = find_backend(judge)
+    if backend is None or not placement.devices.on_gpu:
+        return
+    if backend.reserves_cache and backend.cache_bytes(judge) is None:
+        raise InputError(
+            f"{name}.sampler is {judge.backend}, which reserves its cache when it starts, on GPUs that others use; say "
+            f"how much with {name}.sampler.kv_cache_gib, or take {name}.sampler.backend=torch"
+        )
+    placement.with_engines(judge)
 
 
 def _require_room(devices: Devices, processes: Processes) -> None:

@@ -68,6 +68,16 @@ class AskedSection(Section):
         """True if the policy judges, where there is one."""
         return self.path is None and self.sampler is None
 
+    @property
+    def has_engine(self) -> bool:
+        """True if a model in a folder judges, in an engine of its own."""
+        return self.path is not None and not self.engine.is_server
+
+    @property
+    def engine(self) -> SamplerSection:
+        """The engine of the model in `path`, or the server."""
+        return SamplerSection() if self.sampler is None else self.sampler
+
     @model_validator(mode="after")
     def _a_judge_has_one_engine(self) -> AskedSection:
         served = self.sampler is not None and self.sampler.is_server

@@ -365,18 +365,18 @@ class SamplerSection(Section):
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
-    _sleeps: bool = PrivateAttr(default=False)
+    _takes_turns: bool = PrivateAttr(default=False)
 
     @property
-    def sleeps(self) -> bool:
+    def takes_turns(self) -> bool:
         """True if it frees its GPUs while it does not work, for learners there; the placement decides it."""
-        return self._sleeps
+        return self._takes_turns
 
-    def in_turns(self) -> Self:
-        """Returns the same engine, asleep while it does not work."""
-        sleeping = self.model_copy()
-        sleeping._sleeps = True
-        return sleeping
+    def take_turns(self) -> Self:
+        """Returns the same engine, in turns with learners."""
+        found = self.model_copy()
+        found._takes_turns = True
+        return found
 
     @property
     def engines(self) -> int:

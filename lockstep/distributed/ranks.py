@@ -42,6 +42,13 @@ class Ranks:
         """The process group of those ranks; None for one alone."""
         return None if self.mesh is None or self.size(name) == 1 else self.mesh.get_group(name)
 
+    def joint_group(self, *names: Dimension) -> dist.ProcessGroup | None:
+        """The process group of all ranks along several dimensions; every rank has to ask for it; None for one alone."""
+        several: list[Dimension] = [name for name in names if self.size(name) > 1]
+        if self.mesh is None or len(several) < 2:
+            return self.group(several[0]) if several else None
+        return self.mesh[tuple(several)]._flatten("_".join(several)).get_group()
+
     @property
     def count(self) -> int:
         """Number of all ranks."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 
@@ -50,14 +49,12 @@ class Piece(ABC):
         parameter: The model's parameter.
         local: The memory that this rank holds of it.
         boxes: Boxes of the checkpoint's tensors that it holds.
-        mesh: Mesh of ranks that have other pieces or the same; None: one process.
     """
 
     name: str
     parameter: nn.Parameter
     local: Tensor
     boxes: tuple[Box, ...]
-    mesh: DeviceMesh | None
 
     @property
     @abstractmethod
@@ -83,18 +80,15 @@ def find_local(parameter: nn.Parameter) -> Tensor:
     return held.to_local() if isinstance(held, DTensor) else held
 
 
-def norm(pieces: Sequence[Piece], tensors: Iterable[Tensor]) -> Tensor:
-    """The length of all tensors together, each laid out as its piece: every number counts once, over any mesh."""
-    squares: dict[frozenset[str], list[Tensor]] = {}
-    groups: dict[str, dist.ProcessGroup] = {}
-    for piece, tensor in zip(pieces, tensors, strict=True):
-        squares.setdefault(piece.cut_over, []).append(tensor)
-        groups |= {name: piece.mesh.get_group(name) for name in piece.cut_over if piece.mesh is not None}
-    keys = sorted(squares, key=sorted)
-    total = torch.stack([nn.utils.get_total_norm(squares[key]).square() for key in keys])
-    for name in sorted(groups):
-        over = torch.tensor([name in key for key in keys], device=total.device)
-        summed = total.clone()
-        dist.all_reduce(summed, group=groups[name])
-        total = torch.where(over, summed, total)
-    return total.sum().sqrt()
+def norm(tensors: Sequence[Tensor], device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The length of all tensors together, and of those of the other ranks of a group.
+
+    Args:
+        tensors: What counts on this rank: of all ranks that have the same numbers, one gives them.
+        device: The device on which all of them are.
+        group: The ranks; None: this one.
+    """
+    square = nn.utils.get_total_norm(tensors).square().to(device)  # that of none is on the CPU
+    if group is not None:
+        dist.all_reduce(square, group=group)
+    return square.sqrt()

@@ -119,15 +119,17 @@ class RankLearner(SendsWeights):
             )
         self._has_gathered = False
         self._host.reload()
-        for name in ("dp_replicate", "dp"):
-            all_reduce_sum([self._count], self._ranks.group(name))
+        all_reduce_sum([self._count], self._ranks.joint_group("dp_replicate", "dp"))
         count, lr = float(self._count), learning_rate(self._settings, self._updates)
         self._count.zero_()
         gradients = self._gradients()
         self._forget_gradients()
         if count == 0:
             return Metrics(updates_skipped=Sum(1.0))
-        length = norm(self.pieces, [gradient.div_(count) for gradient in gradients])
+        for gradient in gradients:
+            gradient.div_(count)
+        own = [one for piece, one in zip(self.pieces, gradients, strict=True) if self._writes(piece)]
+        length = norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
         if not torch.isfinite(length):
             raise FloatingPointError(
                 f"the gradient's norm is {float(length)} at update {self._updates}; lower the learning rate"

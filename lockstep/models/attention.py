@@ -23,6 +23,7 @@ from transformers import AttentionInterface
 from lockstep.batch import Batch
 from lockstep.errors import InputError
 from lockstep.models.exact.attention import Blockwise
+from lockstep.models.flex import Flex
 from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, cast_as_autocast, mask_newest
 
 NAME = "lockstep"
@@ -127,7 +128,8 @@ def _attend(
     if kernel is FUSED and plain:
         return layout.attend(*how)
     if isinstance(layout, KernelLayout):
-        chosen = kernel if kernel is not None and plain else Blockwise(softcap, s_aux)
+        bent = Flex if isinstance(kernel, Varlen) else Blockwise
+        chosen = kernel if kernel is not None and plain else bent(softcap, s_aux)
         return layout.attend_by(chosen, *how)
     if kernel is not None and plain:
         return layout.attend(*how)
@@ -201,7 +203,7 @@ class Packed(KernelLayout):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        if isinstance(kernel, Varlen) and kernel.takes(query, value):
+        if isinstance(kernel, Varlen | Flex) and kernel.takes(query, value):
             return kernel.sequences(query, key, value, self.bounds, self.longest, scaling, window)
         where = self.to_cells, self.from_cells, self.shapes
         return _attend_in_grids(kernel, query, key, value, *where, scaling, window)

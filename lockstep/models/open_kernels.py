@@ -17,8 +17,8 @@ _OLDEST = (8, 0)
 def explain_padding(config: PreTrainedConfig, device: torch.device, bf16: bool) -> str | None:
     """Says why attention of packed sequences computes padding, too; None: it computes none.
 
-    Some are padded in any case: shares of a sequence (context parallelism), layers with caps or sinks, and heads whose
-    values have another size than queries.
+    Some are padded in any case: shares of a sequence (context parallelism), and heads whose values have another size
+    than queries. Layers with caps or sinks are computed by `models.flex`.
     """
     if device.type != "cuda":
         return "the device is no GPU"

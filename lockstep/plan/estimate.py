@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from lockstep.algorithms.base import Algorithm, Load, ModelRole
-from lockstep.cluster.placement import Placement, stays_awake, takes_turns
-from lockstep.config import LearnerSection
+from lockstep.cluster.placement import Placement, takes_turns, works_in_engines_turn
+from lockstep.config import AskedSection, LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import FP32, Generation, Rank
 from lockstep.plan.sizes import Sizes
-from lockstep.plan.traffic import Flow, flows, sync_flows
+from lockstep.plan.sync import SyncEstimate
+from lockstep.plan.traffic import Flow, flows
 from lockstep.samplers.cache_budget import CacheBudget
 
 _SAVED = 3 * FP32  # weights and moments
@@ -28,22 +29,26 @@ class MemoryEstimate:
         load: Its largest step.
         ranks: One rank of each learner, by name, the policy first.
         sampler: The inference engine, if the run samples.
+        sync: The weight sync; None: engines take no weights, or share the policy's.
         placement: Where ranks and engines live.
         sequences: Sequences that an engine generates side by side.
         copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
-        in_turns: True if learners leave a GPU while its engine works, which sleeps while they do.
-        awake: Names of learners that work while engines do.
+        takes_turns: True if learners leave a GPU while its engine works, which sleeps while they do.
+        in_engines_turn: Names of learners that work while engines do.
+        judges: Engines of judges, on the GPUs of the policy's.
     """
 
     learner: LearnerSection
     load: Load
     ranks: Mapping[str, Rank]
     sampler: Generation | None
+    sync: SyncEstimate | None
     placement: Placement
     sequences: int = 0
     copies: int = 0
-    in_turns: bool = False
-    awake: frozenset[str] = frozenset()
+    takes_turns: bool = False
+    in_engines_turn: frozenset[str] = frozenset()
+    judges: tuple[Generation, ...] = ()
 
     @classmethod
     def of(
@@ -71,16 +76,20 @@ class MemoryEstimate:
             for role in recipe.models
         }
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
-        awake = frozenset(role.name for role in recipe.models if stays_awake(role))
-        alone = cls(learner, load, ranks, None, placement, in_turns=takes_turns(recipe, placement), awake=awake)
+        working = frozenset(role.name for role in recipe.models if works_in_engines_turn(role))
+        judges = tuple(_judge(section, learner, load) for section in recipe.judges.values())
+        turns = takes_turns(recipe, placement)
+        alone = cls(
+            learner, load, ranks, None, None, placement, takes_turns=turns, in_engines_turn=working, judges=judges
+        )
         if inference is None:
             return alone
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
         sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, shares=not ahead)
-        if memory is not None:
-            sampler = sampler.limit(memory, alone.beside_engine)
-        copies = 2 * FP32 * sizes.policy if ahead else 0
-        return replace(alone, sampler=sampler, sequences=sequences, copies=copies)
+        sync = SyncEstimate.of(ranks["policy"], inference, placement) if sampler.weights else None
+        copies = 2 * sync.weights if sync is not None and ahead else 0
+        whole = replace(alone, sampler=sampler, sync=sync, sequences=sequences, copies=copies)
+        return whole if memory is None else replace(whole, sampler=sampler.limit(memory, whole.beside_engine))
 
     @property
     def own_layouts(self) -> dict[str, Rank]:
@@ -97,32 +106,55 @@ class MemoryEstimate:
         if self.sampler is None:
             return self._learners
         if self.placement.processes.apart:
-            return max(self._learners, self.sampler.size)
-        if self.in_turns:
+            return max(self._learners, self.beside_engine + self.sampler.size)
+        if self.takes_turns:
             asleep = 0 if self.sampler.stays else self.sampler.weights
-            return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, self._syncing))
+            asleep += 0 if self.sync is None else self.sync.kept_by_engine
+            asleep += sum(judge.weights for judge in self.judges if not judge.stays)
+            syncing = 0 if self.sync is None else self.sampler.weights + self.sync.passing
+            return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, syncing))
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
-            return self._learners + self.sampler.size
-        return self._resident + self.sampler.weights + max(self._passing, self.sampler.cache)
+            return self.beside_engine + self.sampler.size
+        passing = max(self._passing, self.sampler.cache, 0 if self.sync is None else self.sync.passing)
+        judges = sum(judge.size for judge in self.judges)
+        return self._resident + self._buckets + self.sampler.weights + passing + judges
 
     @property
     def beside_engine(self) -> int:
-        """Bytes of learners on the device of an engine."""
+        """Bytes of learners, of carriers, and of judges, which it waits for, on the device of an engine."""
+        others = sum(judge.size for judge in self.judges) + (0 if self.sync is None else self.sync.kept_by_engine)
         if self.placement.processes.apart:
-            return 0
-        if not self.in_turns:
-            return self._learners
-        policy = next(iter(self.ranks.values()))
-        shared = policy.held if self.sampler is not None and not self.sampler.weights else 0
-        return shared + sum(self.ranks[name].peak.size for name in self.awake)
+            return others
+        if not self.takes_turns:
+            return self._learners + others
+        shared = self.ranks["policy"].held if self.sampler is not None and not self.sampler.weights else 0
+        return shared + self._buckets + others + sum(self.ranks[name].peak.size for name in self.in_engines_turn)
 
     @property
     def offloaded(self) -> int:
         """Bytes of a GPU that are in the host's memory while its engine works."""
-        leaving = sum(rank.resident for name, rank in self.ranks.items() if name not in self.awake)
-        policy = next(iter(self.ranks.values()))
-        stays = policy.held if self.sampler is None or not self.sampler.weights else 0
-        return leaving - stays if self.in_turns else 0
+        return sum(self._leaving.values())
+
+    @property
+    def to_host(self) -> int:
+        """Bytes that a GPU copies to the host's memory per step: frozen models are there since the first."""
+        return sum(size for name, size in self._leaving.items() if self.ranks[name].trained)
+
+    @property
+    def from_host(self) -> int:
+        """Bytes that it copies back: what has left, and, to be sent, the policy's weights once more."""
+        sent = self.sync is not None and not self.learner.cpu_offload
+        return self.offloaded + (self.ranks["policy"].held if self.takes_turns and sent else 0)
+
+    @property
+    def _leaving(self) -> dict[str, int]:
+        """Bytes of a GPU that leave it while its engine works, by learner."""
+        if not self.takes_turns:
+            return {}
+        found = {name: rank.resident for name, rank in self.ranks.items() if name not in self.in_engines_turn}
+        if self.sync is None and not self.learner.cpu_offload:
+            found["policy"] -= self.ranks["policy"].held
+        return found
 
     @property
     def budget(self) -> CacheBudget | None:
@@ -135,6 +167,7 @@ class MemoryEstimate:
         ranks, width = self.learner.parallel.ranks, self.placement.processes.width
         engines = max(self.placement.processes.engines, 1) * width
         sampler = 0 if self.sampler is None else engines * self.sampler.size
+        sampler += sum(judge.size for judge in self.judges)
         if ranks > 1:
             return ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values()) + sampler + self.copies
         if self.sampler is not None and engines == 1 and not self.sampler.stays:
@@ -144,15 +177,14 @@ class MemoryEstimate:
     @property
     def _learners(self) -> int:
         """Bytes of all learners on a device."""
-        if self.learner.parallel.ranks > 1 and not self.in_turns:
-            return sum(rank.peak.size for rank in self.ranks.values())
-        return self._resident + self._passing
+        if self.learner.parallel.ranks > 1 and not self.takes_turns:
+            return sum(rank.peak.size for rank in self.ranks.values()) + self._buckets
+        return self._resident + self._passing + self._buckets
 
     @property
-    def _syncing(self) -> int:
-        """Bytes of an engine that takes weights: a tensor at a time is gathered beside them."""
-        assert self.sampler is not None, "weights are synced to an engine"
-        return self.sampler.weights and self.sampler.weights + 2 * FP32 * self.ranks["policy"].sizes.table
+    def _buckets(self) -> int:
+        """Bytes that the policy's carrier keeps on its GPU."""
+        return 0 if self.sync is None or not self.placement.devices.on_gpu else self.sync.kept_by_sender
 
     @property
     def _resident(self) -> int:
@@ -166,7 +198,7 @@ class MemoryEstimate:
     def flows(self) -> list[tuple[str, Flow]]:
         """Collectives of a rank per step of the algorithm, by learner."""
         found = [(name, flow) for name, rank in self.ranks.items() for flow in flows(rank)]
-        return found + [("policy", flow) for flow in (sync_flows(self.ranks["policy"]) if self.sampler else [])]
+        return found + [("policy", flow) for flow in (self.sync.flows if self.sync is not None else [])]
 
     @property
     def sent(self) -> int:
@@ -181,10 +213,18 @@ def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) ->
     return Rank(own, learner, load, role.head, trained=role.optimizer is not None)
 
 
+def _judge(section: AskedSection, learner: LearnerSection, load: Load) -> Generation:
+    """The engine of a judge. Those with several replicas have one on a device."""
+    assert section.path is not None, "a judge with an engine has a folder"
+    asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
+    sizes, engine = _sizes(section.path, headless=False), section.engine
+    return Generation.of(sizes, learner, engine, asked, engine.max_batch_size, shares=False)
+
+
 @cache
-def _sizes(path: str) -> Sizes:
+def _sizes(path: str, headless: bool = True) -> Sizes:
     folder = str(weights_of(path))
-    return Sizes.of(skeleton(read_config(folder, headless=True), folder))
+    return Sizes.of(skeleton(read_config(folder, headless=headless), folder))
 
 
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from lockstep.algorithms.base import Load
 from lockstep.config import LearnerSection, Parallel
@@ -86,9 +86,10 @@ def _time(search: Search, estimate: MemoryEstimate, rates: Rates) -> str:
     """Seconds of a step by phase."""
     processes = estimate.placement.processes
     engines = Engines(max(1, processes.engines), processes.width, estimate.sequences)
-    time = StepTime.of(estimate.ranks, search.recipe.inference, engines, rates)
-    phases = {"generate": time.generate, "refit": time.refit, "score": time.score, "learn": time.learn}
-    lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items() if seconds]
+    sent, copied = 0 if estimate.sync is None else estimate.sync.weights, estimate.to_host + estimate.from_host
+    time = StepTime.of(estimate.ranks, search.recipe.inference, engines, rates, sent, copied)
+    phases = {name: seconds for name, seconds in asdict(time).items() if seconds}
+    lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items()]
     what = "response" if time.generate else "row"
     return summary_table([*lines, (f"a step, every {what} as long as it may be", f"{time.total:,.3g} s")])
 
@@ -153,9 +154,12 @@ def _memory(estimate: MemoryEstimate) -> str:
         lines.append(("sampler", f"{readable(estimate.sampler.size)} per GPU of {_engines(estimate)}:"))
         lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
         lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
+    for judge in estimate.judges:
+        lines.append(("judge", f"{readable(judge.weights)} weights, {readable(judge.cache)} keys and values"))
     if estimate.offloaded:
-        what = "of weights and moments per GPU are in the host's memory while engines work"
+        what = "of weights and moments per GPU are in the host's memory while engines work;"
         lines.append(("turns", f"{readable(estimate.offloaded)} {what}"))
+        lines.append(("", f"in a step {readable(estimate.to_host)} go there, {readable(estimate.from_host)} come back"))
     lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
     return summary_table(lines)
 

@@ -37,6 +37,7 @@ class Sizes:
         keys: Numbers of its keys, and as many of its values.
         heads: Number of query heads.
         cache: Numbers that a key-value cache holds per token.
+        largest: Numbers of its largest tensor.
         normed: Numbers of a token's queries and keys that have norms of their own (Qwen3).
         adapters: Parameters of all adapters; 0: there are none.
         inner: Numbers of a token between the two matrices of each of a layer's adapters.
@@ -56,6 +57,7 @@ class Sizes:
     keys: int
     heads: int
     cache: int
+    largest: int
     normed: int
     adapters: int = 0
     inner: int = 0
@@ -90,6 +92,7 @@ class Sizes:
             keys=keys,
             heads=heads,
             cache=count_cache_numbers(model.config),
+            largest=max(parameter.numel() for parameter in model.parameters()),
             normed=queries + keys if any(name.endswith("q_norm") for name, _ in blocks[0].named_modules()) else 0,
             adapters=rank * sum(one.in_features + one.out_features for one in adapted),
             inner=rank * len(adapted) // len(blocks),

@@ -31,6 +31,7 @@ class Rates:
         memory: Bytes per second that are read from memory.
         layer_s: Seconds that a layer of a decoding pass takes besides reading and multiplying.
         sync: Bytes per second of a weight sync.
+        host: Bytes per second of a copy from the host's memory, or to it.
     """
 
     products: float
@@ -38,6 +39,7 @@ class Rates:
     memory: float
     layer_s: float
     sync: float
+    host: float
 
     @classmethod
     def read(cls, path: Path, dtype: str) -> Rates:
@@ -79,22 +81,32 @@ class StepTime:
     Attributes:
         generate: Sampling; 0: nothing is sampled.
         refit: Weight sync.
+        turns: Copies of learners to the host's memory and back.
         score: Passes without a gradient.
         learn: Passes with one, and updates.
     """
 
     generate: float
     refit: float
+    turns: float
     score: float
     learn: float
 
     @property
     def total(self) -> float:
         """Seconds of all phases."""
-        return self.generate + self.refit + self.score + self.learn
+        return self.generate + self.refit + self.turns + self.score + self.learn
 
     @classmethod
-    def of(cls, ranks: Mapping[str, Rank], inference: Inference | None, engines: Engines, rates: Rates) -> StepTime:
+    def of(
+        cls,
+        ranks: Mapping[str, Rank],
+        inference: Inference | None,
+        engines: Engines,
+        rates: Rates,
+        sent: int = 0,
+        copied: int = 0,
+    ) -> StepTime:
         """Estimates a step.
 
         Args:
@@ -102,6 +114,8 @@ class StepTime:
             inference: What samples; None: nothing does.
             engines: How many engines sample, and on how many devices each.
             rates: Of one device.
+            sent: Bytes of weights that an engine gets.
+            copied: Bytes that a device copies to the host's memory and back.
         """
         policy = ranks["policy"]
         exact = inference is not None and inference.explain_inexact(policy.learner) is None
@@ -109,9 +123,9 @@ class StepTime:
         score = sum(_score(rank, exact) for rank in ranks.values()) / speed
         learn = sum(count_learning(rank) for rank in ranks.values()) / speed
         if inference is None or inference.sampling is None or not policy.load.generated:
-            return cls(0.0, 0.0, score, learn)
+            return cls(0.0, 0.0, 0.0, score, learn)
         generate = sampling_seconds(policy, engines, inference.sampling.max_tokens, rates)
-        return cls(generate, _item(policy) * policy.sizes.policy / rates.sync, score, learn)
+        return cls(generate, sent / rates.sync, copied / rates.host, score, learn)
 
 
 def _forward(rank: Rank, tokens: int) -> float:

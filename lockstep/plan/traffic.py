@@ -33,14 +33,6 @@ def flows(rank: Rank) -> list[Flow]:
     return [flow for flow in [*_weights(rank), *_states(rank), *_keys(rank)] if flow.size]
 
 
-def sync_flows(rank: Rank) -> list[Flow]:
-    """Traffic of a weight sync, once per step: gathered by all ranks, and handed over by the first."""
-    ranks = rank.learner.parallel.ranks
-    whole = FP32 * rank.sizes.policy
-    gathered = [Flow("weights gathered for the sampler", "all", _ring(whole, ranks))] if ranks > 1 else []
-    return [*gathered, Flow("weights to each sampler", "first rank", whole)]
-
-
 def _passes(rank: Rank) -> tuple[int, int]:
     """Number of passes that learn, and of passes that only score."""
     load = rank.load
@@ -48,7 +40,8 @@ def _passes(rank: Rank) -> tuple[int, int]:
     return learning, load.passes(rank.learner, load.scored)
 
 
-def _ring(size: int, ranks: int) -> int:
+def ring(size: int, ranks: int) -> int:
+    """Bytes that one rank of a ring sends where all gather, or sum and scatter, so many bytes."""
     return size * (ranks - 1) // ranks
 
 
@@ -58,13 +51,13 @@ def _weights(rank: Rank) -> Iterator[Flow]:
     updates = rank.load.updates if rank.trained else 0
     layers = rank.sizes.layers * rank.gathered_layer
     both = learning * 2 * layers + updates * rank.root + scoring * layers + (rank.root if scoring else 0)
-    yield Flow("all-gather of weights", "dp·cp", _ring(both, rank.shares))
+    yield Flow("all-gather of weights", "dp·cp", ring(both, rank.shares))
     cut = (learning if rank.learner.sync_every_pass else updates) * (rank.learned - rank.learned_whole)
-    yield Flow("reduce-scatter of gradients", "dp·cp", _ring(cut, rank.shares))
-    whole = updates * rank.learned_whole
-    yield Flow("all-reduce of whole vectors' gradients", "dp·cp", 2 * _ring(whole, rank.shares))
+    yield Flow("reduce-scatter of gradients", "dp·cp", ring(cut, rank.shares))
     copies = rank.learner.parallel.dp_replicate
-    yield Flow("all-reduce of gradients", "dp_replicate", 2 * _ring(cut // rank.shares + whole, copies))
+    yield Flow("all-reduce of gradients", "dp_replicate", 2 * ring(cut // rank.shares, copies))
+    whole, over = updates * rank.learned_whole, "dp·cp" if copies == 1 else "dp_replicate·dp·cp"
+    yield Flow("all-reduce of whole vectors' gradients", over, 2 * ring(whole, rank.shares * copies))
 
 
 def _states(rank: Rank) -> Iterator[Flow]:
@@ -76,10 +69,10 @@ def _states(rank: Rank) -> Iterator[Flow]:
     gathered = forward * layers * FP32 + learning * (layers * rank.type + FP32) + (learning + scoring) * FP32
     scattered = forward * layers * rank.type + learning * layers * FP32 + (learning + scoring) * FP32
     tp = rank.learner.parallel.tp
-    yield Flow("all-gather of states", "tp", _ring(gathered * states, tp))
-    yield Flow("reduce-scatter of states", "tp", _ring(scattered * states, tp))
+    yield Flow("all-gather of states", "tp", ring(gathered * states, tp))
+    yield Flow("reduce-scatter of states", "tp", ring(scattered * states, tp))
     if scores_tokens(rank.head):
-        yield Flow("all-reduce of the head's states", "tp", 2 * _ring(learning * rank.type * states, tp))
+        yield Flow("all-reduce of the head's states", "tp", 2 * ring(learning * rank.type * states, tp))
 
 
 def _keys(rank: Rank) -> Iterator[Flow]:
@@ -88,5 +81,5 @@ def _keys(rank: Rank) -> Iterator[Flow]:
     tokens = rank.load.tokens(rank.learner)
     whole = tokens * 2 * rank.sizes.keys // tp * rank.type * rank.sizes.layers
     cp = rank.learner.parallel.cp
-    yield Flow("all-gather of keys and values", "cp", _ring((learning * (1 + again) + scoring) * whole, cp))
-    yield Flow("reduce-scatter of their gradients", "cp", _ring(learning * whole, cp))
+    yield Flow("all-gather of keys and values", "cp", ring((learning * (1 + again) + scoring) * whole, cp))
+    yield Flow("reduce-scatter of their gradients", "cp", ring(learning * whole, cp))

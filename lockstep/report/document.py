@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.disk import own_copy
+from lockstep.whole_files import open_aside
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,10 @@ class Document:
             blocks: Data by name, there when the scripts start.
             late_blocks: Writes more blocks, behind the scripts, so that a page is in use before these are read.
         """
-        aside = own_copy(path)
-        try:
-            with aside.open("wb") as file:
-                self.write_to(file, blocks)
-                if late_blocks is not None:
-                    late_blocks(file)
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        with open_aside(path, own_copy(path)) as file:
+            self.write_to(file, blocks)
+            if late_blocks is not None:
+                late_blocks(file)
 
     def write_to(self, file: BinaryIO, blocks: Mapping[str, bytes]) -> None:
         """Writes the page with its blocks."""

@@ -15,7 +15,7 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering
 from lockstep.cluster.open_models import open_learner, share_weights
-from lockstep.cluster.placement import placement_of, stays_awake, takes_turns
+from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
 from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
@@ -90,7 +90,7 @@ class LiveSetup:
         sampling = self_checked_sampling(self.algorithm, self.source)
         turns = self.turns if self._takes_turns else None
         learner = open_learner(spec, sampling, self.algorithm.cluster.timeout_s, self.progress, self.workers, turns)
-        if turns is not None and not stays_awake(role):
+        if turns is not None and not works_in_engines_turn(role):
             turns.add(learner)
         return learner
 
@@ -117,7 +117,8 @@ class LiveSetup:
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
-        return answering(section, self.algorithm.learner, policy, self.progress, self.workers, name)
+        turns = self.turns if self._takes_turns else None
+        return answering(section, self.algorithm.learner, policy, self.progress, self.workers, name, turns)
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         return build()
@@ -131,7 +132,7 @@ class LiveSetup:
         assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
         own = self.algorithm.learner
         learner = own.compute_exactly() if self.inexact is None else own
-        section = inference.sampler.in_turns() if self._takes_turns else inference.sampler
+        section = inference.sampler.take_turns() if self._takes_turns else inference.sampler
         return SamplerSpec(self.source.folder, section, learner, budget=self._budget)
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import NonNegativeInt, model_validator
 
 from lockstep.config import Probability, Task, TaskFiles
-from lockstep.whole_files import write_once
+from lockstep.whole_files import write_changed
 
 __all__ = [
     "Draws",
@@ -84,7 +84,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
     A file that already holds these rows is left alone, so that its readers are not disturbed.
     """
-    write_once(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_changed(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def sample_uniforms(rows: Iterable[int], count: int, *key: int | str) -> list[list[float]]:

@@ -25,7 +25,7 @@ from lockstep.weight_sync.buckets import CAPACITY, Bucket, Slot, end_of
 
 Transfer = Literal["shared_memory", "process_group", "cuda_ipc"]
 
-_BUFFERS = 2
+BUFFERS = 2
 """Stretches of memory that are filled alternately."""
 
 
@@ -141,7 +141,7 @@ class SharedFiles:
     """Memory that other processes open by paths; it goes when the last of them has, and this object."""
 
     def __init__(self) -> None:
-        self.places = tuple(self._make() for _ in range(_BUFFERS))
+        self.places = tuple(self._make() for _ in range(BUFFERS))
 
     def _make(self) -> str:
         if hasattr(os, "memfd_create"):
@@ -162,7 +162,7 @@ class _DoubleBuffer:
 
     def whole(self, number: int, size: int, device: torch.device) -> Tensor:
         """All the memory of a bucket's buffer, which is at least so large."""
-        buffer = number % _BUFFERS
+        buffer = number % BUFFERS
         if buffer not in self._kept or len(self._kept[buffer]) < size or self._kept[buffer].device != device:
             self._kept[buffer] = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
         return self._kept[buffer]
@@ -276,14 +276,14 @@ class CudaIPC:
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         if device.type != "cuda":
             raise InputError(f"sampler.transfer=cuda_ipc carries weights of a GPU, and these are on {device}")
-        self._device, buffer, whole = device, number % _BUFFERS, self._buffers.whole(number, size, device)
+        self._device, buffer, whole = device, number % BUFFERS, self._buffers.whole(number, size, device)
         if buffer not in self._exported or self._exported[buffer][0] is not whole:
             self._exported[buffer] = whole, _export(whole)
         return whole[:size]
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
         torch.cuda.synchronize(self._device)  # another process reads it, which no stream of this one orders
-        _, handle = self._exported[number % _BUFFERS]
+        _, handle = self._exported[number % BUFFERS]
         return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
 
     def ship(self, bucket: Bucket) -> None:
@@ -296,7 +296,7 @@ class CudaIPC:
                 f"sampler.transfer=cuda_ipc needs a learner rank on each engine's GPU, and {name} has none (ranks are "
                 f"on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use sampler.transfer=process_group"
             )
-        handle, buffer = bucket.handles[name], bucket.number % _BUFFERS
+        handle, buffer = bucket.handles[name], bucket.number % BUFFERS
         if buffer not in self._opened or self._opened[buffer][1] != handle:
             self._opened[buffer] = _open_exported(handle, device), handle
         return self._opened[buffer][0][: bucket.size]

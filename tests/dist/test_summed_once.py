@@ -142,11 +142,13 @@ def test_a_step_sends_what_was_planned(
     rows = passes * spec.section.parallel.row_shares
     planned = Rank(Sizes.of(model), spec.section.model_copy(update={"micro_batch_tokens": 9}), Load(9, 1, rows))
     flow = {(flow.what, flow.over): flow.size for flow in flows(planned)}
-    part, copies = (planned.shares - 1) / planned.shares, planned.learner.parallel.dp_replicate
+    part = (planned.shares - 1) / planned.shares
     assert flow["all-gather of weights", "dp·cp"] == pytest.approx(part * sum(size for _, size in gathers), rel=0.01)
     assert flow["reduce-scatter of gradients", "dp·cp"] == pytest.approx(part * sum(s for _, s in sums), rel=0.01)
     norms = [size for name, _, size in events if name == "allreduce_" and size == planned.whole]
-    assert len(norms) == (len([size for size in (planned.shares, copies) if size > 1]) if narrow else 0)
+    assert len(norms) == int(narrow), "over all ranks at once"
+    squares = [size for name, _, size in events if name == "allreduce_" and size == 4]
+    assert len(squares) == 2, "the count of tokens, and the gradient's square"
 
 
 def test_a_layer_is_gathered_before_the_one_in_front_of_it_computes(ranks: Pool, models: Models) -> None:

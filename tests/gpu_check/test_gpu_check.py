@@ -114,9 +114,10 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
 
 
 def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
-    wanted = Rates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9)
+    wanted = Rates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
     seconds = sampling_seconds(trial.rank("fp32"), Engines(1, 1, trial.scale.rows), trial.scale.response, wanted)
     measured: dict[str, checks.Measured] = {
+        "copy": {"from the host, GB/s": 2.0},
         "products": {"fp32, TFLOP/s": 2.0, f"fp32, weights read by {checks.FEW_ROWS} rows, GB/s": 30.0},
         "learner, fp32": {"share of products": 0.5},
         "torch sampler, fp32": {"tokens/s": trial.scale.rows * trial.scale.response / seconds},
@@ -125,3 +126,5 @@ def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) ->
     found = find_rates(trial, measured)
     assert list(found) == ["fp32"], "nothing was measured in bf16"
     assert asdict(found["fp32"]) == pytest.approx(asdict(wanted))
+    within = find_rates(trial, measured | {"weight sync, cuda_ipc": {"sync GB/s": 9.0}})
+    assert within["fp32"].sync == pytest.approx(9e9), "what colocated engines take"

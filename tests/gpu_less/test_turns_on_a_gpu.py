@@ -11,6 +11,7 @@ from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lockstep.batch import Batch
+from lockstep.cluster.judges import AwakeWhenAsked
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.learners.base import train
@@ -78,6 +79,15 @@ class Watched(TorchSampler):
     """Notes what the GPU has beside the engine's weights whenever it samples: in all, and of each learner."""
 
     learners: Sequence[RankLearner] = ()
+    states: Sequence[str] = ()
+
+    def wake(self) -> None:
+        self.states = [*self.states, "awake"]
+        super().wake()
+
+    def sleep(self) -> None:
+        self.states = [*self.states, "asleep"]
+        super().sleep()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         own = sum(tensor.numel() * tensor.element_size() for _, tensor in self._tensors())
@@ -114,6 +124,24 @@ def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
             for learner in learners:
                 train(learner, ragged(LENGTHS), WeightedLogprob())
             assert bytes_there() > 2 * 3 * stay
+
+
+def test_a_judge_is_awake_while_it_answers_and_no_learner_is_there(models: Models) -> None:
+    folder = models("llama")
+    with pretend_gpu():
+        turns, learner = Turns(), build(folder)
+        turns.add(learner)
+        train(learner, ragged(LENGTHS), WeightedLogprob())
+        engine = Watched(load_on_device(str(folder), ON_GPU), 4)
+        engine.learners = [learner]
+        judge = AwakeWhenAsked(turns.start(lambda: engine))
+        for _ in range(2):
+            train(learner, ragged(LENGTHS), WeightedLogprob())
+            assert bytes_of(learner) > 0
+            judge.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
+            assert engine.held == [0]
+            assert engine.states == ["asleep", "awake", "asleep"]
+            engine.states = engine.states[-1:]
 
 
 def test_a_sampler_of_the_policys_own_weights_keeps_no_more_than_these(models: Models) -> None:

@@ -52,7 +52,7 @@ def step(model: nn.Module, optimizer: AdamW, held: list[Piece], seed: int) -> No
     inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
     model(inputs).square().sum().backward()
     gradients = [piece.gradient() for piece in held]
-    optimizer.step(gradients, norm(held, gradients), lr=0.1)
+    optimizer.step(gradients, norm(gradients, gradients[0].device), lr=0.1)
     model.zero_grad()
 
 

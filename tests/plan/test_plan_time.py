@@ -22,7 +22,7 @@ from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.plan.time import Engines, Rates, StepTime, count_learning
 
-RATES = Rates(products=1e12, learner=0.5, memory=1e11, layer_s=1e-3, sync=1e9)
+RATES = Rates(products=1e12, learner=0.5, memory=1e11, layer_s=1e-3, sync=1e9, host=2e9)
 ENGINES = Engines(count=1, width=1, sequences=8)
 LOAD = Load(sequence=64, group=1, rows=8, updates=2, scored=16, generated=64)
 
@@ -54,9 +54,11 @@ def test_products_of_a_pass_that_learns_are_those_that_torch_counts(models: Call
 
 def test_phases_are_what_the_rates_make_of_them(rank: Rank, inference: Inference) -> None:
     ranks = {"policy": rank, "reference": replace(rank, trained=False)}
-    time = StepTime.of(ranks, inference, ENGINES, RATES)
-    assert time.total == pytest.approx(time.generate + time.refit + time.score + time.learn)
+    sent = 4 * rank.sizes.policy
+    time = StepTime.of(ranks, inference, ENGINES, RATES, sent, copied=10**9)
+    assert time.total == pytest.approx(time.generate + time.refit + time.turns + time.score + time.learn)
     assert time.refit == pytest.approx(4 * rank.sizes.policy / 1e9)
+    assert time.turns == pytest.approx(0.5)
     assert time.learn == pytest.approx(count_learning(rank) / 0.5e12)
     assert time.score == pytest.approx(time.learn / 3 * (1 + 1 / 8)), (
         "the exact policy scores one response of eight again"
@@ -98,5 +100,7 @@ def test_a_plan_says_the_time_where_rates_are_known(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("text", ["", "{}", '{"rates": {"bf16": {}}}', '{"rates": {"fp32": {"products": 1}}}'])
 def test_a_file_without_rates_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "rates.json").write_text(text)
-    with pytest.raises(InputError, match=r"rates\.json: it has to be JSON whose rates\.fp32 has numbers for layer_s"):
+    with pytest.raises(
+        InputError, match=r"rates\.json: it has to be JSON whose rates\.fp32 has numbers for host, layer_s"
+    ):
         Rates.read(tmp_path / "rates.json", "fp32")

@@ -46,7 +46,7 @@ class Resting(VLLMSampler):
     """A sampler of such an engine."""
 
     def __init__(self, engine: Any, sleeps: bool) -> None:
-        self._engine, self._sleeps, self._is_synced, self._without_cache = engine, sleeps, False, False
+        self._engine, self._takes_turns, self._is_synced, self._without_cache = engine, sleeps, False, False
         self.asked = engine.asked
 
     def _on_workers(self, verb: str, *arguments: str) -> list[Any]:
@@ -118,7 +118,7 @@ def test_a_session_sends_dropped_weights_again(models: Callable[..., Path], kind
 @pytest.mark.parametrize("sleep", [False, True])
 def test_who_drops_weights_is_sent_them_anew(sleep: bool) -> None:
     awake = SamplerSection.model_validate({"backend": "vllm"})
-    section = awake.in_turns() if sleep else awake
+    section = awake.take_turns() if sleep else awake
     backend = find_backend(section)
     assert backend is not None
     assert backend.forgets_weights(section) is sleep

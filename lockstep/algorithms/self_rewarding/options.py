@@ -10,6 +10,7 @@ from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.algorithms.self_rewarding.first_iteration import build_first_recipe
 from lockstep.config import (
     AgreementSection,
+    AskedSection,
     EngineSection,
     JudgeSection,
     LocalPath,
@@ -285,6 +286,11 @@ class SelfRewardingRecipe(Algorithm):
     def models(self) -> tuple[ModelRole, ...]:
         reward = self.reward_role
         return self.policy_role, self.reference_role, *(() if reward is None else (reward,))
+
+    @property
+    def judges(self) -> dict[str, AskedSection]:
+        sections = {"judge": self.judge, "meta_judge": self.meta_judge}
+        return {name: section for name, section in sections.items() if section is not None and section.has_engine}
 
     @property
     def largest_step(self) -> Load:

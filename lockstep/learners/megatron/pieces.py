@@ -86,7 +86,7 @@ def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -
                     replace(box, whole=(stage.vocabulary, *box.whole[1:]), offset=(stage.first_row, 0)) for box in boxes
                 )
             partial = own.endswith(("q_layernorm.weight", "k_layernorm.weight"))
-            yield MegatronPiece(name, parameter, local, boxes, ranks.mesh, found[0].dim, partial, ranks)
+            yield MegatronPiece(name, parameter, local, boxes, found[0].dim, partial, ranks)
 
 
 def _box(place: ParameterSlice, local: Tensor, ranks: Ranks) -> Box:

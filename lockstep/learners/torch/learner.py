@@ -107,8 +107,7 @@ class TorchLearner(RankLearner):
         if isinstance(self.model, FSDPModule):
             pairs = zip(self._learned, gradients, strict=True)
             whole = [gradient for piece, gradient in pairs if not piece.is_cut_by_fsdp]
-            for name in ("dp_replicate", "dp", "cp"):
-                all_reduce_sum(whole, self._ranks.group(name))
+            all_reduce_sum(whole, self._ranks.joint_group("dp_replicate", "dp", "cp"))
         return gradients
 
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -22,9 +23,11 @@ class TorchPiece(Piece):
     """A piece of a parameter, which is one tensor of the checkpoint.
 
     Attributes:
+        mesh: Mesh of ranks that have other pieces or the same; None: one process.
         merged: The weight that is computed with, from a parameter that has an adapter; None: it has none.
     """
 
+    mesh: DeviceMesh | None
     merged: Callable[[Tensor], Tensor] | None = None
 
     @classmethod

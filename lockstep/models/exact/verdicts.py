@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from lockstep.data.cache import entry, folder
-from lockstep.whole_files import write_once
+from lockstep.whole_files import write_changed
 from lockstep_logprobs import softmax
 
 _PROCESSOR = (
@@ -40,7 +40,7 @@ def recall(product: str, find: Callable[[], bool]) -> bool:
         return verdict
     verdict = find()
     with suppress(OSError):
-        write_once(path, json.dumps({**about, "exact": verdict}).encode())
+        write_changed(path, json.dumps({**about, "exact": verdict}).encode())
     return verdict
 
 

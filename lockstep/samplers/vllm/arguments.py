@@ -65,7 +65,7 @@ def engine_arguments(section: SamplerSection, computation: Computation, context:
         "max_num_seqs": section.max_batch_size,
         "tensor_parallel_size": section.tensor_parallel,
         "enable_prefix_caching": True,
-        "enable_sleep_mode": section.sleeps,
+        "enable_sleep_mode": section.takes_turns,
         "enforce_eager": own.enforce_eager or not on_gpu,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

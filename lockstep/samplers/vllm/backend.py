@@ -69,7 +69,7 @@ class VLLMInference(InferenceBackend):
         return True
 
     def forgets_weights(self, section: SamplerSection) -> bool:
-        return section.sleeps
+        return section.takes_turns
 
     def packs(self, computation: Computation) -> bool:
         from lockstep.models.device import resolve_device

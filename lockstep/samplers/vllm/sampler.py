@@ -68,7 +68,7 @@ class VLLMSampler:
                 "packages stand in its way"
             ) from error
 
-        self._sleeps, self._is_synced, self._without_cache = section.sleeps, False, False
+        self._takes_turns, self._is_synced, self._without_cache = section.takes_turns, False, False
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
         self._version = 0
@@ -177,12 +177,12 @@ class VLLMSampler:
 
     def wake(self) -> None:
         """Takes the GPU's memory again; for the cache only after the weight sync, if the weights are a learner's."""
-        if self._sleeps:
+        if self._takes_turns:
             self._engine.wake_up(["weights"] if self._without_cache else None)
 
     def sleep(self) -> None:
         """Frees the GPU's memory: weights of a learner come anew, its own go to the host's memory. Only on a GPU."""
-        if self._sleeps:
+        if self._takes_turns:
             self._without_cache = self._is_synced
             self._engine.sleep(level=2 if self._is_synced else 1)
 

@@ -1,0 +1,91 @@
+"""A weight sync on paper: what is sent in a step, and the memory of a GPU that carriers take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from lockstep.algorithms.base import Inference
+from lockstep.cluster.placement import Placement, choose_route
+from lockstep.plan.memory import FP32, Rank
+from lockstep.plan.traffic import Flow, ring
+from lockstep.samplers.backend import find_backend
+from lockstep.weight_sync.buckets import CAPACITY
+from lockstep.weight_sync.carriers import BUFFERS, Route
+
+
+@dataclass(frozen=True)
+class SyncEstimate:
+    """The estimate of a weight sync from the policy to its engines.
+
+    Attributes:
+        rank: One rank of the policy.
+        item: Bytes of a number in the engines' type.
+        route: The way of the weights.
+        copied: True if a copy of the weights is sent, which lies in the host's memory, for engines one step ahead.
+    """
+
+    rank: Rank
+    item: int
+    route: Route
+    copied: bool = False
+
+    @classmethod
+    def of(cls, rank: Rank, inference: Inference, placement: Placement) -> Self | None:
+        """Estimates a weight sync; None where engines take no weights.
+
+        Raises:
+            InputError: Weights cannot come as the recipe says.
+        """
+        backend = find_backend(inference.sampler)
+        if backend is None:
+            return None
+        near = placement.engines_on_one_machine
+        route = choose_route(inference.sampler, placement, near)
+        from_host = inference.one_step_ahead or rank.learner.cpu_offload
+        route = route.from_host(near) if from_host else route
+        return cls(rank, backend.dtype(rank.learner).itemsize, route, inference.one_step_ahead)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights as they are sent."""
+        return self.item * self.rank.sizes.policy
+
+    @property
+    def flows(self) -> list[Flow]:
+        """Traffic of a weight sync, once per step. Ranks cast before they gather, but for a copy."""
+        gathered = (FP32 if self.copied else self.item) * self.rank.sizes.policy
+        found = [Flow("weights gathered for the sampler", "dp·cp·tp", ring(gathered, self._pieces))]
+        if self.route.transfer != "cuda_ipc":
+            found.append(Flow("weights to each sampler", "first rank", self.weights))
+        return [flow for flow in found if flow.size]
+
+    @property
+    def kept_by_sender(self) -> int:
+        """Bytes of the buckets that a rank fills alternately on its GPU, which it keeps for the next weight sync."""
+        return 0 if self._from_host else BUFFERS * self._bucket
+
+    @property
+    def kept_by_engine(self) -> int:
+        """The same of an engine, where bytes come from another GPU."""
+        return BUFFERS * self._bucket if self.route.backend == "nccl" else 0
+
+    @property
+    def passing(self) -> int:
+        """Bytes of a GPU that a tensor takes on its way: its piece, brought back; cast and gathered; as it arrives."""
+        largest = self.rank.sizes.largest
+        leaving = 0 if self._from_host else FP32 * largest // self._pieces + 2 * self.item * largest
+        return leaving + (0 if self.route.is_between_gpus else self._bucket)
+
+    @property
+    def _bucket(self) -> int:
+        return max(self.item * self.rank.sizes.largest, CAPACITY)
+
+    @property
+    def _from_host(self) -> bool:
+        return self.copied or self.rank.learner.cpu_offload
+
+    @property
+    def _pieces(self) -> int:
+        """Number of ranks that have other pieces of the weights."""
+        return self.rank.shares * self.rank.learner.parallel.tp

@@ -1,0 +1,157 @@
+"""Engines beside learners on paper: turns, what a weight sync sends, and what carriers and judges keep on a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpus import show_gpus
+
+from lockstep.algorithms.base import Algorithm
+from lockstep.cluster.placement import placement_of
+from lockstep.config import Parallel
+from lockstep.config.loading import load
+from lockstep.errors import InputError
+from lockstep.models.folder import read_config, skeleton
+from lockstep.plan.estimate import MemoryEstimate
+from lockstep.plan.layouts import Changes, Search
+from lockstep.plan.sizes import Sizes
+
+
+def sizes(folder: Path) -> Sizes:
+    return Sizes.of(skeleton(read_config(folder), str(folder)))
+
+
+SEVEN_BILLION = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096}"""
+
+EIGHT = Parallel(dp=8)
+
+
+def estimated(config: Path, *overrides: str, parallel: Parallel = EIGHT) -> MemoryEstimate:
+    """PPO with a critic and a reference policy over GPUs of 80 GB, all of which have a part of an engine."""
+    recipe = load("ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides])
+    model = read_config(config.parent)
+    search = Search(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
+    found = search.estimate(parallel, Changes(learner={"sync_every_pass": True}))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def seven_billion(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(SEVEN_BILLION)
+    return tmp_path / "config.json"
+
+
+def test_in_turns_a_gpu_holds_all_learners_or_an_engine(seven_billion: Path) -> None:
+    found = estimated(seven_billion)
+    ranks, sampler = found.ranks, found.sampler
+    assert sampler is not None
+    resident = sum(rank.resident for rank in ranks.values())
+    assert set(ranks) == {"policy", "critic", "reference"}
+    assert found.offloaded == resident
+    passing = max(rank.peak.size - rank.resident for rank in ranks.values())
+    buckets = 2 * 2 * 4096 * 32000
+    assert found.device == max(resident + passing, sampler.size) + buckets
+    assert found.device <= 80 * 10**9, "in dp 8"
+    assert found.beside_engine == buckets, "what CUDA IPC carries weights in"
+    budget = found.budget
+    assert budget is not None
+    assert budget.beside == buckets + sampler.weights, "the cache has the rest of the GPU"
+    reference, policy = ranks["reference"].resident, ranks["policy"].held
+    assert found.to_host == resident - reference, "a copy of what is frozen stays there"
+    assert found.from_host == resident + policy, "the policy's weights are brought back to be sent, too"
+
+
+def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None:
+    found, stayed = estimated(seven_billion), estimated(seven_billion, "cluster.offload_idle=false")
+    assert stayed.sampler is not None
+    assert stayed.offloaded == 0
+    assert stayed.to_host == stayed.from_host == 0
+    assert stayed.sync is not None
+    assert stayed.beside_engine == sum(r.peak.size for r in stayed.ranks.values()) + stayed.sync.kept_by_sender
+    assert stayed.device == stayed.beside_engine + stayed.sampler.size > 1.5 * found.device
+    ahead = estimated(seven_billion, "ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
+    assert ahead.sync is not None
+    assert (ahead.offloaded, ahead.sync.kept_by_sender) == (0, 0), "the copy that is sent is in the host's memory"
+    assert ahead.device == stayed.device - stayed.sync.kept_by_sender, "both work at once"
+    assert ahead.copies == 2 * ahead.sync.weights
+
+
+def test_a_reward_model_stays_beside_the_engine_that_it_scores_for(seven_billion: Path) -> None:
+    judged = ["reward=null", f"reward_model.path={seven_billion.parent}"]
+    found, plain = estimated(seven_billion, *judged), estimated(seven_billion)
+    assert found.beside_engine - plain.beside_engine == found.ranks["reward_model"].peak.size > 0
+    assert found.offloaded == plain.offloaded
+
+
+def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
+    seven_billion: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_gpus(monkeypatch, 1)
+    judged = ["learner.device=auto", "learner.dtype=bf16", "sampler=vllm", f"model.path={seven_billion.parent}"]
+    judge = [*judged, f"judge.path={seven_billion.parent}", "judge.sampler.backend=vllm"]
+    sized = [*judge, "judge.sampler.kv_cache_gib=4"]
+    with pytest.raises(InputError, match=r"say how much with judge\.sampler\.kv_cache_gib"):
+        placement_of(load("self_rewarding", judge).expect(Algorithm))
+    found = dict[str, MemoryEstimate]()
+    for name, options in {"judge": sized, "none": judged, "stays": [*sized, "cluster.offload_idle=false"]}.items():
+        recipe = load("self_rewarding", options).expect(Algorithm)
+        found[name] = MemoryEstimate.of(recipe, sizes(seven_billion.parent), placement_of(recipe))
+    size = WEIGHTS_7B + 4 * 2**30
+    assert found["judge"].beside_engine - found["none"].beside_engine == size
+    assert found["stays"].beside_engine - found["stays"]._learners == size
+
+
+WEIGHTS_7B = 2 * 6_738_415_616
+
+
+@pytest.mark.parametrize(
+    ("overrides", "flows", "kept_by_sender", "kept_by_engine"),
+    [
+        ([], [WEIGHTS_7B * 7 // 8], 2, 0),
+        (["sampler.transfer=process_group"], [WEIGHTS_7B * 7 // 8, WEIGHTS_7B], 2, 0),
+        (["sampler.transfer=shared_memory"], [WEIGHTS_7B * 7 // 8, WEIGHTS_7B], 2, 0),
+        (["cluster.placement=separate"], [WEIGHTS_7B * 7 // 8, WEIGHTS_7B], 2, 2),
+        (["learner.parallel.dp=8", "learner.cpu_offload=true"], [WEIGHTS_7B * 7 // 8, WEIGHTS_7B], 0, 0),
+        (["sampler=torch"], [WEIGHTS_7B * 7 // 4], 4, 0),
+        (["ppo.one_step_ahead=true", "ppo.correction.kind=token_tis"], [WEIGHTS_7B * 7 // 4, WEIGHTS_7B], 0, 0),
+    ],
+    ids=["CUDA IPC", "gloo", "shared memory", "NCCL", "weights on the host", "an engine in fp32", "one step ahead"],
+)
+def test_weights_are_sent_in_the_type_of_the_engine(
+    seven_billion: Path, overrides: list[str], flows: list[int], kept_by_sender: int, kept_by_engine: int
+) -> None:
+    """An all-gather among ranks, unless each engine has it then, and from the first rank; and buckets on GPUs."""
+    sync = estimated(seven_billion, *overrides).sync
+    assert sync is not None
+    assert [flow.size for flow in sync.flows] == flows
+    table = 2 * 4096 * 32000
+    assert (sync.kept_by_sender, sync.kept_by_engine) == (kept_by_sender * table, kept_by_engine * table)
+
+
+def test_a_sampler_that_shares_the_policys_weights_is_sent_none(seven_billion: Path) -> None:
+    options = ["ppo.kl.coef=0.1", f"model.path={seven_billion.parent}", "sampler=torch"]
+    search = Search(
+        load("ppo_gsm8k", options).expect(Algorithm),
+        sizes(seven_billion.parent),
+        read_config(seven_billion.parent),
+        10**12,
+    )
+    found = search.standing()
+    assert found.sync is None
+    assert found.from_host == found.offloaded
+    assert not [flow for _, flow in found.flows if "sampler" in flow.what]
+
+
+def test_32_billion_weights_fit_16_gpus_beside_engines_of_two(tmp_path: Path) -> None:
+    """While the learner works, no weight has to be on the host."""
+    of_7 = json.loads(SEVEN_BILLION) | {"num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064}
+    fields = of_7 | {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    options = ["sampler.tensor_parallel=2", "learner.activation_checkpointing=true"]
+    found = estimated(tmp_path / "config.json", *options, parallel=Parallel(dp=2, tp=8))
+    assert not found.learner.cpu_offload
+    assert found.device <= 80 * 10**9
