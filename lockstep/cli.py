@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Sequence
 
 from lockstep import __version__, exit_codes, process_defaults
-from lockstep.command_line import command as write_command
 from lockstep.commands import (
     certify,
     check,
@@ -26,7 +25,7 @@ from lockstep.commands import (
     watch,
 )
 from lockstep.commands import eval as evaluate
-from lockstep.config.trust import UntrustedCode, trust
+from lockstep.config.trust import trust
 from lockstep.disk import is_user_error
 from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
@@ -78,7 +77,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (LockstepError, OSError) as error:
         if options.traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
             raise
-        print(f"lockstep: {error}{_allow(error, arguments)}", file=sys.stderr)
+        print(f"lockstep: {error}", file=sys.stderr)
         if isinstance(error, LockstepError):
             return error.exit_code
         return exit_codes.INPUT if is_user_error(error) else exit_codes.CRASH
@@ -93,14 +92,6 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         traceback.print_exc()
         return exit_codes.CRASH
-
-
-def _allow(error: Exception, arguments: Sequence[str] | None) -> str:
-    """The command that lets a model's code run, behind the error that it is not run."""
-    if not isinstance(error, UntrustedCode):
-        return ""
-    given = sys.argv[1:] if arguments is None else arguments
-    return f"; if you have read it and trust it: {write_command(*given, '--trust', *error.files)}"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -23,6 +23,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         nargs="+",
+        action="extend",
         default=[],
         metavar="FILE",
         type=path_argument,

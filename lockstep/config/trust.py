@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.command_line import repeat_command
 from lockstep.errors import InputError
 
 VARIABLE = "LOCKSTEP_TRUSTED"
@@ -17,21 +18,16 @@ VARIABLE = "LOCKSTEP_TRUSTED"
 
 
 class UntrustedCode(InputError):
-    """Python files of a model's folder would have to run, and nobody has allowed it.
+    """Python files of a model's folder would have to run, and nobody has allowed it."""
 
-    Attributes:
-        files: These files.
-    """
-
-    def __init__(self, folder: Path, model_type: object, files: Sequence[Path]) -> None:
-        self.files = tuple(files)
-        named = ", ".join(describe_file(file) for file in files)
-        super().__init__(
-            f"{folder} computes its model type {model_type!r} by Python code of its own, which is not run: {named}"
+    @classmethod
+    def of(cls, folder: Path, model_type: object, files: Sequence[Path]) -> UntrustedCode:
+        """The error for these files of a folder."""
+        allow = repeat_command("--trust", *files) or f"lockstep.trust({', '.join(repr(str(file)) for file in files)})"
+        return cls(
+            f"{folder} computes its model type {model_type!r} by Python code of its own, which is not run: "
+            f"{', '.join(map(describe_file, files))}; if you have read it and trust it: {allow}"
         )
-
-    def __reduce__(self) -> tuple[type[InputError], tuple[str]]:
-        return InputError, (str(self),)
 
 
 def trust(*files: str | os.PathLike[str]) -> None:

@@ -104,7 +104,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     content = {file.stem: file.read_bytes() for file in files}
     refused = [file for file in files if not is_trusted(content[file.stem])]
     if refused:
-        raise UntrustedCode(folder, kind, refused)
+        raise UntrustedCode.of(folder, kind, refused)
     digest = hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:12]
     package = f"lockstep_model_{digest}"
     if kind in _OWN and _OWN[kind].package != package:

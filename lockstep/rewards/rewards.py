@@ -5,14 +5,14 @@ A reward may be None, "no verdict": it could not be decided, so the response cou
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, assert_never
 
-from lockstep.config import RewardSection, Verifier, user_code
+from lockstep.config import RewardSection, Verifier
+from lockstep.config.named_code import name_code
 from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import Rule
@@ -258,18 +258,10 @@ def _verifier(section: RewardSection, name: Verifier, say: Callable[[str], None]
             return reward
         case "python":
             assert section.function is not None, _SET_UP
-            _name_code(section.function)
+            name_code("reward.function", section.function)
             return PythonReward(section.function, section.timeout_s, section.confined)
         case _:
             assert_never(name)
-
-
-def _name_code(function: str) -> None:
-    """Notes which file a reward runs, before it is imported: a recipe may come from another user."""
-    file = user_code.find_file(function)
-    if file is not None:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        note(f"reward.function {function} runs {file.resolve()} (sha256 {digest[:16]})")
 
 
 def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:

@@ -20,6 +20,7 @@ from lockstep import keyed
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.batch import Batch
 from lockstep.config import EnvironmentSection
+from lockstep.config.named_code import name_code
 from lockstep.environments import environment
 from lockstep.errors import InputError
 from lockstep.helpers.in_process import build_child
@@ -119,6 +120,7 @@ class Episodes:
     ) -> None:
         self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
         self._note, self._told_of_hanging = note, False
+        name_code("environment.class_name", section.class_name)
         self._children = [build_child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
         self._start(self._children[0])
 
