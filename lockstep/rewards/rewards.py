@@ -13,16 +13,15 @@ from typing import Any, Protocol, assert_never
 
 from lockstep.config import RewardSection, Verifier
 from lockstep.config.named_code import name_code
-from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint
 from lockstep.errors import InputError
-from lockstep.helpers.in_process import build_child
+from lockstep.helpers.in_process import build_child, say_slow
 from lockstep.helpers.printable import make_printable
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rewards import code_reward, instruction_reward, reward_function
-from lockstep.rewards.code_reward import CodeReward, Tampered
+from lockstep.rewards.code_reward import CodeReward
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_verifier import verify
 from lockstep.types import Prompt
@@ -136,15 +135,12 @@ class PythonReward:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function, self.confined))
         try:
-            self._child.start(self._say_slow)
+            self._child.start(partial(say_slow, f"reward.function {self.function}"))
         except ChildError as error:
             raise RewardError(str(error)) from None
         except (ChildDied, ChildHangs) as error:
             what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
             raise RewardError(f"reward.function {self.function}: importing it {what}") from None
-
-    def _say_slow(self, limit_s: float) -> None:
-        note(f"importing reward.function {self.function} takes long; it is ended after {limit_s:g} s")
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -193,21 +189,43 @@ class ByRow:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         """See `Reward`."""
+        return self.judge(prompts, responses, answers).rewards
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+        """Rewards responses, each by its verifier."""
         rewards: list[float | None] = [None] * len(prompts)
+        attempts = [False] * len(prompts)
         for name, verifier in self.verifiers.items():
             own = [i for i, prompt in enumerate(prompts) if prompt.row[self.field] == name]
-            judged = verifier([prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
-            for i, reward in zip(own, judged, strict=True):
-                rewards[i] = reward
-        return rewards
+            found = judge(verifier, [prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
+            for place, i in enumerate(own):
+                rewards[i] = found.rewards[place]
+                attempts[i] = found.tampering is not None and found.tampering[place]
+        looks = any(isinstance(verifier, CodeReward) for verifier in self.verifiers.values())
+        return Verdicts(rewards, attempts if looks else None)
 
 
-def find_tampering(reward: Reward, verdicts: Sequence[float | None]) -> list[bool] | None:
-    """Marks the responses that attempted to cheat; None if this reward does not look for that."""
-    looks = isinstance(reward, CodeReward) or (
-        isinstance(reward, ByRow) and any(isinstance(one, CodeReward) for one in reward.verifiers.values())
-    )
-    return [isinstance(verdict, Tampered) for verdict in verdicts] if looks else None
+@dataclass(frozen=True)
+class Verdicts:
+    """Rewards of responses.
+
+    Attributes:
+        rewards: One for each; None: no verdict.
+        tampering: Marks the responses that attempted to cheat; None if the reward does not look for that.
+    """
+
+    rewards: list[float | None]
+    tampering: list[bool] | None
+
+
+def judge(reward: Reward, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+    """Rewards responses, and says which attempted to cheat, where the reward can tell; arguments as of `Reward`."""
+    if isinstance(reward, CodeReward):
+        found = reward.judge(prompts, responses)
+        return Verdicts([verdict.reward for verdict in found], [verdict.tampering for verdict in found])
+    if isinstance(reward, ByRow):
+        return reward.judge(prompts, responses, answers)
+    return Verdicts(reward(prompts, responses, answers), None)
 
 
 @dataclass(frozen=True)

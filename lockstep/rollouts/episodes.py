@@ -23,7 +23,7 @@ from lockstep.config import EnvironmentSection
 from lockstep.config.named_code import name_code
 from lockstep.environments import environment
 from lockstep.errors import InputError
-from lockstep.helpers.in_process import build_child
+from lockstep.helpers.in_process import build_child, say_slow
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
@@ -243,7 +243,7 @@ class Episodes:
 
     def _start(self, child: Child) -> None:
         try:
-            child.start()
+            child.start(partial(say_slow, f"environment.class_name {self._section.class_name}"))
         except ChildError as error:
             raise EnvironmentFault(str(error)) from None
         except (ChildDied, ChildHangs) as error:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import ProgramResult, Sandbox
+from lockstep.helpers.sandbox.results import ProgramResult
+from lockstep.helpers.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
