@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -141,13 +142,77 @@ def start(isolation: Isolation, interpreter: str = SYSTEM_PYTHON) -> Any:
     return warden.answers(json.dumps({"limits": asdict(LIMITS), "interpreter": interpreter, "isolation": isolation}))
 
 
+DOCKER = {"unshare": (272, 97), "setns": (308, 268), "mount": (165, 40)}
+"""Calls that a plain container refuses, to its root too."""
+UBUNTU = {"mount": (165, 40), "mount_setattr": (442, 442)}
+"""Calls that fail where a user's namespaces can be made, and give no rights."""
+DOCKER_RIGHTS = 0xA80425FB
+"""Capabilities that root has in a plain container."""
+
+
+def drop_rights(kept: int) -> None:
+    """Leaves this process these capabilities."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
+    assert ctypes.CDLL(None).capset(header, sets) == 0
+
+
+@FORKS_HERE
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about root")
+def test_filters_hold_for_root_in_a_plain_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulated by its capabilities, and by the calls that it refuses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def run() -> list[Any]:
+            drop_rights(DOCKER_RIGHTS)
+            with monkeypatch.context() as patch:
+                patch.setattr(filters, "_NUMBERS", DOCKER)
+                linux.forbid_privileges()
+                filters.refuse_system_calls(signals=False)
+            with pytest.raises(ValueError, match="unshare: Operation not permitted; this process is under a filter"):
+                start("namespaces")
+            answer = start("filters")
+            asked = {"program": reaches(server.getsockname(), str(tmp_path)), "input": "", "tested": False}
+            double = {"program": "def double(x): return 2 * x", "input": "assert double(4) == 8", "tested": True}
+            greedy = {"program": TOGETHER.format(40), "input": "", "tested": False}
+            return [next(answer(asked)), next(answer(double))["passed"], next(answer(greedy)), next(answer(None))]
+
+        reached, passed, held, strength = in_fork(run)
+    assert reached == {"code": 0, "output": "True True\n"}
+    assert passed
+    assert held["output"] is None
+    assert strength.startswith("medium: without network and files of yours, by filters and not namespaces; ")
+
+
+@FORKS_HERE
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("kernel/apparmor_restrict_unprivileged_userns", "AppArmor takes the rights of users' namespaces"),
+        ("user/max_user_namespaces", "users may have no namespaces"),
+    ],
+)
+def test_the_system_s_own_setting_is_named(monkeypatch: pytest.MonkeyPatch, file: str, said: str) -> None:
+    value = "1" if "restrict" in file else "0"
+    monkeypatch.setattr(linux, "_read", lambda path: value if path == f"/proc/sys/{file}" else "")
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert str(linux.find_obstacle()).startswith(said)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert linux.find_obstacle() is None
+
+
 @FORKS_HERE
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an ordinary user")
 @pytest.mark.parametrize("signals", [6, 5], ids=["kept by Landlock", "refused"])
+@pytest.mark.parametrize(("refused", "said"), [(DOCKER, "unshare: "), (UBUNTU, "mount /: ")], ids=["Docker", "Ubuntu"])
 def test_filters_hold_for_an_ordinary_user_without_namespaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signals: int,
+    refused: Mapping[str, tuple[int, int]],
+    said: str,
 ) -> None:
-    """As in a plain container, or on Ubuntu 24.04: no namespaces, no rights."""
+    """Emulated: a plain container, and Ubuntu 24.04."""
     monkeypatch.setattr(filters, "find_landlock_version", lambda: signals)
     with tempfile.TemporaryDirectory() as prefix, socket.create_server(("127.0.0.1", 0)) as server:
         (Path(prefix) / "bin").mkdir()
@@ -162,9 +227,10 @@ def test_filters_hold_for_an_ordinary_user_without_namespaces(
             linux.control_process(4, 1)  # or /proc/self would go on being root's
             linux.forbid_privileges()
             with monkeypatch.context() as patch:
-                patch.setattr(filters, "_NUMBERS", {"unshare": (272, 97)})
+                patch.setattr(filters, "_NUMBERS", refused)
+                patch.setattr(filters, "_NEW_NAMESPACES", 0)  # only these calls
                 filters.refuse_system_calls(signals=False)
-            with pytest.raises(ValueError, match="not permitted"):
+            with pytest.raises(ValueError, match=f"{said}Operation not permitted; this process is under a filter"):
                 start("namespaces", str(python))
             answer = start("filters", str(python))
             asked = {"program": reaches(server.getsockname(), str(tmp_path)), "input": "", "tested": False}

@@ -14,9 +14,17 @@ import pytest
 from lockstep.config import EnvironmentSection, registry
 from lockstep.config.loading import load_run
 from lockstep.config.named_code import CODE
+from lockstep.helpers import process
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes
 
 FAILS = "import os\nos.write(2, b'imported\\n')\nraise ValueError('no')\n"
+
+
+WORLD = EnvironmentSection(class_name="world.py:World", max_turns=1, max_tokens=1)
+
+
+def unheard(text: str, last: int) -> list[int]:
+    raise NotImplementedError
 
 
 def named(option: str, reference: str) -> str:
@@ -40,17 +48,24 @@ def test_an_algorithm_is_named_before_it_is_imported(capfd: pytest.CaptureFixtur
 def test_an_environment_is_named_before_it_is_imported(capfd: pytest.CaptureFixture[str]) -> None:
     Path("world.py").write_text(FAILS)
     with pytest.raises(EnvironmentFault, match="cannot be imported"):
-        Episodes(
-            EnvironmentSection(class_name="world.py:World", max_turns=1, max_tokens=1),
-            (),
-            str,
-            lambda text, last: [],
-            print,
-        )
+        Episodes(WORLD, (), str, unheard, print)
     said = capfd.readouterr()
     assert (said.err + said.out).replace("imported\n", "") + "imported\n" == named(
         "environment.class_name", "world.py:World"
     )
+
+
+@pytest.mark.usefixtures("in_tmp")
+def test_an_environment_that_sleeps_at_import_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("world.py").write_text("import time\ntime.sleep(1000)")
+    monkeypatch.setattr(process, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(process, "_START_S", 1.0)
+    with pytest.raises(EnvironmentFault, match=r"world\.py:World: importing it takes too long"):
+        Episodes(WORLD, (), str, unheard, print)
+    said = "note: importing environment.class_name world.py:World takes long; it is ended after 1 s\n"
+    assert said in capsys.readouterr().err
 
 
 def test_a_run_notes_its_code_and_says_where_it_has_changed(

@@ -85,7 +85,8 @@ def answers(options: str) -> Answers:
     try:
         trial = warden.run("print(input())", "works")
     except _Unable as why:
-        raise ValueError(str(why)) from None
+        obstacle = linux.find_obstacle() if given["isolation"] == "namespaces" else None
+        raise ValueError(str(why) if obstacle is None else f"{why}; {obstacle}") from None
     if trial != ProgramOutput(0, "works\n"):
         raise ValueError("a trial program failed, so its limits are too low")
 
