@@ -6,22 +6,20 @@ import ctypes
 import json
 import os
 import platform
-import shutil
 import socket
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ordinary_user import SYSTEM_PYTHON, become_ordinary_user, in_fork, own_python
 
 from lockstep.helpers.sandbox import filters, linux, warden
 from lockstep.helpers.sandbox.jail import Isolation, Limits
 from lockstep.helpers.sandbox.sandbox import Sandbox
 
 LIMITS = Limits(cpu_s=2, wall_s=20.0, memory_mb=128, file_mb=1, processes=8)
-SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python{'.'.join(platform.python_version_tuple()[:2])}")
 FORKS_HERE = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
@@ -123,21 +121,6 @@ def test_filters_keep_files_network_and_processes(filtered: Sandbox, tmp_path: P
     assert not filtered.test("def double(x): return x", "assert double(4) == 8").passed
 
 
-def in_fork(run: Callable[[], Any]) -> Any:
-    """What a function returns in a fork that may become anyone."""
-    said, say = os.pipe()
-    if os.fork() == 0:
-        try:
-            result = run()
-        except Exception as error:
-            result = str(error)
-        os.write(say, json.dumps(result).encode())
-        os._exit(0)
-    os.close(say)
-    with open(said) as reply:
-        return json.loads(reply.read())
-
-
 def start(isolation: Isolation, interpreter: str = SYSTEM_PYTHON) -> Any:
     return warden.answers(json.dumps({"limits": asdict(LIMITS), "interpreter": interpreter, "isolation": isolation}))
 
@@ -214,25 +197,18 @@ def test_filters_hold_for_an_ordinary_user_without_namespaces(
 ) -> None:
     """Emulated: a plain container, and Ubuntu 24.04."""
     monkeypatch.setattr(filters, "find_landlock_version", lambda: signals)
-    with tempfile.TemporaryDirectory() as prefix, socket.create_server(("127.0.0.1", 0)) as server:
-        (Path(prefix) / "bin").mkdir()
-        python = shutil.copy(SYSTEM_PYTHON, Path(prefix) / "bin")
-        for path in (prefix, f"{prefix}/bin", python):
-            os.chown(path, 12345, 12345)
+    with own_python() as python, socket.create_server(("127.0.0.1", 0)) as server:
 
         def run() -> list[Any]:
-            os.setgroups([])
-            os.setresgid(12345, 12345, 12345)
-            os.setresuid(12345, 12345, 12345)
-            linux.control_process(4, 1)  # or /proc/self would go on being root's
+            become_ordinary_user()
             linux.forbid_privileges()
             with monkeypatch.context() as patch:
                 patch.setattr(filters, "_NUMBERS", refused)
                 patch.setattr(filters, "_NEW_NAMESPACES", 0)  # only these calls
                 filters.refuse_system_calls(signals=False)
             with pytest.raises(ValueError, match=f"{said}Operation not permitted; this process is under a filter"):
-                start("namespaces", str(python))
-            answer = start("filters", str(python))
+                start("namespaces", python)
+            answer = start("filters", python)
             asked = {"program": reaches(server.getsockname(), str(tmp_path)), "input": "", "tested": False}
             double = {"program": "def double(x): return 2 * x", "input": "assert double(4) == 8", "tested": True}
             return [next(answer(asked)), next(answer(double))["passed"]]
