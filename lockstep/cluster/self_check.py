@@ -37,10 +37,10 @@ from lockstep.models import attention
 from lockstep.models.cut import Cut
 from lockstep.models.device import resolve_device
 from lockstep.models.export import assemble
+from lockstep.models.families.own_code import find_package, write_own_files
 from lockstep.models.folder import ModelError, carries_state, context_of, read_config
 from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.models.miniature import miniature, plain_logits
-from lockstep.models.own_code import find_package, write_own_files
 from lockstep.models.parallelize import layers
 from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.types import Request, SamplingParams

@@ -47,7 +47,7 @@ def find(algorithm: str) -> type[Recipe] | None:
 
 
 def list_code(options: Mapping[str, Any]) -> dict[str, Path]:
-    """The files of code that a recipe's options name, that of an algorithm of one's own among them, by option."""
+    """The files of code that a recipe's options name, that of the user's own algorithm among them, by option."""
     algorithm = str(options.get("algorithm"))
     own = None if algorithm in _BUILT_IN else find_file(_ALGORITHMS.place(algorithm))
     return find_code(options) | ({} if own is None else {"algorithm": own})

@@ -18,7 +18,7 @@ VARIABLE = "LOCKSTEP_TRUSTED"
 
 
 class UntrustedCode(InputError):
-    """Python files of a model's folder would have to run, and nobody has allowed it."""
+    """Python files of a model's folder would have to run, and the user has not allowed it."""
 
     @classmethod
     def of(cls, folder: Path, model_type: object, files: Sequence[Path]) -> UntrustedCode:

@@ -24,9 +24,9 @@ from transformers import (
 from lockstep.config import DType, LoRA
 from lockstep.disk import naming, sync, sync_tree
 from lockstep.errors import InputError, RunError, first_line
+from lockstep.models.families.own_code import is_own, list_own_files, register_own
 from lockstep.models.folder import read_json
 from lockstep.models.lora import config_of, in_adapter_file
-from lockstep.models.own_code import is_own, list_own_files, register_own
 from lockstep.models.tokenizer import is_misread
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")

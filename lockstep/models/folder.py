@@ -23,7 +23,7 @@ from lockstep import lfs
 from lockstep.errors import InputError, first_line
 from lockstep.models import attention
 from lockstep.models.families.known import has_classifier, is_known
-from lockstep.models.own_code import is_own, register_own
+from lockstep.models.families.own_code import is_own, register_own
 
 _CONTEXT = "max_position_embeddings"
 _ADAPTER = "adapter_config.json"

@@ -22,8 +22,8 @@ from lockstep.config.named_code import CODE, write_code
 from lockstep.errors import NothingTrainedError
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.export import copy_frame
+from lockstep.models.families.own_code import list_own_files
 from lockstep.models.folder import read_json
-from lockstep.models.own_code import list_own_files
 from lockstep.models.source import ModelSource, open_source, scratch_model
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import PAGE, has_trained, summary

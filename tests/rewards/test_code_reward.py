@@ -223,8 +223,8 @@ def test_where_namespaces_are_forbidden_the_refusal_says_what_can_be_had() -> No
         "medium: without network and files of yours, by filters and not namespaces; a program holds at most 128 MB"
     )
     assert refused == (
-        "reward.code: programs cannot be run in a sandbox here (unshare: Operation not permitted; this process is under "
-        "a filter of system calls, as in a plain container); "
+        "reward.code: programs cannot be run in a sandbox here (unshare: Operation not permitted; this process is "
+        "under a filter of system calls, as in a plain container); "
         f"reward.code.isolation=filters can be had here, and is {strength}; docs/guides/rewards.md says what it needs"
     )
     assert opened == f"reward.code.isolation=filters is {strength}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.cli import main
 from lockstep.config import EnvironmentSection, registry
 from lockstep.config.loading import load_run
 from lockstep.config.named_code import CODE
@@ -84,6 +85,11 @@ def test_a_run_notes_its_code_and_says_where_it_has_changed(
     assert (
         f"note: reward.function has changed since run was made (sha256 was {digest[:16]}): " in capfd.readouterr().err
     )
+    Path("rewards.py").write_text("open('ran', 'w')\n")  # commands that need no reward import none
+    Path("rows.jsonl").write_text('{"question": "What is 2 + 3?"}\n')
+    assert main(["report", "run"]) == main(["generate", "run", "rows.jsonl"]) == 0
+    assert not Path("ran").exists()
+    capfd.readouterr()
     shutil.copytree("run", "older")
     Path("older", CODE).write_text("[1]")
     load_run(Path("older"))

@@ -32,7 +32,7 @@ def unshare(flags: int) -> None:
 
 
 def find_obstacle() -> str | None:
-    """What keeps this process from namespaces, or from rights in them, where the system says so."""
+    """Finds what keeps this process from namespaces, or from rights in them, where the system says so."""
     if os.geteuid() != 0 and _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
         return "AppArmor takes the rights of users' namespaces (kernel.apparmor_restrict_unprivileged_userns=1)"
     if os.geteuid() != 0 and _read("/proc/sys/user/max_user_namespaces") == "0":

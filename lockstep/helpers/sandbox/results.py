@@ -1,4 +1,4 @@
-"""What becomes of a program in a sandbox."""
+"""Results of programs in a sandbox."""
 
 from __future__ import annotations
 

@@ -85,8 +85,7 @@ def answers(options: str) -> Answers:
     try:
         trial = warden.run("print(input())", "works")
     except _Unable as why:
-        obstacle = linux.find_obstacle() if given["isolation"] == "namespaces" else None
-        raise ValueError(str(why) if obstacle is None else f"{why}; {obstacle}") from None
+        raise ValueError("; ".join(filter(None, (str(why), warden.obstacle())))) from None
     if trial != ProgramOutput(0, "works\n"):
         raise ValueError("a trial program failed, so its limits are too low")
 
@@ -139,6 +138,16 @@ class _Warden:
                 return f"medium: without network and files of yours, by filters and not namespaces; {together}"
             case "limits":
                 return f"weak: programs reach the files and processes that their user does; {calls}; {together}"
+            case _:
+                assert_never(self._isolation)
+
+    def obstacle(self) -> str | None:
+        """Finds what of this system keeps programs from the isolation that is asked for, where that is known."""
+        match self._isolation:
+            case "namespaces":
+                return linux.find_obstacle()
+            case "filters" | "limits":
+                return None
             case _:
                 assert_never(self._isolation)
 
