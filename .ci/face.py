@@ -44,7 +44,11 @@ def main() -> None:
     """Writes the file."""
     written: dict[type, str] = {}
     recipes = [(name, kind) for name, kind in registry.every() if issubclass(kind, Algorithm)]
-    blocks = [recipe_block(kind, written) for name, kind in recipes if registry.find_code(name) is None]
+    blocks = [
+        recipe_block(kind, written)
+        for name, kind in recipes
+        if "algorithm" not in registry.list_code({"algorithm": name})
+    ]
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
     subprocess.run(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockstep.api.run import Run
     from lockstep.api.trainer import Trainer, train
     from lockstep.batch import Batch
+    from lockstep.config.trust import trust
     from lockstep.learners.base import Learner
     from lockstep.losses.base import Loss
     from lockstep.metrics import Metrics
@@ -57,6 +58,7 @@ __all__ = [
     "save",
     "sync",
     "train",
+    "trust",
 ]
 
 _PLACES = {
@@ -65,6 +67,7 @@ _PLACES = {
     "lockstep.api.run": ("Run",),
     "lockstep.api.trainer": ("Trainer", "train"),
     "lockstep.batch": ("Batch",),
+    "lockstep.config.trust": ("trust",),
     "lockstep.learners.base": ("Learner",),
     "lockstep.losses.base": ("Loss",),
     "lockstep.metrics": ("Metrics",),

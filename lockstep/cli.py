@@ -25,6 +25,7 @@ from lockstep.commands import (
     watch,
 )
 from lockstep.commands import eval as evaluate
+from lockstep.config.trust import trust
 from lockstep.disk import is_user_error
 from lockstep.errors import LockstepError
 from lockstep.run.stop import Stopped, hear_interrupts
@@ -71,6 +72,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     process_defaults.keep_freed_memory()
     hear_interrupts()
     try:
+        trust(*(options.trust if "trust" in options else ()))
         return options.command(options)
     except (LockstepError, OSError) as error:
         if options.traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):

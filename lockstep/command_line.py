@@ -17,6 +17,13 @@ def command(*words: object) -> str:
     return shlex.join([*_program(), *map(str, words)])
 
 
+def repeat_command(*more: object) -> str | None:
+    """The command of this process, with more words behind it; None where another program imports the package."""
+    started = Path(sys.argv[0] if sys.argv else "")
+    is_own = started.name == "lockstep" or started == Path(__file__).with_name("__main__.py")
+    return command(*sys.argv[1:], *more) if is_own else None
+
+
 def _program() -> tuple[str, ...]:
     started = sys.argv[0] if sys.argv else ""
     if Path(started) == Path(__file__).with_name("__main__.py"):

@@ -38,6 +38,7 @@ from lockstep.cluster.transport import (
     take_threads,
 )
 from lockstep.config import RaySection
+from lockstep.config.trust import VARIABLE as TRUSTED
 from lockstep.errors import InputError, first_line
 
 Frame = list[Any]
@@ -107,11 +108,11 @@ class RayCluster:
             )
         bundle = self._bundles[number % len(self._bundles)]
         options: dict[str, Any] = {"num_cpus": self._cpus * _SHARE, "num_gpus": float(self._on_gpu) * _SHARE}
-        environment = {}
+        environment = {name: os.environ[name] for name in (TRUSTED,) if name in os.environ}
         if self._names is not None:  # Ray shows an actor one GPU of its bundle, and any of them
             options["runtime_env"] = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
             own = self._names[number][within : within + len(place.devices)]
-            environment = {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+            environment |= {"CUDA_VISIBLE_DEVICES": ",".join(own)}
         return RayWorker(factory, threads, options | {"scheduling_strategy": self._in(bundle)}, environment)
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from lockstep.models import attention
 from lockstep.models.cut import Cut
 from lockstep.models.device import resolve_device
 from lockstep.models.export import assemble
+from lockstep.models.families.own_code import find_package, write_own_files
 from lockstep.models.folder import ModelError, carries_state, context_of, read_config
 from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.models.miniature import miniature, plain_logits
@@ -105,7 +106,7 @@ def require_proof(folder: str | Path, computation: Computation, sampling: Sampli
     shape = None if sampling is None else replace(sampling, max_tokens=_RESPONSE, stop_token_ids=())
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     about = json.dumps(fields, sort_keys=True, default=str), str(shape), computation.dtype, str(device)
-    key = about, _versions(), _machine(), _source()
+    key = about, _versions(), _machine(), _source(), find_package(config.model_type)
 
     def write(file: BinaryIO) -> None:
         file.write(json.dumps(asdict(prove(config, device, computation.is_bf16, shape))).encode())
@@ -220,6 +221,7 @@ def _require_export(model: PreTrainedModel) -> None:
         with tempfile.TemporaryDirectory(prefix="lockstep-self-check-") as made:
             frame, out = Path(made) / "frame", Path(made) / "out"
             model.config.save_pretrained(frame)
+            write_own_files(kind, frame)
             assemble(frame, {**dict(model.named_parameters()), **buffers}, out, "fp32", card="")
             again = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation=attention.NAME)
     except (ValueError, RuntimeError, NotImplementedError, KeyError, OSError) as error:

@@ -15,6 +15,20 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
     """Adds the arguments for a recipe and its overrides; `options` is the help text of the latter."""
     parser.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=options)
+    add_trust(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that lets Python files of model folders run."""
+    parser.add_argument(
+        "--trust",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        type=path_argument,
+        help="Python files of a model's folder that may run (modeling_mine.py)",
+    )
 
 
 def add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: str, folder: str) -> None:
@@ -34,6 +48,7 @@ def add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: 
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
     parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
     parser.set_defaults(shipped=recipe)  # for completion
+    add_trust(parser)
     parser.add_argument(
         "--out", metavar="FOLDER", type=path_argument, help=f"where the results go; without it a folder in {folder}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import Parsers, add_trust
 from lockstep.errors import InputError
 from lockstep.paths import path_argument
 from lockstep.process_defaults import spare_modules
@@ -29,6 +29,7 @@ def add(parsers: Parsers) -> None:
     certify.add_argument(
         "--out", metavar="FILE", type=path_argument, help="the certificate; default: certificates/<model>.json"
     )
+    add_trust(certify)
     certify.set_defaults(command=run)
 
 

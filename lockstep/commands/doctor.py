@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockstep import exit_codes
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import Parsers, add_trust
 from lockstep.paths import path_argument
 from lockstep.process_defaults import spare_modules
 
@@ -60,6 +60,7 @@ def _add_measuring(group: Parsers, name: str, what: str, answer: Answer, recipe:
     parser.add_argument(
         "--budget", metavar="SECONDS", type=float, help="begin no cell of the grid after so long (grid.budget_s)"
     )
+    add_trust(parser)
 
 
 def _add_analyze(group: Parsers) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import Parsers, add_trust
 from lockstep.paths import path_argument
 from lockstep.process_defaults import spare_modules
 
@@ -17,6 +17,7 @@ def add(parsers: Parsers) -> None:
     export.add_argument("--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step")
     export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
     export.add_argument("--adapter", action="store_true", help="write the adapters of learner.lora alone, as peft does")
+    add_trust(export)
     export.set_defaults(command=run)
 
 

@@ -42,6 +42,7 @@ from lockstep.config.errors import (
     section_of,
     sentence,
 )
+from lockstep.config.named_code import say_changed_code
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
 from lockstep.config.user_code import refuse_code
 
@@ -195,7 +196,8 @@ def load_section(kind: type[S], said: Layer) -> S:
 def load_run(folder: Path) -> Loaded:
     """Loads the recipe in a run's folder, which may be another user's, or an older version's with option names of then.
 
-    Code that it names is found as usual, from the working directory, and refused where it lies in that folder.
+    Code that it names is found as usual, from the working directory, and refused where it lies in that folder; where it
+    is not that with which the run was made, a note says so.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -203,6 +205,7 @@ def load_run(folder: Path) -> Loaded:
     recipe = str(folder / "recipe.yaml")
     path = find_recipe(recipe, Path(), "")
     layers = [Layer(layer.source, old_names.translate(layer.tree)) for layer in read_layers(path, ())]
+    say_changed_code(folder, registry.list_code(_join(layers)))
     return _resolve(path, layers, (), (recipe,), folder)
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract, isclass
 from typing import Generic, TypeVar
 
+from lockstep.config.named_code import name_code
 from lockstep.config.user_code import load
 from lockstep.errors import InputError
 
@@ -47,6 +48,7 @@ class Plugins(Generic[T]):
         place = self.place(name)
         if ":" not in place:
             return None
+        name_code(self._option, place)
         found = load(place, self._option, "class")
         if not isclass(found) or not issubclass(found, self._base):
             raise InputError(f"{self._option} {name}: {place} is none; derive it from {self._derive_from}")

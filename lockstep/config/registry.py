@@ -6,9 +6,11 @@ A package brings algorithms by entry points of the group `lockstep.algorithms`; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from lockstep.config.named_code import find_code
 from lockstep.config.plugins import Plugins
 from lockstep.config.recipe import Recipe
 from lockstep.config.user_code import find_file
@@ -44,9 +46,11 @@ def find(algorithm: str) -> type[Recipe] | None:
     return _ALGORITHMS.find(algorithm)
 
 
-def find_code(algorithm: str) -> Path | None:
-    """The file of an algorithm that is not built in; None where it is, or where there is no such file."""
-    return None if algorithm in _BUILT_IN else find_file(_ALGORITHMS.place(algorithm))
+def list_code(options: Mapping[str, Any]) -> dict[str, Path]:
+    """The files of code that a recipe's options name, that of the user's own algorithm among them, by option."""
+    algorithm = str(options.get("algorithm"))
+    own = None if algorithm in _BUILT_IN else find_file(_ALGORITHMS.place(algorithm))
+    return find_code(options) | ({} if own is None else {"algorithm": own})
 
 
 def every() -> Iterator[tuple[str, type[Recipe]]]:

@@ -10,9 +10,11 @@ import os
 import resource
 import sys
 import tempfile
+import weakref
 
 from lockstep.config.user_code import find_file
 from lockstep.helpers import process
+from lockstep.helpers.private_folder import make_private_folder, remove_private_folder
 from lockstep.helpers.sandbox import filters, linux
 from lockstep.helpers.sandbox.jail import SYSTEM_FILES
 
@@ -22,6 +24,12 @@ class ConfinedChild(process.Child):
 
     program = __name__
 
+    def __init__(self, module: str, *arguments: str) -> None:
+        super().__init__(module, *arguments)
+        folder = make_private_folder("lockstep-reward-")
+        self._environment = {"TMPDIR": folder.name}
+        weakref.finalize(self, remove_private_folder, folder)  # before the process starts, so after it has ended
+
 
 def _confine(reference: str) -> None:
     """Puts the filters on this process, which is to run the user's code of this name.
@@ -29,7 +37,7 @@ def _confine(reference: str) -> None:
     Raises:
         OSError: The system cannot do it.
     """
-    folder = tempfile.mkdtemp(prefix="lockstep-reward-")
+    folder = os.environ["TMPDIR"]
     os.environ.clear()
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     file = find_file(reference)

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ from lockstep.helpers.printable import make_printable
 from lockstep.helpers.sandbox import linux
 from lockstep.process_defaults import spare_modules
 
-_START_S = 600.0  # importing what a user's module imports may take long on a busy disk
+_START_S = 120.0  # importing what a user's module imports may take long on a busy disk
 _SILENCE_S = 10.0  # of a start, before a word is said
 _LOST = 75  # exit status of a child whose connection is gone
 _GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
@@ -78,6 +78,7 @@ class Child:
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._module, self._arguments = module, arguments
+        self._environment: Mapping[str, str] = {}
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._killed = False
@@ -93,7 +94,7 @@ class Child:
 
         Raises:
             ChildError: If its module or `answers` raised.
-            ChildDied, ChildHangs: If that ended the process, or took ten minutes.
+            ChildDied, ChildHangs: If that ended the process, or took two minutes.
         """
         with self._lock:
             self._start(slow)
@@ -136,7 +137,7 @@ class Child:
 
     def _start(self, slow: Callable[[float], None] = lambda limit_s: None) -> _Running:
         if self._running is None or not self._running.usable():
-            self._running = _Running.start(self.program, self._module, self._arguments, slow)
+            self._running = _Running.start(self.program, self._module, self._arguments, self._environment, slow)
             weakref.finalize(self, self._running.end)
         if self._killed:
             self._running.end(at_once=True)
@@ -154,7 +155,14 @@ class _Running:
     unread: bytes = b""
 
     @classmethod
-    def start(cls, program: str, module: str, arguments: tuple[str, ...], slow: Callable[[float], None]) -> _Running:
+    def start(
+        cls,
+        program: str,
+        module: str,
+        arguments: tuple[str, ...],
+        environment: Mapping[str, str],
+        slow: Callable[[float], None],
+    ) -> _Running:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", program, str(theirs.fileno()), module, *arguments]
         # The child finds the modules that this process finds, in the same order.
@@ -163,7 +171,7 @@ class _Running:
             command,
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **environment, "PYTHONPATH": path},
             start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
         )
         theirs.close()

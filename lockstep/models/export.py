@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +24,8 @@ from transformers import (
 from lockstep.config import DType, LoRA
 from lockstep.disk import naming, sync, sync_tree
 from lockstep.errors import InputError, RunError, first_line
+from lockstep.models.families.own_code import is_own, list_own_files, register_own
+from lockstep.models.folder import read_json
 from lockstep.models.lora import config_of, in_adapter_file
 from lockstep.models.tokenizer import is_misread
 
@@ -68,6 +71,7 @@ def assemble(
         reward_model: It is one: a sequence classifier of one label.
         adapter: Writes a folder of the adapters that have been merged into the weights; None: there were none.
     """
+    register_own(frame, _fields(frame))
     config = AutoConfig.from_pretrained(frame, trust_remote_code=False, **({"num_labels": 1} if reward_model else {}))
     kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
     with torch.device("meta"):
@@ -86,7 +90,8 @@ def assemble(
         for path in _frame(frame):
             if path.name != "config.json":
                 shutil.copyfile(path, aside / path.name)
-        (aside / "README.md").write_text(f"{card}\n{_opening(aside, kind.__name__)}", encoding="utf-8")
+        opening = _opening(aside, kind.__name__, is_own(config.model_type))
+        (aside / "README.md").write_text(f"{card}\n{opening}", encoding="utf-8")
         if adapter is not None:
             adapter(aside / "adapter")
 
@@ -121,16 +126,17 @@ def save_adapter(
         save_file(named, aside / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _opening(folder: Path, kind: str) -> str:
+def _opening(folder: Path, kind: str, own_code: bool) -> str:
     """The paragraph of a model's card that says how to open its folder."""
     opener, why = "AutoTokenizer", ""
+    remote = ", trust_remote_code=True" if own_code else ""  # the folder holds it
     if is_misread(folder):
         opener, why = "PreTrainedTokenizerFast", "  # AutoTokenizer takes it for its architecture's, and misreads texts"
     return f"""## How to open it
 ```python
 from transformers import {kind}, {opener}
 
-model = {kind}.from_pretrained(FOLDER)
+model = {kind}.from_pretrained(FOLDER{remote})
 tokenizer = {opener}.from_pretrained(FOLDER){why}
 ```
 """
@@ -138,7 +144,12 @@ tokenizer = {opener}.from_pretrained(FOLDER){why}
 
 def _frame(source: Path) -> list[Path]:
     found = {path for pattern in _FRAME for path in source.glob(pattern)}
+    found.update(list_own_files(source, _fields(source)))
     return sorted(path for path in found if not path.name.endswith(_OF_WEIGHTS))
+
+
+def _fields(folder: Path) -> dict[str, Any]:
+    return read_json(folder, "config.json", "it is no Hugging Face model folder")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from lockstep import lfs
 from lockstep.errors import InputError, first_line
 from lockstep.models import attention
 from lockstep.models.families.known import has_classifier, is_known
+from lockstep.models.families.own_code import is_own, register_own
 
 _CONTEXT = "max_position_embeddings"
 _ADAPTER = "adapter_config.json"
@@ -79,6 +80,7 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
         raise ModelError(f"{path} holds adapters only; merge them into their model with peft, and give that folder")
     fields = read_json(path, "config.json", "it is no Hugging Face model folder; give the folder of a downloaded model")
     require_usable(fields, f"{path}/config.json")
+    register_own(path, fields)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except CONFIG_ERRORS as error:
@@ -86,9 +88,16 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     named = [str(name) for name in fields.get("architectures") or ()]
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     also = ("Model", "ForSequenceClassification") if headless else ("Model",)
-    if named and not any(name in causal or name.endswith(also) for name in named):
+    if named and not is_own(config.model_type) and not any(name in causal or name.endswith(also) for name in named):
         raise ModelError(f"{path} holds a {' or '.join(named)}, which is no causal language model; give one that is")
     return config
+
+
+def refuse_own_code(folder: str, option: str, instead: str) -> None:
+    """Raises ModelError where a model's classes come from its folder, which another engine does not run."""
+    kind = read_config(folder).model_type
+    if is_own(kind):
+        raise ModelError(f"{option} does not run a model's own code, and {folder} computes a {kind!r} by it; {instead}")
 
 
 def require_usable(fields: Mapping[str, Any], source: str) -> None:
@@ -118,8 +127,7 @@ def _why(fields: Mapping[str, Any], error: Exception) -> str:
     kind = fields.get("model_type")
     if kind is None or is_known(kind):
         return config_reason(error)
-    own = "; it brings Python code for it (auto_map), which is not run" if fields.get("auto_map") else ""
-    return f"transformers {transformers.__version__} knows no model type {kind!r}{own}"
+    return f"transformers {transformers.__version__} knows no model type {kind!r}"
 
 
 def require_classifier(folder: str | os.PathLike[str]) -> None:

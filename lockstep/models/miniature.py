@@ -69,6 +69,10 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 def _smaller(config: PreTrainedConfig, full: PreTrainedModel) -> Iterator[Callable[[], PreTrainedConfig]]:
     """Yields factories of smaller configurations, the smallest first; some may fail."""
     text, kinds = config.get_text_config(), _kinds(full)
+    if not kinds:
+        raise ModelError(
+            f"{type(full).__name__} has no layer of a class that its _no_split_modules names; name it there"
+        )
     own, fields = text.attribute_map, text.to_dict()  # what this configuration calls a usual name
     common = _common({**fields, **{name: fields[called] for name, called in own.items() if called in fields}})
     firsts = sorted({kind: place for place, kind in reversed(list(enumerate(kinds)))}.values())

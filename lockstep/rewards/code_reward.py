@@ -15,7 +15,8 @@ from lockstep.config import CodeSection
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import ProgramResult, Sandbox, SandboxError
+from lockstep.helpers.sandbox.results import ProgramResult
+from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 from lockstep.types import Prompt
 
 _BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)
@@ -25,8 +26,12 @@ Test = Callable[[Sandbox, str], ProgramResult]
 """Returns whether a program passes."""
 
 
-class Tampered(float):
-    """The reward of a response whose program attempted to cheat a test."""
+@dataclass(frozen=True)
+class CodeVerdict:
+    """The reward of a response, and whether its program attempted to cheat a test."""
+
+    reward: float
+    tampering: bool
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,11 @@ class CodeReward:
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
-        """See `Reward`.
+        """See `Reward`; errors as `judge`."""
+        return [verdict.reward for verdict in self.judge(prompts, responses)]
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[CodeVerdict]:
+        """Runs the programs of responses against the tests of their rows.
 
         Raises:
             SandboxError: A program could not be run.
@@ -68,7 +77,7 @@ class CodeReward:
         for sandbox in self._sandboxes:
             idle.put(sandbox)
 
-        def score_one(prompt: Prompt, response: str) -> float:
+        def score_one(prompt: Prompt, response: str) -> CodeVerdict:
             sandbox = idle.get()
             try:
                 return self._score(sandbox, prompt, response)
@@ -106,10 +115,10 @@ class CodeReward:
             case _:
                 assert_never(self.section.program)
 
-    def _score(self, sandbox: Sandbox, prompt: Prompt, response: str) -> float:
+    def _score(self, sandbox: Sandbox, prompt: Prompt, response: str) -> CodeVerdict:
         program = self._program(response)
         if program is None:
-            return 0.0
+            return CodeVerdict(0.0, tampering=False)
         tests = [_test(item) for item in prompt.row[self.section.tests]]
         verdicts: list[ProgramResult] = []
         for test in tests:
@@ -118,7 +127,7 @@ class CodeReward:
                 break
         share = sum(verdict.passed for verdict in verdicts) / len(tests)
         reward = float(share == 1.0) if self.section.all_or_nothing else share
-        return Tampered(reward) if any(verdict.tampering for verdict in verdicts) else reward
+        return CodeVerdict(reward, any(verdict.tampering for verdict in verdicts))
 
 
 def extract_code_block(response: str) -> str | None:

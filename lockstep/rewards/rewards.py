@@ -5,7 +5,6 @@ A reward may be None, "no verdict": it could not be decided, so the response cou
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +12,18 @@ from functools import partial
 from typing import Any, Protocol, assert_never
 
 from lockstep import exit_codes
-from lockstep.config import RewardSection, Verifier, user_code
-from lockstep.data.notes import note
+from lockstep.config import RewardSection, Verifier
+from lockstep.config.named_code import name_code
 from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint
 from lockstep.errors import InputError
 from lockstep.fault_policy import Attempts
-from lockstep.helpers.in_process import build_child
+from lockstep.helpers.in_process import build_child, say_slow
 from lockstep.helpers.printable import make_printable
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rewards import code_reward, instruction_reward, reward_function
-from lockstep.rewards.code_reward import CodeReward, Tampered
+from lockstep.rewards.code_reward import CodeReward
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_verifier import verify
 from lockstep.types import Prompt
@@ -148,7 +147,7 @@ class PythonReward:
         attempts, imported = Attempts("helper", self.note), f"reward.function {self.function}: importing it"
         while True:
             try:
-                self._child.start(self._say_slow)
+                self._child.start(partial(say_slow, f"reward.function {self.function}"))
                 return
             except ChildError as error:
                 raise RewardError(str(error)) from None
@@ -160,9 +159,6 @@ class PythonReward:
                     raise RewardError(died) from None
             if not attempts.again(died):
                 raise RewardLost(f"{died}, {attempts.used + 1} times in a row")
-
-    def _say_slow(self, limit_s: float) -> None:
-        note(f"importing reward.function {self.function} takes long; it is ended after {limit_s:g} s")
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -250,21 +246,43 @@ class ByRow:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         """See `Reward`."""
+        return self.judge(prompts, responses, answers).rewards
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+        """Rewards responses, each by its verifier."""
         rewards: list[float | None] = [None] * len(prompts)
+        attempts = [False] * len(prompts)
         for name, verifier in self.verifiers.items():
             own = [i for i, prompt in enumerate(prompts) if prompt.row[self.field] == name]
-            judged = verifier([prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
-            for i, reward in zip(own, judged, strict=True):
-                rewards[i] = reward
-        return rewards
+            found = judge(verifier, [prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
+            for place, i in enumerate(own):
+                rewards[i] = found.rewards[place]
+                attempts[i] = found.tampering is not None and found.tampering[place]
+        looks = any(isinstance(verifier, CodeReward) for verifier in self.verifiers.values())
+        return Verdicts(rewards, attempts if looks else None)
 
 
-def find_tampering(reward: Reward, verdicts: Sequence[float | None]) -> list[bool] | None:
-    """Marks the responses that attempted to cheat; None if this reward does not look for that."""
-    looks = isinstance(reward, CodeReward) or (
-        isinstance(reward, ByRow) and any(isinstance(one, CodeReward) for one in reward.verifiers.values())
-    )
-    return [isinstance(verdict, Tampered) for verdict in verdicts] if looks else None
+@dataclass(frozen=True)
+class Verdicts:
+    """Rewards of responses.
+
+    Attributes:
+        rewards: One for each; None: no verdict.
+        tampering: Marks the responses that attempted to cheat; None if the reward does not look for that.
+    """
+
+    rewards: list[float | None]
+    tampering: list[bool] | None
+
+
+def judge(reward: Reward, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+    """Rewards responses, and says which attempted to cheat, where the reward can tell; arguments as of `Reward`."""
+    if isinstance(reward, CodeReward):
+        found = reward.judge(prompts, responses)
+        return Verdicts([verdict.reward for verdict in found], [verdict.tampering for verdict in found])
+    if isinstance(reward, ByRow):
+        return reward.judge(prompts, responses, answers)
+    return Verdicts(reward(prompts, responses, answers), None)
 
 
 @dataclass(frozen=True)
@@ -315,18 +333,10 @@ def _verifier(section: RewardSection, name: Verifier, say: Callable[[str], None]
             return reward
         case "python":
             assert section.function is not None, _SET_UP
-            _name_code(section.function)
+            name_code("reward.function", section.function)
             return PythonReward(section.function, section.timeout_s, section.confined, say)
         case _:
             assert_never(name)
-
-
-def _name_code(function: str) -> None:
-    """Notes which file a reward runs, before it is imported: a recipe may come from another user."""
-    file = user_code.find_file(function)
-    if file is not None:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        note(f"reward.function {function} runs {file.resolve()} (sha256 {digest[:16]})")
 
 
 def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:

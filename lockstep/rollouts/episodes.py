@@ -20,9 +20,10 @@ from lockstep import keyed
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.batch import Batch
 from lockstep.config import EnvironmentSection
+from lockstep.config.named_code import name_code
 from lockstep.environments import environment
 from lockstep.errors import InputError
-from lockstep.helpers.in_process import build_child
+from lockstep.helpers.in_process import build_child, say_slow
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
@@ -119,6 +120,7 @@ class Episodes:
     ) -> None:
         self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
         self._note, self._told_of_hanging = note, False
+        name_code("environment.class_name", section.class_name)
         self._children = [build_child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
         self._start(self._children[0])
 
@@ -241,7 +243,7 @@ class Episodes:
 
     def _start(self, child: Child) -> None:
         try:
-            child.start()
+            child.start(partial(say_slow, f"environment.class_name {self._section.class_name}"))
         except ChildError as error:
             raise EnvironmentFault(str(error)) from None
         except (ChildDied, ChildHangs) as error:

@@ -14,7 +14,7 @@ from lockstep.batch import Batch, concat
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.rewards.reward_model import RewardModelScorer
-from lockstep.rewards.rewards import NoReward, Reward, find_tampering
+from lockstep.rewards.rewards import NoReward, Reward, judge
 from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
@@ -167,10 +167,9 @@ class RolloutCollector:
     def _score(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> dict[str, Tensor]:
         if isinstance(self.reward, RewardModelScorer):
             return {"score": self.reward(batch)}
-        verdicts = self.reward(prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
-        known = [float("nan") if verdict is None else verdict for verdict in verdicts]
-        tampering = find_tampering(self.reward, verdicts)
-        found = {} if tampering is None else {"tampering": torch.tensor(tampering)}
+        verdicts = judge(self.reward, prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
+        known = [float("nan") if reward is None else reward for reward in verdicts.rewards]
+        found = {} if verdicts.tampering is None else {"tampering": torch.tensor(verdicts.tampering)}
         return {"score": torch.tensor(known, dtype=torch.float32), **found}
 
 

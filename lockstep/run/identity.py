@@ -13,7 +13,6 @@ import lockstep
 from lockstep.config import registry
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
-from lockstep.config.user_code import find_file
 from lockstep.errors import InputError
 
 Identity = dict[str, Any]
@@ -50,13 +49,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
         found |= model_files(weights_of(str(options[f"{name}.path"])), name)
-    named = ("reward.function", "validation_reward.function", "verifier.function", "environment.class_name")
-    code = {name: find_file(str(options.get(name) or "")) for name in named}
-    code["algorithm"] = registry.find_code(loaded.recipe.algorithm)
-    for name, file in code.items():
-        if file is not None:
-            found[f"code.{name}"] = digest([file])
-    return found
+    return found | {f"code.{name}": digest([file]) for name, file in registry.list_code(loaded.dump()).items()}
 
 
 def model_files(folder: Path, name: str = "model") -> Identity:

@@ -16,11 +16,15 @@ from lockstep.cluster.placement import placement_of
 from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
+from lockstep.config import registry
 from lockstep.config.loading import Loaded
+from lockstep.config.named_code import CODE, write_code
 from lockstep.errors import NothingTrainedError
 from lockstep.fault_policy import Attempts
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.export import copy_frame
+from lockstep.models.families.own_code import list_own_files
+from lockstep.models.folder import read_json
 from lockstep.models.source import ModelSource, open_source, scratch_model
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import PAGE, has_trained, summary
@@ -79,6 +83,14 @@ def train(
     return loaded.run_folder
 
 
+def _note_code(loaded: Loaded, folder: Path, model: Path, allow_changes: bool) -> None:
+    """Notes once which code the run was made with, or again where it may change; a resumed run is compared later."""
+    if allow_changes or not (folder / CODE).is_file():
+        fields = read_json(model, "config.json", "it is no Hugging Face model folder")
+        own = {f"model {file.name}": file for file in list_own_files(model, fields)}
+        write_code(folder, registry.list_code(loaded.dump()) | own)
+
+
 def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callbacks: Callbacks = NO_CALLBACKS) -> bool:
     """Runs a recipe as `train` does, and sums nothing up. True if there was nothing left to do."""
     recipe = loaded.expect(Algorithm)
@@ -118,6 +130,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
             job = recipe.open(LiveSetup(recipe, folder, files, source, inexact, progress, workers))
             started()
             adopt(loaded, changed)
+            _note_code(loaded, folder, Path(source.folder), allow_changes)
             progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")
             now = identity(loaded, files.digests(), Path(source.folder))
             return Session(recipe.run, job, folder, now, allow_changes, tracker, progress, callbacks)

@@ -78,6 +78,14 @@ def judged(overrides: str, spoil: Spoil | None = None) -> BadInput:
     return BadInput(f"train judged.yaml {overrides}", spoil)
 
 
+ABACUS = {"AutoConfig": "abacus.Abacus", "AutoModelForCausalLM": "abacus.AbacusForCausalLM"}
+
+
+def code_of_its_own(folder: Path) -> None:
+    change("model/config.json", model_type="abacus", auto_map=ABACUS)(folder)
+    (folder / "model/abacus.py").write_text("raise RuntimeError")
+
+
 def a_run(folder: Path) -> None:
     """A run that has just begun."""
     (folder / "run").mkdir()
@@ -217,9 +225,12 @@ MODELS = {
     "model: unknown architecture": own(change("model/config.json", model_type="abacus")),
     "model: an encoder": own(change("model/config.json", model_type="bert", architectures=["BertForMaskedLM"])),
     "model: impossible shape": own(change("model/config.json", num_key_value_heads=3)),
-    "model: code of its own": own(
+    "model: code of its own": own(code_of_its_own),
+    "model: code that is not there": own(change("model/config.json", model_type="abacus", auto_map=ABACUS)),
+    "model: code by halves": own(
         change("model/config.json", model_type="abacus", auto_map={"AutoConfig": "abacus.Abacus"})
     ),
+    "model: trusted overrides": own(overrides="--trust seed=1"),
     "model: quantized": own(change("model/config.json", quantization_config={"quant_method": "bitsandbytes"})),
     "model: too many layers": own(change("model/config.json", num_hidden_layers=10_000_000)),
     "model: adapters alone": own(adapters_only),

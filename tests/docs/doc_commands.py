@@ -40,6 +40,13 @@ OTHERS = {
     "python -m vllm.entrypoints.openai.api_server --model MODEL": "is a server of vLLM's build for GPUs",
     "pip install mlflow": "asks the package index",
     **dict.fromkeys(
+        (
+            "lockstep train ppo_arithmetic model.path=my_model --trust my_model/modeling_sandwich.py",
+            "lockstep eval RUN questions.jsonl --trust my_model/modeling_sandwich.py",
+        ),
+        "wants the page's own class; tests/docs/test_own_model_guide.py runs both",
+    ),
+    **dict.fromkeys(
         ("lockstep watch", "lockstep watch my_run"),
         "serves until it is interrupted; tests/report/test_live.py and tests/browser/test_live_page.py start it",
     ),

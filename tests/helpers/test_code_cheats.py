@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
+from ordinary_user import become_ordinary_user, in_fork, own_python
 
+from lockstep.helpers.sandbox import warden
 from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import ProgramResult, Sandbox
+from lockstep.helpers.sandbox.results import ProgramResult
+from lockstep.helpers.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
@@ -228,6 +234,26 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_no_cheat_passes(sandbox: Sandbox, cheat: str) -> None:
     assert not sandbox.test(*CHEATS[cheat]).passed
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
+@pytest.mark.parametrize("isolation", ["namespaces", "filters"])
+def test_no_cheat_passes_as_an_ordinary_user(isolation: str) -> None:
+    with own_python() as python:
+        options = {"limits": asdict(LIMITS), "interpreter": python, "isolation": isolation}
+
+        def run() -> list[str]:
+            become_ordinary_user()
+            answer = warden.answers(json.dumps(options))
+            asked = {"no cheat": ("def double(x): return 2 * x", DOUBLE), **CHEATS}
+            replies = {
+                name: answer({"program": pair[0], "input": pair[1], "tested": True}) for name, pair in asked.items()
+            }
+            return [name for name, reply in replies.items() if next(reply)["passed"]]
+
+        assert in_fork(run) == ["no cheat"]
 
 
 @pytest.mark.parametrize("honest", HONEST)

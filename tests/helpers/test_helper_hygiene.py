@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -183,8 +184,11 @@ def test_a_confined_reward_reaches_only_what_it_imports(monkeypatch: pytest.Monk
         text = f"PATH, ADDRESS = {str(tmp_path / 'new')!r}, {server.getsockname()}\n{REACHES}"
         assert score(reward(text)) == 6
         Path("mine.py").write_text(text)
+        before = set(Path(tempfile.gettempdir()).glob("lockstep-reward-*"))
         confined = build(RewardSection(type="python", function="mine.py:f", confined=True))
         assert confined([PROMPT], ["x"], [""]) == [0]
+        del confined
+        assert set(Path(tempfile.gettempdir()).glob("lockstep-reward-*")) == before
     assert Path("mine.py").read_text() == text
 
 

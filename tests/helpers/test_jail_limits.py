@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
-import shutil
 import socket
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ordinary_user import SYSTEM_PYTHON, become_ordinary_user, in_fork, own_python
 
 from lockstep.helpers.sandbox import filters, linux, warden
 from lockstep.helpers.sandbox.jail import Isolation, Limits
 from lockstep.helpers.sandbox.sandbox import Sandbox
 
 LIMITS = Limits(cpu_s=2, wall_s=20.0, memory_mb=128, file_mb=1, processes=8)
-SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python{'.'.join(platform.python_version_tuple()[:2])}")
 FORKS_HERE = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
@@ -122,51 +121,94 @@ def test_filters_keep_files_network_and_processes(filtered: Sandbox, tmp_path: P
     assert not filtered.test("def double(x): return x", "assert double(4) == 8").passed
 
 
-def in_fork(run: Callable[[], Any]) -> Any:
-    """What a function returns in a fork that may become anyone."""
-    said, say = os.pipe()
-    if os.fork() == 0:
-        try:
-            result = run()
-        except Exception as error:
-            result = str(error)
-        os.write(say, json.dumps(result).encode())
-        os._exit(0)
-    os.close(say)
-    with open(said) as reply:
-        return json.loads(reply.read())
-
-
 def start(isolation: Isolation, interpreter: str = SYSTEM_PYTHON) -> Any:
     return warden.answers(json.dumps({"limits": asdict(LIMITS), "interpreter": interpreter, "isolation": isolation}))
+
+
+DOCKER = {"unshare": (272, 97), "setns": (308, 268), "mount": (165, 40)}
+"""Calls that a plain container refuses, to its root too."""
+UBUNTU = {"mount": (165, 40), "mount_setattr": (442, 442)}
+"""Calls that fail where a user's namespaces can be made, and give no rights."""
+DOCKER_RIGHTS = 0xA80425FB
+"""Capabilities that root has in a plain container."""
+
+
+def drop_rights(kept: int) -> None:
+    """Leaves this process these capabilities."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
+    assert ctypes.CDLL(None).capset(header, sets) == 0
+
+
+@FORKS_HERE
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about root")
+def test_filters_hold_for_root_in_a_plain_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulated by its capabilities, and by the calls that it refuses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def run() -> list[Any]:
+            drop_rights(DOCKER_RIGHTS)
+            with monkeypatch.context() as patch:
+                patch.setattr(filters, "_NUMBERS", DOCKER)
+                linux.forbid_privileges()
+                filters.refuse_system_calls(signals=False)
+            with pytest.raises(ValueError, match="unshare: Operation not permitted; this process is under a filter"):
+                start("namespaces")
+            answer = start("filters")
+            asked = {"program": reaches(server.getsockname(), str(tmp_path)), "input": "", "tested": False}
+            double = {"program": "def double(x): return 2 * x", "input": "assert double(4) == 8", "tested": True}
+            greedy = {"program": TOGETHER.format(40), "input": "", "tested": False}
+            return [next(answer(asked)), next(answer(double))["passed"], next(answer(greedy)), next(answer(None))]
+
+        reached, passed, held, strength = in_fork(run)
+    assert reached == {"code": 0, "output": "True True\n"}
+    assert passed
+    assert held["output"] is None
+    assert strength.startswith("medium: without network and files of yours, by filters and not namespaces; ")
+
+
+@FORKS_HERE
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("kernel/apparmor_restrict_unprivileged_userns", "AppArmor takes the rights of users' namespaces"),
+        ("user/max_user_namespaces", "users may have no namespaces"),
+    ],
+)
+def test_the_system_s_own_setting_is_named(monkeypatch: pytest.MonkeyPatch, file: str, said: str) -> None:
+    value = "1" if "restrict" in file else "0"
+    monkeypatch.setattr(linux, "_read", lambda path: value if path == f"/proc/sys/{file}" else "")
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert str(linux.find_obstacle()).startswith(said)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert linux.find_obstacle() is None
 
 
 @FORKS_HERE
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an ordinary user")
 @pytest.mark.parametrize("signals", [6, 5], ids=["kept by Landlock", "refused"])
+@pytest.mark.parametrize(("refused", "said"), [(DOCKER, "unshare: "), (UBUNTU, "mount /: ")], ids=["Docker", "Ubuntu"])
 def test_filters_hold_for_an_ordinary_user_without_namespaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signals: int,
+    refused: Mapping[str, tuple[int, int]],
+    said: str,
 ) -> None:
-    """As in a plain container, or on Ubuntu 24.04: no namespaces, no rights."""
+    """Emulated: a plain container, and Ubuntu 24.04."""
     monkeypatch.setattr(filters, "find_landlock_version", lambda: signals)
-    with tempfile.TemporaryDirectory() as prefix, socket.create_server(("127.0.0.1", 0)) as server:
-        (Path(prefix) / "bin").mkdir()
-        python = shutil.copy(SYSTEM_PYTHON, Path(prefix) / "bin")
-        for path in (prefix, f"{prefix}/bin", python):
-            os.chown(path, 12345, 12345)
+    with own_python() as python, socket.create_server(("127.0.0.1", 0)) as server:
 
         def run() -> list[Any]:
-            os.setgroups([])
-            os.setresgid(12345, 12345, 12345)
-            os.setresuid(12345, 12345, 12345)
-            linux.control_process(4, 1)  # or /proc/self would go on being root's
+            become_ordinary_user()
             linux.forbid_privileges()
             with monkeypatch.context() as patch:
-                patch.setattr(filters, "_NUMBERS", {"unshare": (272, 97)})
+                patch.setattr(filters, "_NUMBERS", refused)
+                patch.setattr(filters, "_NEW_NAMESPACES", 0)  # only these calls
                 filters.refuse_system_calls(signals=False)
-            with pytest.raises(ValueError, match="not permitted"):
-                start("namespaces", str(python))
-            answer = start("filters", str(python))
+            with pytest.raises(ValueError, match=f"{said}Operation not permitted; this process is under a filter"):
+                start("namespaces", python)
+            answer = start("filters", python)
             asked = {"program": reaches(server.getsockname(), str(tmp_path)), "input": "", "tested": False}
             double = {"program": "def double(x): return 2 * x", "input": "assert double(4) == 8", "tested": True}
             return [next(answer(asked)), next(answer(double))["passed"]]

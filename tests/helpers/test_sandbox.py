@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import pickle
-import shutil
 import signal
 import socket
 import sys
@@ -21,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ordinary_user import SYSTEM_PYTHON, become_ordinary_user, in_fork, own_python
 
 from lockstep.helpers.sandbox import linux, warden
 from lockstep.helpers.sandbox.jail import Limits
@@ -28,7 +26,6 @@ from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 
 LIMITS = Limits(cpu_s=1, wall_s=10.0, memory_mb=128, file_mb=1, processes=8)
 FORKS_HERE = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python3.{sys.version_info.minor}")  # one that any user may start
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
@@ -276,37 +273,19 @@ def test_a_test_that_ends_its_process_has_not_passed(limited: Sandbox) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
 def test_an_ordinary_user_can_use_it() -> None:
     """In a fork that becomes one."""
-    said, say = os.pipe()
-    if os.fork() == 0:
-        with contextlib.suppress(BaseException):
-            os.write(say, json.dumps(as_a_user([FORKS, ORPHAN, "while True: pass", KILLS, ASKED])).encode())
-        os._exit(0)
-    os.close(say)
-    with open(said) as reply:
-        forks, orphan, loop, _, asked = json.loads(reply.read())
+    with own_python() as python:
+        forks, orphan, loop, _, asked = in_fork(
+            lambda: as_a_user(python, FORKS, ORPHAN, "while True: pass", KILLS, ASKED)
+        )
     assert forks == {"code": 0, "output": "7\n"}
     assert orphan == {"code": 0, "output": "3\n"}
-    assert loop == {"code": 137}
+    assert loop == {"code": 137, "output": None}
     assert asked == {"code": 0, "output": "65534 False\n"}
 
 
-def as_a_user(programs: list[str]) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as prefix:
-        return _as_a_user(programs, Path(prefix))
-
-
-def _as_a_user(programs: list[str], prefix: Path) -> list[dict[str, Any]]:
-    """With a Python that lies in a folder of the user's."""
-    (prefix / "bin").mkdir()
-    python = shutil.copy(SYSTEM_PYTHON, prefix / "bin")
-    for path in (prefix, prefix / "bin", python):
-        os.chown(path, 12345, 12345)
-    os.setgroups([])
-    os.setresgid(12345, 12345, 12345)
-    os.setresuid(12345, 12345, 12345)
-    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # or /proc/self would go on being root's
-    options = {"limits": asdict(LIMITS), "interpreter": str(python), "isolation": "namespaces"}
-    answer = warden.answers(json.dumps(options))
+def as_a_user(python: str, *programs: str) -> list[dict[str, Any]]:
+    become_ordinary_user()
+    answer = warden.answers(json.dumps({"limits": asdict(LIMITS), "interpreter": python, "isolation": "namespaces"}))
     return [next(answer({"program": program, "input": "", "tested": False})) for program in programs]
 
 
@@ -352,13 +331,7 @@ def test_what_cannot_be_set_up_is_said_at_the_start(options: dict[str, Any], why
 @FORKS_HERE
 def test_where_no_namespaces_are_allowed_nothing_is_run() -> None:
     """In a fork that may make none, for its user is not known where it is."""
-    said, say = os.pipe()
-    if os.fork() == 0:
-        os.write(say, without_namespaces().encode())
-        os._exit(0)
-    os.close(say)
-    with open(said) as reply:
-        assert reply.read() == "unshare: Operation not permitted"
+    assert in_fork(without_namespaces) == "unshare: Operation not permitted"
 
 
 def without_namespaces() -> str:

@@ -1,4 +1,4 @@
-"""Code that a model's folder brings is neither run nor asked about."""
+"""Code that a model's folder brings is neither run nor asked about, but where its files are trusted."""
 
 from __future__ import annotations
 
@@ -8,22 +8,132 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.models.folder import ModelError, read_config, skeleton
+from lockstep.config.trust import VARIABLE, UntrustedCode, trust
+from lockstep.errors import InputError
+from lockstep.models.folder import ModelError, read_config, refuse_own_code, skeleton
 
 EVIL = "open('ran', 'w').close()\nclass Evil: pass\n"
 
 
-@pytest.mark.parametrize("kind", ["t5", "no_such_model"])
+@pytest.mark.parametrize(("kind", "error"), [("t5", ModelError), ("no_such_model", UntrustedCode)])
 def test_code_of_a_model_is_not_run_and_no_question_is_asked(
-    kind: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str, error: type[Exception], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (in_tmp / "evil.py").write_text(EVIL)
     auto_map = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
     (in_tmp / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": auto_map}))
     (in_tmp / "model.safetensors").write_bytes(b"")
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    with pytest.raises(ModelError):
+    with pytest.raises(error):
         skeleton(read_config(in_tmp), str(in_tmp))
     said = capsys.readouterr()
     assert "y/N" not in said.out + said.err
     assert not (in_tmp / "ran").exists()
+
+
+MINE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+from .parts import SIZE
+class MineConfig(LlamaConfig):
+    model_type = "lockstep_test_mine"
+class MineForCausalLM(LlamaForCausalLM):
+    config_class = MineConfig
+open("ran", "w").close()
+"""
+PLACES = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+
+
+def bring(folder: Path, kind: str = "lockstep_test_mine", places: object = PLACES, code: str = MINE) -> Path:
+    """A folder whose classes lie in two files of its own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": places}))
+    (folder / "mine.py").write_text(code)
+    (folder / "parts.py").write_text("SIZE = 3\n")
+    return folder
+
+
+@pytest.fixture
+def untrusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+
+
+@pytest.mark.usefixtures("untrusting")
+def test_every_file_that_would_run_has_to_be_trusted(in_tmp: Path) -> None:
+    folder = bring(in_tmp / "model")
+    with pytest.raises(UntrustedCode, match=r"mine\.py \(sha256 \w{16}\), .*parts\.py \(sha256 .*lockstep\.trust\("):
+        read_config(folder)
+    trust(folder / "mine.py")
+    with pytest.raises(UntrustedCode, match=r"not run: [^,]*parts\.py \(sha256 [^,]*; if you"):
+        read_config(folder)
+    assert not (in_tmp / "ran").exists()
+
+
+@pytest.mark.usefixtures("untrusting")
+def test_what_is_trusted_is_the_content_and_nothing_else_of_the_folder(in_tmp: Path) -> None:
+    folder = bring(in_tmp / "model", code=MINE + "import parts\n")
+    (folder / "__pycache__").mkdir()
+    trust(folder / "mine.py", folder / "parts.py")
+    with pytest.raises(InputError, match=r"mine\.py cannot be imported \(ModuleNotFoundError: No module named 'parts'"):
+        read_config(folder)
+    (folder / "parts.py").write_text("SIZE = 4\n")
+    with pytest.raises(UntrustedCode, match=r"not run: [^,]*parts\.py"):
+        read_config(folder)
+
+
+@pytest.mark.usefixtures("untrusting")
+@pytest.mark.parametrize(
+    ("kind", "places", "code", "why"),
+    [
+        ("llama", PLACES, MINE, r"'llama' is one that transformers computes itself, so mine\.py would not be run"),
+        ("lockstep_test_x", {"AutoConfig": "mine.MineConfig"}, MINE, "has to name AutoConfig and AutoModelForCausalLM"),
+        (
+            "lockstep_test_x",
+            {**PLACES, "AutoConfig": "them/model--mine.C"},
+            MINE,
+            r"one of them is 'them/model--mine\.C'",
+        ),
+        (
+            "lockstep_test_x",
+            {**PLACES, "AutoConfig": "gone.MineConfig"},
+            MINE,
+            r"auto_map names gone\.py, which is not",
+        ),
+        (
+            "lockstep_test_x",
+            PLACES,
+            MINE,
+            r"MineConfig has to be a PreTrainedConfig with model_type = 'lockstep_test_x'",
+        ),
+        ("lockstep_test_x", PLACES, "MineConfig = 1", r"mine\.py has no class MineConfig"),
+        ("lockstep_test_x", PLACES, "1 / 0", r"mine\.py cannot be imported \(ZeroDivisionError: division by zero\)"),
+        ("lockstep_test_x", PLACES, "def", r"mine\.py is no Python"),
+        ("lockstep_test_x", None, MINE, "knows no model type 'lockstep_test_x'"),
+    ],
+)
+def test_code_that_cannot_be_used_is_refused_by_name(
+    kind: str, places: object, code: str, why: str, in_tmp: Path
+) -> None:
+    folder = bring(in_tmp / "model", kind, places, code)
+    trust(folder / "mine.py", folder / "parts.py")
+    with pytest.raises(InputError, match=why):
+        read_config(folder)
+
+
+@pytest.mark.usefixtures("untrusting")
+def test_two_codes_of_one_type_are_refused(in_tmp: Path) -> None:
+    first, copy, other = (bring(in_tmp / name) for name in ("first", "copy", "other"))
+    (other / "parts.py").write_text("SIZE = 5\n")
+    trust(first / "mine.py", first / "parts.py", other / "parts.py")
+    assert read_config(first).model_type == read_config(copy).model_type == "lockstep_test_mine"
+    with pytest.raises(InputError, match="is not that of a model opened before"):
+        read_config(other)
+    with pytest.raises(ModelError, match="vllm does not run a model's own code"):
+        refuse_own_code(str(copy), "sampler.backend=vllm", "use another")
+
+
+@pytest.mark.usefixtures("untrusting")
+def test_only_python_files_are_trusted(in_tmp: Path) -> None:
+    (in_tmp / "a.txt").write_text("")
+    for name in ("a.txt", "gone.py", "seed=1"):
+        with pytest.raises(InputError, match=f"--trust {name}: there is no such Python file"):
+            trust(name)

@@ -21,7 +21,7 @@ from lockstep.helpers.sandbox.jail import Limits
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 from lockstep.rewards import code_reward
 from lockstep.rewards.code_reward import CodeReward, extract_code_block
-from lockstep.rewards.rewards import ByRow, MathReward, build, find_tampering
+from lockstep.rewards.rewards import ByRow, MathReward, Verdicts, build, judge
 from lockstep.types import Prompt
 
 SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python3.{sys.version_info.minor}")  # one that any user may start
@@ -105,11 +105,12 @@ CHEAT = "import os\ndef double(x): os._exit(0)"
 def test_an_attempt_marks_the_reward() -> None:
     tests = ["assert double(4) == 8"]
     reward = CodeReward(section(program="text"))
-    verdicts = reward([prompt(tests)] * 3, [CHEAT, "def double(x): return 8", "x = 1"], [""] * 3)
-    assert verdicts == [0.0, 1.0, 0.0]
-    assert find_tampering(reward, verdicts) == [True, False, False]
-    assert find_tampering(ByRow("kind", {"code": reward}), [None, *verdicts]) == [False, True, False, False]
-    assert find_tampering(MathReward(), [1.0]) is None
+    asked = [prompt(tests)] * 3, [CHEAT, "def double(x): return 8", "x = 1"], [""] * 3
+    assert judge(reward, *asked) == Verdicts([0.0, 1.0, 0.0], [True, False, False])
+    mixed = ByRow("kind", {"code": reward, "math": MathReward()})
+    rows = [Prompt("rows:1", "", (), {"kind": kind, "tests": tests}) for kind in ("none", "code", "math")]
+    assert judge(mixed, rows, ["", CHEAT, "8"], ["", "", "8"]) == Verdicts([None, 0.0, 1.0], [False, True, False])
+    assert judge(MathReward(), rows[:1], ["8"], ["8"]) == Verdicts([1.0], None)
 
 
 def test_the_whole_text_is_the_program_by_option() -> None:
@@ -222,7 +223,8 @@ def test_where_namespaces_are_forbidden_the_refusal_says_what_can_be_had() -> No
         "medium: without network and files of yours, by filters and not namespaces; a program holds at most 128 MB"
     )
     assert refused == (
-        "reward.code: programs cannot be run in a sandbox here (unshare: Operation not permitted); "
+        "reward.code: programs cannot be run in a sandbox here (unshare: Operation not permitted; this process is "
+        "under a filter of system calls, as in a plain container); "
         f"reward.code.isolation=filters can be had here, and is {strength}; docs/guides/rewards.md says what it needs"
     )
     assert opened == f"reward.code.isolation=filters is {strength}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 NEW_MOUNTS = 0x00020000
@@ -28,6 +29,24 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def unshare(flags: int) -> None:
     """Moves this process into new namespaces; that of processes holds only its children to come."""
     _require_success("unshare", _LIBC.unshare(flags))
+
+
+def find_obstacle() -> str | None:
+    """Finds what keeps this process from namespaces, or from rights in them, where the system says so."""
+    if os.geteuid() != 0 and _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return "AppArmor takes the rights of users' namespaces (kernel.apparmor_restrict_unprivileged_userns=1)"
+    if os.geteuid() != 0 and _read("/proc/sys/user/max_user_namespaces") == "0":
+        return "users may have no namespaces (user.max_user_namespaces=0)"
+    if "\nSeccomp:\t2\n" in _read("/proc/self/status"):
+        return "this process is under a filter of system calls, as in a plain container"
+    return None
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text().strip()
+    except OSError:
+        return ""
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lockstep import exit_codes
@@ -13,6 +13,7 @@ from lockstep.errors import InputError
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.helpers.sandbox import warden
 from lockstep.helpers.sandbox.jail import Isolation, Limits
+from lockstep.helpers.sandbox.results import ProgramOutput, ProgramResult
 
 _GRACE_S = 60.0  # for a warden on a busy machine, besides the limit of the program
 _VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -27,21 +28,6 @@ class SandboxLost(SandboxError):
     """The process that starts programs was lost; the same command resumes the run."""
 
     exit_code = exit_codes.CRASH
-
-
-@dataclass(frozen=True)
-class ProgramResult:
-    """The outcome of a test.
-
-    Attributes:
-        passed: True if the test ran to its end.
-        why: The reason for which it did not; None where it did.
-        tampering: Signs that the program attempted to cheat the test.
-    """
-
-    passed: bool
-    why: str | None
-    tampering: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -84,12 +70,12 @@ class Sandbox:
         Raises:
             SandboxError: It could not be run.
         """
-        return self._run_to_end(program, given, tested=False).get("output")
+        return ProgramOutput(**self._run_to_end(program, given, tested=False)).output
 
     def test(self, program: str, test: str) -> ProgramResult:
         """Runs test code in a process of its own, which asks the program's for plain values; errors as `output`."""
-        found = self._run_to_end(program, test, tested=True)
-        return ProgramResult(found["passed"], found["why"], tuple(found["tampering"]))
+        found = ProgramResult(**self._run_to_end(program, test, tested=True))
+        return replace(found, tampering=tuple(found.tampering))
 
     def close(self) -> None:
         """Ends the process that starts programs."""

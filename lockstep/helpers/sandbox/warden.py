@@ -6,26 +6,26 @@ It holds nothing heavy, so forking it costs little. A program gets no descriptor
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import json
 import marshal
 import os
 import select
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn, assert_never
 
 from lockstep.helpers.descendants import end_children, find_children, find_descendants, kill_all
+from lockstep.helpers.private_folder import make_private_folder, remove_private_folder
 from lockstep.helpers.process import Answers
 from lockstep.helpers.sandbox import filters, linux, plain_values, solution_side, tester_side
 from lockstep.helpers.sandbox.jail import Isolation, Jail, Limits, Program
+from lockstep.helpers.sandbox.results import ProgramOutput, ProgramResult
 from lockstep.helpers.sandbox.uses import find_uses
 
 _WATCH_S = 0.02  # in which a program can take some tens of MB more than it may
@@ -68,11 +68,8 @@ _TESTER = _driver(tester_side, "run_test")
 def answers(options: str) -> Answers:
     """Returns the child's answer function: {program, input, tested} to a reply, or {wrong} where none can start.
 
-    None is answered with the strength of the sandbox, a text.
-
-    The reply is {code, output}: `code` is the program's exit code, 128 + n if it was ended by the signal n, None if by
-    its limit on the clock. `tested` says that the input is test code for the program as a module; the reply is then
-    a verdict, {passed, why, tampering} (see `tester_side`).
+    None is answered with the strength of the sandbox, a text. The reply has the fields of a `ProgramOutput`; where
+    `tested` says that the input is test code for the program as a module, those of a `ProgramResult`.
 
     Args:
         options: JSON of `limits`, `interpreter` and `isolation`.
@@ -85,13 +82,19 @@ def answers(options: str) -> Answers:
     given = json.loads(options)
     linux.adopt_orphans()
     warden = _Warden(Limits(**given["limits"]), given["interpreter"], given["isolation"], _can_filter())
-    trial = warden.run("print(input())", "works")
-    if trial != {"code": 0, "output": "works\n"}:
-        raise ValueError(trial.get("wrong", "a trial program failed, so its limits are too low"))
+    try:
+        trial = warden.run("print(input())", "works")
+    except _Unable as why:
+        raise ValueError("; ".join(filter(None, (str(why), warden.obstacle())))) from None
+    if trial != ProgramOutput(0, "works\n"):
+        raise ValueError("a trial program failed, so its limits are too low")
 
     def ran(question: dict[str, Any]) -> Iterator[dict[str, Any]]:
         run = warden.test if question["tested"] else warden.run
-        yield run(question["program"], question["input"])
+        try:
+            yield asdict(run(question["program"], question["input"]))
+        except _Unable as why:
+            yield {"wrong": str(why)}
 
     def answer(question: dict[str, Any] | None) -> Iterator[Any]:
         return iter([warden.strength()]) if question is None else ran(question)
@@ -99,7 +102,7 @@ def answers(options: str) -> Answers:
     return answer
 
 
-_AT_ITS_LIMIT: dict[str, Any] = {"passed": False, "why": "the test reached a limit", "tampering": []}
+_AT_ITS_LIMIT = ProgramResult(False, "the test reached a limit", ())
 
 
 class _Unable(Exception):
@@ -138,8 +141,22 @@ class _Warden:
             case _:
                 assert_never(self._isolation)
 
-    def run(self, program: str, given: str) -> dict[str, Any]:
-        """Runs a program that reads `given`; see `answers`."""
+    def obstacle(self) -> str | None:
+        """Finds what of this system keeps programs from the isolation that is asked for, where that is known."""
+        match self._isolation:
+            case "namespaces":
+                return linux.find_obstacle()
+            case "filters" | "limits":
+                return None
+            case _:
+                assert_never(self._isolation)
+
+    def run(self, program: str, given: str) -> ProgramOutput:
+        """Runs a program that reads `given`.
+
+        Raises:
+            _Unable: It cannot be started.
+        """
         with contextlib.ExitStack() as ends:
             stdin, stdout = ends.enter_context(_memory(given)), ends.enter_context(_memory(""))
             stderr = ends.enter_context(open(os.devnull, "wb"))
@@ -147,14 +164,12 @@ class _Warden:
             try:
                 started = self._start(ends, _RUN, program, streams)
                 code = self._wait(started, time.monotonic() + self._limits.wall_s)
-            except _Unable as why:
-                return {"wrong": str(why)}
             finally:
                 end_children()
-            return {"code": code} | ({"output": _text(stdout.fileno())} if code == 0 else {})
+            return ProgramOutput(code, _text(stdout.fileno()) if code == 0 else None)
 
-    def test(self, program: str, test: str) -> dict[str, Any]:
-        """Runs test code in a process of its own, which asks the program in another; see `answers`."""
+    def test(self, program: str, test: str) -> ProgramResult:
+        """Runs test code in a process of its own, which asks the program in another; errors as `run`."""
         with contextlib.ExitStack() as ends:
             verdict = ends.enter_context(_memory(json.dumps({"test": test, "uses": find_uses(test)})))
             nothing = ends.enter_context(open(os.devnull, "wb"))
@@ -166,11 +181,9 @@ class _Warden:
                 pipes.close()  # each side must see the other end
                 deadline = time.monotonic() + self._limits.wall_s
                 found = _read_verdict(self._wait(tester, deadline), verdict.fileno())
-                if found["why"] == tester_side.ENDED and self._wait(solution, deadline) == 0:
-                    found["tampering"].append("ended its process before its test")
+                if found.why == tester_side.ENDED and self._wait(solution, deadline) == 0:
+                    return replace(found, tampering=(*found.tampering, "ended its process before its test"))
                 return found
-            except _Unable as why:
-                return {"wrong": str(why)}
             finally:
                 end_children()
 
@@ -258,24 +271,21 @@ def _open_pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[str]:
-    """A program's own folder, removed by `rm` where folders in it are nested deeper than Python can follow."""
-    folder = tempfile.TemporaryDirectory(prefix="lockstep-program-", ignore_cleanup_errors=True)
+    """A program's own folder."""
+    folder = make_private_folder("lockstep-program-")
     try:
         yield folder.name
     finally:
-        try:
-            folder.cleanup()
-        except RecursionError:
-            subprocess.run(["rm", "-rf", "--", folder.name], check=False, stderr=subprocess.DEVNULL)
+        remove_private_folder(folder)
 
 
-def _read_verdict(code: int | None, file: int) -> dict[str, Any]:
+def _read_verdict(code: int | None, file: int) -> ProgramResult:
     """The verdict that a tester has written; a test that ended its process in another way has not passed."""
     try:
-        found = json.loads(_text(file)) if code == 0 else {}
-    except ValueError:
-        found = {}
-    return found if "passed" in found else copy.deepcopy(_AT_ITS_LIMIT)
+        found = ProgramResult(**json.loads(_text(file))) if code == 0 else _AT_ITS_LIMIT
+    except (ValueError, TypeError):
+        return _AT_ITS_LIMIT
+    return found
 
 
 def _memory(content: str) -> IO[bytes]:

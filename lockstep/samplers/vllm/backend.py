@@ -96,6 +96,8 @@ class VLLMInference(InferenceBackend):
         computation: Computation,
         raw_logprobs: bool,
     ) -> VLLMSampler:
+        from lockstep.models.folder import refuse_own_code
         from lockstep.samplers.vllm.sampler import VLLMSampler
 
+        refuse_own_code(folder, "sampler.backend=vllm", "use sampler.backend=torch")
         return VLLMSampler(folder, section, computation, raw_logprobs)

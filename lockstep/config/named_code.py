@@ -1,0 +1,80 @@
+"""Files of code that recipes name: said before they are imported, noted in a run's folder, compared when it is read.
+
+A recipe may come from another user, and so may a run's folder. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.trust import describe_file, digest_content
+from lockstep.config.user_code import find_file
+from lockstep.whole_files import write_whole
+
+CODE = "code.json"
+"""File in a run's folder: SHA-256 of each file of code that its recipe names, by option and reference."""
+
+_OPTIONS = (
+    "reward.function", "validation_reward.function", "verifier.function", "environment.class_name", "data.task.name",
+)  # fmt: skip
+_OWN = Path(__file__).parents[1]
+
+
+def name_code(option: str, reference: str) -> None:
+    """Says which file an option runs, before it is imported, once for each content; not for Lockstep's own."""
+    file = find_file(reference)
+    if file is not None and not file.resolve().is_relative_to(_OWN):
+        _say(f"{option} {reference} runs {describe_file(file)}")
+
+
+def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
+    """The files of functions and classes that a recipe's options name, by option; see `registry` for its algorithm."""
+    found = {option: find_file(str(_look_up(options, option))) for option in _OPTIONS}
+    return {option: file for option, file in found.items() if file is not None}
+
+
+def _look_up(options: Any, option: str) -> Any:
+    for key in option.split("."):
+        options = options.get(key) if isinstance(options, Mapping) else None
+    return options
+
+
+def write_code(folder: Path, code: Mapping[str, Path]) -> None:
+    """Notes files of code in a run's folder, by option."""
+    noted = {
+        name: {"file": str(file.resolve()), "sha256": digest_content(file.read_bytes())} for name, file in code.items()
+    }
+    write_whole(folder / CODE, [json.dumps(noted, indent=1).encode() + b"\n"])
+
+
+def say_changed_code(folder: Path, code: Mapping[str, Path]) -> None:
+    """Says which files of code are not those with which a run was made.
+
+    Args:
+        folder: Folder of the run; it may be older than the note.
+        code: The files that would run now, by option.
+    """
+    noted = _read(folder / CODE)
+    for name, file in code.items():
+        before = noted.get(name)
+        if isinstance(before, dict) and before.get("sha256") != digest_content(file.read_bytes()):
+            was = str(before.get("sha256"))[:16]
+            _say(f"{name} has changed since {folder} was made (sha256 was {was}): {describe_file(file)}")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        noted = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+@cache
+def _say(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr, flush=True)

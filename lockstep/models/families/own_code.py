@@ -1,0 +1,210 @@
+"""Model classes of a folder's own (`auto_map`): imported from files that the user trusts, and told to `transformers`.
+
+The bytes that are compared with what is trusted are the bytes that run. A file may import its neighbors relatively
+(`from .configuration_mine import …`), and these have to be trusted, too; nothing else of the folder can be imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import multiprocessing
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from lockstep.config.trust import UntrustedCode, describe_file, is_trusted
+from lockstep.data.notes import note
+from lockstep.errors import InputError, first_line
+
+_CONFIG, _MODEL = "AutoConfig", "AutoModelForCausalLM"
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The code of a model type.
+
+    Attributes:
+        package: Name of its package, which changes with it.
+        content: Its files, by the names of their modules.
+    """
+
+    package: str
+    content: Mapping[str, bytes]
+
+
+_OWN: dict[str, _Own] = {}
+"""The model types whose classes come from a folder."""
+
+
+def is_own(model_type: object) -> bool:
+    """True for a type whose classes come from a model's folder."""
+    return model_type in _OWN
+
+
+def find_package(model_type: str) -> str | None:
+    """A name of the code of a type's own, which changes with it; None for types of `transformers`."""
+    own = _OWN.get(model_type)
+    return None if own is None else own.package
+
+
+def write_own_files(model_type: str, folder: Path) -> None:
+    """Writes the files of a type's own into a folder; nothing for types of `transformers`."""
+    if model_type in _OWN:
+        for name, text in _OWN[model_type].content.items():
+            (folder / f"{name}.py").write_bytes(text)
+
+
+def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
+    """The Python files in a folder that a configuration's own classes need; [] for types of `transformers`.
+
+    Raises:
+        InputError: It names code that is not there.
+    """
+    kind, places = fields.get("model_type"), fields.get("auto_map")
+    if not isinstance(places, dict) or (kind in CONFIG_MAPPING and not is_own(kind)):
+        return []
+    todo = [_module_of(folder, place) for place in (places.get(_CONFIG), places.get(_MODEL))]
+    found = dict[str, Path]()
+    while todo:
+        name = todo.pop(0)
+        file = folder / f"{name}.py"
+        if name in found or (found and not file.is_file()):
+            continue
+        if not file.is_file():
+            raise InputError(f"{folder}/config.json: auto_map names {file.name}, which is not there; copy it there")
+        found[name] = file
+        todo += _list_neighbors(file)
+    return list(found.values())
+
+
+def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
+    """Tells `transformers` the classes that a folder brings, once, if its configuration needs them.
+
+    Raises:
+        UntrustedCode: The user has not named their files.
+        InputError: They cannot be used.
+    """
+    kind = str(fields.get("model_type"))
+    if kind in CONFIG_MAPPING and not is_own(kind):
+        _refuse_shadow(folder, kind, fields)
+        return
+    files = list_own_files(folder, fields)
+    if not files:
+        return
+    content = {file.stem: file.read_bytes() for file in files}
+    refused = [file for file in files if not is_trusted(content[file.stem])]
+    if refused:
+        raise UntrustedCode.of(folder, kind, refused)
+    digest = hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:12]
+    package = f"lockstep_model_{digest}"
+    if kind in _OWN and _OWN[kind].package != package:
+        raise InputError(
+            f"{folder}: its code for the model type {kind!r} is not that of a model opened before; give one of them "
+            "a type of its own"
+        )
+    if kind not in _OWN:
+        if multiprocessing.parent_process() is None:  # workers run the same
+            note(f"the model in {folder} runs {', '.join(map(describe_file, files))}")
+        sys.meta_path.insert(0, _Files(package, folder, content))
+        _register(folder, kind, package, fields["auto_map"])
+        _OWN[kind] = _Own(package, content)
+
+
+def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
+    """Raises InputError where a trusted file would not be used, since `transformers` has the type itself."""
+    places = fields.get("auto_map")
+    for place in places.values() if isinstance(places, dict) else ():
+        file = folder / f"{str(place).partition('.')[0]}.py"
+        if file.is_file() and is_trusted(file.read_bytes()):
+            raise InputError(
+                f"{folder}: its model type {kind!r} is one that transformers computes itself, so {file.name} would not "
+                "be run; give config.json and its class a model_type of their own, or do not trust the file"
+            )
+
+
+def _module_of(folder: Path, place: object) -> str:
+    """The module in `module.Class`."""
+    module, _, name = str(place).partition(".")
+    if not module.isidentifier() or not name.isidentifier():
+        raise InputError(
+            f"{folder}/config.json: auto_map has to name {_CONFIG} and {_MODEL} as file.Class, of files in that "
+            f"folder, and one of them is {place!r}"
+        )
+    return module
+
+
+def _list_neighbors(file: Path) -> list[str]:
+    """The modules beside a file that it imports relatively."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{file} is no Python ({first_line(error)})") from None
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1]
+    return [name for node in froms for name in ([node.module] if node.module else [part.name for part in node.names])]
+
+
+def _register(folder: Path, kind: str, package: str, places: Mapping[str, str]) -> None:
+    config, model = _find_class(folder, package, places[_CONFIG]), _find_class(folder, package, places[_MODEL])
+    if not issubclass(config, PreTrainedConfig) or config.model_type != kind:
+        raise InputError(f"{folder}: {places[_CONFIG]} has to be a PreTrainedConfig with model_type = {kind!r}")
+    if not issubclass(model, PreTrainedModel) or model.config_class is not config:
+        raise InputError(
+            f"{folder}: {places[_MODEL]} has to be a PreTrainedModel with config_class = {config.__name__}"
+        )
+    AutoConfig.register(kind, config)
+    AutoModelForCausalLM.register(config, model)
+
+
+def _find_class(folder: Path, package: str, place: str) -> type:
+    module, _, name = place.partition(".")
+    try:
+        found = vars(importlib.import_module(f"{package}.{module}")).get(name)
+    except Exception as error:  # the user's module may raise anything while it is imported
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"{folder}/{module}.py cannot be imported ({what})") from error
+    if not isinstance(found, type):
+        raise InputError(f"{folder}/{module}.py has no class {name}, which auto_map in config.json names")
+    return found
+
+
+class _Files(MetaPathFinder, SourceLoader):
+    """Finds the modules of one folder's package in bytes that were read before, and nowhere else.
+
+    Args:
+        package: Name of the package.
+        folder: The folder, for the modules' file names.
+        content: Content of the files, by the names of their modules.
+    """
+
+    def __init__(self, package: str, folder: Path, content: Mapping[str, bytes]) -> None:
+        self._package = package
+        self._files = {str(folder.resolve() / f"{name}.py"): text for name, text in content.items()}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        if fullname == self._package:
+            return spec_from_loader(fullname, loader=None, is_package=True)
+        package, _, name = fullname.rpartition(".")
+        file = next((file for file in self._files if Path(file).stem == name), None)
+        if package != self._package or file is None:
+            return None
+        return spec_from_file_location(fullname, file, loader=self)
+
+    def get_filename(self, fullname: str) -> str:
+        return next(file for file in self._files if Path(file).stem == fullname.rpartition(".")[2])
+
+    def get_data(self, path: str) -> bytes:
+        if path not in self._files:
+            raise FileNotFoundError(path)  # compiled code that lies beside a file is not read
+        return self._files[path]

@@ -1,0 +1,78 @@
+"""The guide's own class is trained, resumed, evaluated and exported by the guide's own commands, and by no others."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_recipe import RECIPE, REWARDS
+
+from lockstep.algorithms.rows import data_files
+from lockstep.config.loading import load
+from lockstep.models.source import scratch_tokenizer
+from lockstep.report.log import read_metrics
+
+GUIDE = (Path(__file__).parents[2] / "docs/guides/own_model.md").read_text(encoding="utf-8")
+MODEL, MAKE = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+FILE = "my_model/modeling_sandwich.py"
+TRUST = ("--trust", FILE)
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+
+
+def lockstep(*words: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "lockstep", *words)
+
+
+@pytest.fixture
+def made(in_tmp: Path) -> Path:
+    """A folder with the guide's files, and a recipe that trains its model."""
+    (in_tmp / "modeling_sandwich.py").write_text(MODEL)
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "first.yaml").write_text(yaml.safe_dump(RECIPE))
+    first = load("first.yaml").training
+    scratch_tokenizer(first, data_files(first.data, in_tmp / "rows").demonstrations).save_pretrained("tokenizer")
+    (in_tmp / "make_model.py").write_text(MAKE.replace("TOKENIZER", "tokenizer"))
+    assert python("make_model.py").returncode == 0
+    (in_tmp / "modeling_sandwich.py").unlink()
+    recipe = {**RECIPE, "model": {"path": "my_model"}}
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    (in_tmp / "questions.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "5"}\n')
+    return in_tmp
+
+
+def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path) -> None:
+    refused = lockstep("train", "tiny.yaml")
+    assert refused.returncode == 2
+    assert f"'sandwich' by Python code of its own, which is not run: {made / FILE} (sha256 " in refused.stderr
+    assert refused.stderr.endswith(f"if you have read it and trust it: {command('train', 'tiny.yaml', *TRUST)}\n")
+    assert not (made / "run").exists()
+
+    trained = lockstep("train", "tiny.yaml", "sampler.replicas=2", *TRUST)  # in processes of their own, too
+    assert trained.returncode == 0, trained.stderr
+    assert f"note: the model in my_model runs {made / FILE} (sha256 " in trained.stderr
+    steps = [row for row in read_metrics(made / "run") if "agreement/token_mult_prob_error" in row]
+    assert len(steps) == 2
+
+    assert "model modeling_sandwich.py" in (made / "run/code.json").read_text()
+    assert (made / "run/final/modeling_sandwich.py").read_text() == MODEL
+    assert "trust_remote_code=True" in (made / "run/final/README.md").read_text()
+    assert lockstep("eval", "run", "questions.jsonl", *TRUST).returncode == 0
+
+    with (made / FILE).open("a") as file:
+        file.write("# another\n")
+    shutil.rmtree("run/final")  # or the run is finished, and reads no model
+    changed = lockstep("train", "tiny.yaml", "sampler.replicas=2", *TRUST)
+    assert changed.returncode == 2
+    assert "model.modeling_sandwich.py was " in changed.stderr
+
+
+def command(*words: str) -> str:
+    return " ".join([sys.executable, "-m", "lockstep", *words])
