@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -15,6 +18,7 @@ from lockstep.errors import InputError, first_line
 Message = Mapping[str, Any]
 
 _ANSWER = "An answer."
+_LONGEST_S = 5.0
 
 
 class ChatTemplateError(InputError):
@@ -43,12 +47,15 @@ def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
     except ChatTemplateError as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             raise
+        if isinstance(error.__cause__, TimeoutError):  # once for each row is too often
+            raise InputError(f"the chat template of {tokenizer.name_or_path} cannot be used: {error}") from error
 
 
 def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool) -> str:
     talk = [dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=add_generation_prompt)
+        with _limit_time():
+            text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=add_generation_prompt)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: {first_line(error)}); "
@@ -57,6 +64,25 @@ def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_g
     except Exception as error:  # a template is a program, and may raise anything
         raise ChatTemplateError(first_line(error)) from error
     return str(text)
+
+
+@contextmanager
+def _limit_time() -> Iterator[None]:
+    """Raises TimeoutError in a block that computes for seconds; only in the main thread, where alone signals arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise TimeoutError(f"it takes more than {_LONGEST_S:g} s")
 
 
 def read_answer(row: Row, field: str) -> str:

@@ -49,6 +49,9 @@ def _build_prompts(
         Prompt(name, text, tuple(ids), row, talk)
         for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
+    empty = next((where for (_, where), prompt in zip(names, whole, strict=True) if not prompt.tokens), None)
+    if empty is not None:
+        raise DataError(f"{empty}: its prompt is empty, and nothing cannot be continued; correct the row, or remove it")
     return [_truncate(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
 
 
@@ -68,8 +71,21 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
         )
     if is_chat(data):
         messages.require_template(tokenizer)
+    else:
+        _require_open_end(tokenizer)
     field = data.messages
     return (lambda row: None) if field is None else (lambda row: messages.fault(row, field, tokenizer))
+
+
+def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises InputError where a tokenizer ends every text: an answer cannot follow a prompt that has ended."""
+    [ids] = token_ids(tokenizer, ["a"], add_special_tokens=True)
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        raise InputError(
+            f"the tokenizer in {tokenizer.name_or_path} ends every text with its end-of-sequence token "
+            f"{tokenizer.eos_token}, so every prompt would have ended; say add_eos_token: false in "
+            "tokenizer_config.json, or take it out of the post_processor in tokenizer.json"
+        )
 
 
 def is_chat(data: DataSection) -> bool:

@@ -110,7 +110,7 @@ def standing(folder: Path) -> Path:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # something above it is a file
+    except OSError:  # something above it is a file, or its name is too long
         return False
 
 
