@@ -16,6 +16,9 @@ from lockstep.data.templates import askers, complaint, fills, render
 from lockstep.errors import InputError
 from lockstep.types import Prompt
 
+_MOST_CHARACTERS = 10_000_000
+"""More would take a tokenizer minutes, only to be found too long."""
+
 
 def read_prompts(
     rows: Rows, numbers: Sequence[int], tokenizer: PreTrainedTokenizerBase, data: DataSection
@@ -44,6 +47,12 @@ def _build_prompts(
     else:
         talks = [None] * len(names)
         texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
+    for (_, where), text in zip(names, texts, strict=True):
+        if len(text) > _MOST_CHARACTERS:
+            raise DataError(
+                f"{where}: its prompt has {len(text):,} characters, and no prompt may have more than "
+                f"{_MOST_CHARACTERS:,}; shorten the row, or remove it"
+            )
     tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data))
     whole = [
         Prompt(name, text, tuple(ids), row, talk)

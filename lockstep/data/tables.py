@@ -73,8 +73,11 @@ def _files_of(folder: Path) -> list[Path]:
     splits = folder / "dataset_dict.json"
     if splits.is_file():
         names = _read_list(splits, "splits")
-        hint = f"; name one of them, as in {folder / str(names[0])}" if names else ""
-        raise DataError(f"{folder}: holds the splits {', '.join(map(str, names)) or '(none)'}{hint}")
+        if not names:
+            raise DataError(f"{splits}: names no splits; save the data set again")
+        raise DataError(
+            f"{folder}: holds the splits {', '.join(map(str, names))}; name one of them, as in {folder / str(names[0])}"
+        )
     state = folder / "state.json"
     if not state.is_file():
         raise DataError(

@@ -84,8 +84,8 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
             asker = (asking or {}).get(name, "a template, data.fields or the reward")
             return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
         if not _is_a(kind, value):
-            wanted = "text, a number, a list or an object" if kind == "any" else kind
-            return f"has {_kind(value)} in the field {name!r}, which should be {wanted}"
+            right = "text, a number, a list or an object" if kind == "any" else kind
+            return f"has {_kind(value)} in the field {name!r}, which should be {right}"
     return None
 
 

@@ -61,14 +61,14 @@ def _fault(name: str, value: object) -> str | None:
         return _excess(name, len(value))
     if value is None:
         return None
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if _SIZE.fullmatch(name) and (not whole or value < 1):
+    size = value if isinstance(value, int) and not isinstance(value, bool) else None
+    if _SIZE.fullmatch(name) and (size is None or size < 1):
         return f"{name} is {json.dumps(value)}, but should be a whole number above 0; correct it"
     if _NUMBER.fullmatch(name):
         finite = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
         if not finite or (not value and "eps" not in name):
             return f"{name} is {json.dumps(value)}, but should be a finite number above 0; correct it"
-    return _excess(name, value) if whole else None
+    return None if size is None else _excess(name, size)
 
 
 def _excess(name: str, size: int) -> str | None:
