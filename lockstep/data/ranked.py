@@ -110,7 +110,11 @@ def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[RankedResponses
         replies = _field(message, tree.replies, list)
         if not all(isinstance(reply, dict) for reply in replies):
             raise DataError(f"has in the field {tree.replies!r} something that is no message")
-        ranked = [reply for reply in replies if _role(reply, tree) == "assistant" and read_number(reply.get(tree.rank)) is not None]
+        ranked = [
+            reply
+            for reply in replies
+            if _role(reply, tree) == "assistant" and read_number(reply.get(tree.rank)) is not None
+        ]
         if len(ranked) > 1:
             texts = tuple(_field(reply, tree.text, str) for reply in ranked)
             yield RankedResponses(where, talk, texts, tuple(float(reply[tree.rank]) for reply in ranked))
@@ -136,7 +140,9 @@ def _fill(template: str, row: Row) -> str:
 def _field(row: Mapping[str, Any], name: str, kind: type) -> Any:
     if not isinstance(row.get(name), kind):
         words = {list: "list", str: "text", dict: "object"}
-        raise DataError(f"has no {words[kind]} in the field {name!r}; its fields are {shorten(', '.join(row)) or 'none'}")
+        raise DataError(
+            f"has no {words[kind]} in the field {name!r}; its fields are {shorten(', '.join(row)) or 'none'}"
+        )
     return row[name]
 
 

@@ -120,6 +120,7 @@ def _score(value: object, scale: tuple[float, float], where: str) -> float:
     score, (low, high) = float(str(value)), scale
     if not low <= score <= high:
         raise DataError(
-            f"{where}: score is {shorten(str(value))}, but the judge's scores go from {low:g} to {high:g}; correct the row"
+            f"{where}: score is {shorten(str(value))}, but the judge's scores go from {low:g} to {high:g}; correct the "
+            "row"
         )
     return score

@@ -43,9 +43,8 @@ def _walk(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Fields of a configuration, of its text's, and of its rotary embedding."""
     for name, value in fields.items():
         yield name, value
-        if isinstance(value, dict) and (name == "text_config" or _ROPE.fullmatch(name)):
-            yield from _walk(value)
-        elif isinstance(value, dict) and {"rope_type", "rope_theta"} & value.keys():  # of one type of layer
+        within = name == "text_config" or _ROPE.fullmatch(name)
+        if isinstance(value, dict) and (within or {"rope_type", "rope_theta"} & value.keys()):  # of one type of layer
             yield from _walk(value)
 
 

@@ -111,8 +111,8 @@ def _read_stops(folder: Path, vocabulary: int) -> list[int]:
     stops = named if isinstance(named, list) else [] if named is None else [named]
     if not all(isinstance(stop, int) and not isinstance(stop, bool) and 0 <= stop < vocabulary for stop in stops):
         raise InputError(
-            f"{folder}/generation_config.json: eos_token_id is {json.dumps(named)}, but should be numbers of tokens, from "
-            f"0 to {vocabulary - 1}; correct it"
+            f"{folder}/generation_config.json: eos_token_id is {json.dumps(named)}, but should be numbers of tokens, "
+            f"from 0 to {vocabulary - 1}; correct it"
         )
     return stops
 
@@ -148,7 +148,8 @@ def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, 
     made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
     largest = max(made | set(stops))
     if largest >= rows:
+        token = f"{largest} ({tokenizer.decode([largest])!r})"
         raise InputError(
-            f"the tokenizer in {folder} makes token {largest} ({tokenizer.decode([largest])!r}), but the model has embeddings for {rows} tokens; bring "
-            "the tokenizer that belongs to the model"
+            f"the tokenizer in {folder} makes token {token}, but the model has embeddings for {rows} tokens; bring the "
+            "tokenizer that belongs to the model"
         )

@@ -72,8 +72,8 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headle
         for name, there in _headers(file).items():
             if name in stored:
                 raise ModelError(
-                    f"{stored[name].file} and {file} both hold {name}, and only one of them can count; copy or download "
-                    "the folder again"
+                    f"{stored[name].file} and {file} both hold {name}, and only one of them can count; copy or "
+                    "download the folder again"
                 )
             stored[name] = there
     named = _Names(model, wanted)
@@ -164,7 +164,9 @@ def weight_files(folder: Path) -> list[Path]:
         files = sorted({folder / name for name in names.values()})
         outside = next((file for file in files if file.parent != folder), None)
         if outside is not None:
-            raise ModelError(f"{folder / _INDEX} names {outside}, which is not in its folder; copy or download it again")
+            raise ModelError(
+                f"{folder / _INDEX} names {outside}, which is not in its folder; copy or download it again"
+            )
     else:
         files = [folder / _WHOLE]
     missing = [file for file in files if not file.is_file()]

@@ -86,8 +86,8 @@ class MathReward:
         gold = _delimit(answer if cut is None else cut)
         if not verify(gold, gold):
             raise DataError(
-                f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; correct the row, data.answer "
-                "or reward.marker, or use reward.type=python"
+                f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; correct the row, "
+                "data.answer or reward.marker, or use reward.type=python"
             )
         text = self.extract_answer(response)
         if text is None:

@@ -89,7 +89,9 @@ def make(folder: Path) -> None:
 
 
 def _unmakable(folder: Path, why: str) -> InputError:
-    return InputError(f"the run folder {shorten(str(folder))} cannot be made, because {why}; set run.folder to another place")
+    return InputError(
+        f"the run folder {shorten(str(folder))} cannot be made, because {why}; set run.folder to another place"
+    )
 
 
 _LOGS = (".log", ".txt", ".out", ".err")
