@@ -47,7 +47,7 @@ def parse(text: str) -> Any:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         tab = "; indent with spaces" if "'\\t'" in str(error.problem) else ""
         if error.context == _TWO_DOCUMENTS:
-            raise InputError(f"{line}another document begins; leave out what lies before or behind it") from None
+            raise InputError(f"{line}this is no YAML of one document; leave out what lies before or behind") from None
         raise InputError(f"{line}this is no YAML: {error.problem or error.context}{tab}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

@@ -19,7 +19,7 @@ NUM_NAMED = 5
 
 
 def read_number(value: object) -> float | None:
-    """The finite number that a value of a row is; None: it is none. Python's JSON has NaN, and endless whole numbers."""
+    """The finite number that a value of a row is; None: it is none. Python's JSON has NaN, and endless numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

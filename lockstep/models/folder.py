@@ -81,7 +81,7 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     require_usable(fields, f"{path}/config.json")
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except CONFIG_ERRORS as error:
+    except Exception as error:  # for values that it does not foresee, transformers raises anything
         raise ModelError(f"{path}/config.json cannot be used: {_why(fields, error)}") from error
     named = fields.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
@@ -151,7 +151,7 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
             return AutoModelForCausalLM.from_config(
                 config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
             )
-    except (*CONFIG_ERRORS, RuntimeError, AttributeError, ArithmeticError, AssertionError) as error:
+    except Exception as error:  # likewise
         if error.args == (attention.NAME,):
             raise ModelError(
                 f"{source}: {config.model_type} chooses its attention from classes of its own, among which Lockstep's "

@@ -37,7 +37,9 @@ SHARED = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_
 
 TALK = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
 ROW = {"question": "1+1=", "answer": "2", "talk": TALK, "c": "2", "r": "3", "cs": 2.0, "rs": 1, "t": {"a": [True]}}
-FIELDS = {"prompt": "{question}\n", "max_prompt_tokens": 64, "train": "rows.jsonl"}
+FIELDS = {"max_prompt_tokens": 64, "train": "rows.jsonl"}
+PAIR = {"chosen": "{c}", "rejected": "{r}", "chosen_score": "cs", "rejected_score": "rs"}
+TALKS = {"text": {"prompt": "{question}\n"}, "chat": {"chat": True}, "messages": {"messages": "talk"}}
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 
@@ -126,25 +128,19 @@ def rows(draw: st.DrawFn) -> bytes:
     return draw(corrupted(st.just(b"".join(json_bytes(line) + b"\n" for line in lines))))
 
 
-def read_rows(content: bytes, name: str, options: dict[str, Any]) -> None:
-    """Reads rows as prompts, as demonstrations and as pairs."""
+def read_rows(content: bytes, name: str, kind: str, talk: str, options: dict[str, Any]) -> None:
+    """Reads rows as prompts, as demonstrations or as pairs."""
     Path(name).write_bytes(content)
-    files, tokenizer = FileGroup((Path(name),)), load_tokenizer("talker")
-    options = dict(options)
-    kinds, talk = options.pop("kinds"), options.pop("talk", None)
-    options |= {"chat": {"chat": True}, "messages": {"messages": "talk", "prompt": "{question}"}}.get(talk, {})
-    for kind in kinds:
-        opened = open_rows(files, options.get("bad_rows", "error"))
-        if kind == "pairs":
-            data = PairSection(
-                **FIELDS, **options, chosen="{c}", rejected="{r}", chosen_score="cs", rejected_score="rs"
-            )
-            read = Pairs(opened, tokenizer, data, 64)
-        else:
-            data = DataSection(**FIELDS, **options)
-            prompts = kind == "prompts"
-            read = Prompts(opened, tokenizer, data) if prompts else Demonstrations(opened, tokenizer, data, 64)
-        read.first()
+    tokenizer, fields = load_tokenizer("talker"), FIELDS | TALKS[talk] | options
+    rows = open_rows(FileGroup((Path(name),)), options.get("bad_rows", "error"))
+    match kind:
+        case "pairs":
+            read = Pairs(rows, tokenizer, PairSection.model_validate(fields | PAIR), 64)
+        case "demonstrations":
+            read = Demonstrations(rows, tokenizer, DataSection.model_validate(fields), 64)
+        case _:
+            read = Prompts(rows, tokenizer, DataSection.model_validate(fields))
+    read.first()
 
 
 PLACES = st.sampled_from(
@@ -217,14 +213,14 @@ def test_many_fuzzed_overrides_get_answers(here: Path, words: list[str]) -> None
 
 ROWS = {
     "content": rows(),
-    "name": st.sampled_from(["f.jsonl", "f.json", "f.jsonl.gz", "f.parquet"]),
+    "name": st.sampled_from(["f.jsonl", "f.jsonl", "f.jsonl", "f.json", "f.jsonl.gz", "f.parquet"]),
+    "kind": st.sampled_from(["prompts", "demonstrations", "pairs"]),
+    "talk": st.sampled_from(sorted(TALKS)),
     "options": st.fixed_dictionaries(
-        {"kinds": st.lists(st.sampled_from(["prompts", "demonstrations", "pairs"]), min_size=1, max_size=2)},
+        {},
         optional={
             "bad_rows": st.sampled_from(["error", "skip"]),
             "fields": st.sampled_from([None, {"t": "object"}, {"cs": "number"}]),
-            "shuffle": st.booleans(),
-            "talk": st.sampled_from(["chat", "messages"]),
         },
     ),
 }
@@ -232,14 +228,14 @@ ROWS = {
 
 @few
 @given(**ROWS)
-def test_fuzzed_rows_get_an_answer(here: Path, content: bytes, name: str, options: dict[str, Any]) -> None:
-    require_answer(lambda: read_rows(content, name, options))
+def test_fuzzed_rows_get_an_answer(here: Path, **drawn: Any) -> None:
+    require_answer(lambda: read_rows(**drawn))
 
 
 @many
 @given(**ROWS)
-def test_many_fuzzed_rows_get_answers(here: Path, content: bytes, name: str, options: dict[str, Any]) -> None:
-    require_answer(lambda: read_rows(content, name, options))
+def test_many_fuzzed_rows_get_answers(here: Path, **drawn: Any) -> None:
+    require_answer(lambda: read_rows(**drawn))
 
 
 @few
