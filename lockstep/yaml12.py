@@ -21,7 +21,7 @@ _FLOAT = re.compile(
 )
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_HALF_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TWO_DOCUMENTS = "expected a single document in the stream"  # PyYAML's words
 _NOTES_WITHIN = 60  # columns; longer lines have their comment further to the right
 Keys = tuple[str, ...]
@@ -134,12 +134,22 @@ class _Reader:
 
 def _scalar(node: yaml.ScalarNode) -> Any:
     text: str = node.value
-    if _HALF_SURROGATE.search(text):
-        raise InputError(f"{_line(node)}this escapes half a surrogate pair (as in \\ud83d alone), which is no text")
+    if _SURROGATE.search(text):
+        text = _join_surrogates(text, node)
     try:
         return text if node.style else _plain(text)
     except ValueError:
         raise InputError(f"{_line(node)}this is a number of {len(text):,} digits, more than can be read") from None
+
+
+def _join_surrogates(text: str, node: yaml.Node) -> str:
+    """Puts pairs together that JSON, which is YAML, escapes by halves; raises InputError for half a pair."""
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{_line(node)}this escapes half a surrogate pair (as in \\ud83d alone), which is no text"
+        ) from None
 
 
 def _plain(text: str) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import SCALARS, VALUES, corrupted, find_places, json_bytes, spoiled, texts_of
+from strategies import VALUES, corrupted, find_places, json_bytes, near, spoiled, texts_of
 from workspace import furnish
 
 from lockstep.config import DataSection, PairSection
@@ -113,12 +113,26 @@ def recipes(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def overrides(draw: st.DrawFn) -> list[str]:
-    """Keys of options or what looks like some, with values of all kinds."""
-    keys = [".".join(map(str, place)) for place in find_places(load("tiny.yaml").dump())]
-    key = st.one_of(st.sampled_from(keys), st.sampled_from(keys).map(lambda key: key + ".x"), st.text(max_size=6))
-    value = st.one_of(VALUES.map(lambda value: json.dumps(value)), st.text(max_size=8), SCALARS.map(str))
-    words = st.one_of(st.tuples(key, value).map("=".join), st.text(max_size=8))
-    return draw(st.lists(words, min_size=1, max_size=3))
+    """A recipe, then options with values of all kinds, and what looks like some."""
+    recipe = f"{draw(st.sampled_from(RECIPES))}.yaml"
+    tree, words = load(recipe).dump(), [recipe]
+    for _ in range(draw(st.integers(1, 4))):
+        *above, key = draw(st.sampled_from([place for place in find_places(tree) if isinstance(place[-1], str)]))
+        inside: Any = tree
+        for part in above:
+            inside = inside[part]
+        name = ".".join(map(str, (*above, key)))
+        value = st.one_of(near(inside[key]), near(inside[key]), VALUES).map(json.dumps)
+        odd = st.one_of(st.text(max_size=8), st.text(max_size=8).map(lambda text, name=name: f"{name}={text}"))
+        words.append(draw(st.one_of(*[value.map(lambda text, name=name: f"{name}={text}")] * 6, odd)))
+    return words
+
+
+def read_overrides(recipe: str, *words: str) -> None:
+    """Reads a recipe with overrides; what is described of it has to be the same recipe."""
+    loaded = load(recipe, words)
+    Path("described.yaml").write_text(describe(loaded))
+    assert load("described.yaml").dump() == loaded.dump()
 
 
 @st.composite
@@ -202,13 +216,13 @@ def test_many_fuzzed_recipes_get_answers(here: Path, content: bytes) -> None:
 @few
 @given(overrides())
 def test_fuzzed_overrides_get_an_answer(here: Path, words: list[str]) -> None:
-    require_answer(lambda: load("tiny.yaml", words))
+    require_answer(lambda: read_overrides(*words))
 
 
 @many
 @given(overrides())
 def test_many_fuzzed_overrides_get_answers(here: Path, words: list[str]) -> None:
-    require_answer(lambda: load("tiny.yaml", words))
+    require_answer(lambda: read_overrides(*words))
 
 
 ROWS = {
