@@ -184,9 +184,9 @@ def parse_any(text: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error.msg} at character {error.colno})") from error
     except RecursionError as error:
-        raise ValueError(_TOO_DEEP) from error
+        raise ValueError(f"is not JSON (it {_TOO_DEEP})") from error
     except ValueError as error:  # from `int`
-        raise ValueError("has a number of more digits than can be read") from error
+        raise ValueError("is not JSON (it has a number of more digits than can be read)") from error
     if text.count(b"[") + text.count(b"{") > _DEEPEST and _depth(value) > _DEEPEST:
         raise ValueError(_TOO_DEEP)
     if _SURROGATE_ESCAPE.search(text):

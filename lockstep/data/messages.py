@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from lockstep.data.notes import note
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.errors import InputError, first_line
@@ -42,13 +43,14 @@ def render_prompt(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises InputError where a tokenizer's chat template can render no conversation at all, or leaves the user out."""
+    """Raises InputError where a tokenizer's chat template can render no conversation at all; notes one that leaves the
+    user out."""
     try:
         text = _text([{"role": "user", "content": _QUESTION}], tokenizer, add_generation_prompt=True)
         if _QUESTION not in text:
-            raise InputError(
-                f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so all prompts would be "
-                "alike; use one that takes content as text"
+            note(
+                f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so all prompts are alike; "
+                "use one that takes content as text"
             )
     except ChatTemplateError as error:
         if isinstance(error.__cause__, TemplateSyntaxError):

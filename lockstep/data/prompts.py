@@ -88,7 +88,7 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
 
 def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises InputError where a tokenizer ends every text: an answer cannot follow a prompt that has ended."""
-    [ids] = token_ids(tokenizer, ["a"], add_special_tokens=True)
+    ids = tokenizer("a", add_special_tokens=True)["input_ids"]
     if ids and ids[-1] == tokenizer.eos_token_id:
         raise InputError(
             f"the tokenizer in {tokenizer.name_or_path} ends every text with its end-of-sequence token "

@@ -158,7 +158,8 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
                 "cannot be put, so its sequences cannot be packed; use a model of another family"
             ) from error
         field = find_field(fields, error.args[0]) if isinstance(error, KeyError) and error.args else None
-        why = f"{type(error).__name__}: {config_reason(error)}" if field is None else f"it has no {field} {error}"
+        where = "" if field is None else f" is no {field}"
+        why = f"{type(error).__name__}: {config_reason(error)}{where}"
         raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
 
 

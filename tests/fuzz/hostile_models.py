@@ -300,7 +300,7 @@ MODELS = {
         "chat template",
         "more than 5 s",
     ),
-    "model: tokenizer: a chat template that says nothing": chat("", "chat template", "leaves out"),
+    "model: tokenizer: a chat template that says nothing": chat("", "rows.jsonl, line 1", "its prompt is empty"),
     "model: tokenizer: a chat template that leaves the question out": chat("Hello", "chat template", "leaves out"),
     "model: tokenizer: a chat template that includes a file": chat("{% include '/etc/passwd' %}", "chat template"),
     "model: tokenizer: a chat template that divides by zero": chat("{{ 1 // 0 }}", "chat template"),
