@@ -49,8 +49,8 @@ def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
         text = _text([{"role": "user", "content": _QUESTION}], tokenizer, add_generation_prompt=True)
         if _QUESTION not in text:
             note(
-                f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so all prompts are alike; "
-                "use one that takes content as text"
+                f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so all prompts are "
+                "alike; use one that takes content as text"
             )
     except ChatTemplateError as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
