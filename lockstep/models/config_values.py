@@ -61,7 +61,7 @@ def _fault(name: str, value: object) -> str | None:
     if value is None:
         return None
     size = value if isinstance(value, int) and not isinstance(value, bool) else None
-    if _SIZE.fullmatch(name) and (size is None or size < 1):
+    if _SIZE.fullmatch(name) and size is not None and size < 1:
         return f"{name} is {json.dumps(value)}, but should be a whole number above 0; correct it"
     if _NUMBER.fullmatch(name):
         finite = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
