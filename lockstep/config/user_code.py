@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from lockstep.config.code_digest import digest_code
-from lockstep.errors import InputError
+from lockstep.errors import InputError, shorten
 
 
 def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
@@ -42,8 +42,8 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
         raise InputError(f"{option} {reference!r} is not of the form file.py:name or package.module:name")
     try:
         module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # the user's module may raise anything while it is imported
-        what = f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # the user's module may raise anything while it is imported
+        what = f"{type(error).__name__}: {_words(str, error)}"
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
     if not callable(found):
@@ -124,16 +124,28 @@ def read_reward(reward: object) -> float | None:
     """
     if reward is None:
         return None
-    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        raise ValueError(f"{reward!r}; return a finite number, or None for no verdict")
-    return float(reward)
+    try:
+        number = float(reward) if isinstance(reward, numbers.Real) else math.nan
+    except Exception:  # too large, or of a class of the user's
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{_words(repr, reward)}; return a finite number, or None for no verdict")
+    return number
 
 
 def describe_error(error: Exception) -> str:
     """Describes the user's error, and the line of the called file that raised it, also where it called other code."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
-    return f"raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"raised {type(error).__name__}: {_words(str, error)} ({Path(frame.filename).name}, line {frame.lineno})"
+
+
+def _words(write: Callable[[Any], str], thing: object) -> str:
+    """An object of the user's as text that fits a sentence, also where its own methods fail."""
+    try:
+        return shorten(write(thing))
+    except Exception as error:
+        return f"an object whose text cannot be had ({type(error).__name__})"
 
 
 _MODULES: dict[Path, tuple[bytes, ModuleType]] = {}

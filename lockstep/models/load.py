@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,7 +22,7 @@ from lockstep import keyed
 from lockstep.errors import first_line
 from lockstep.models import attention
 from lockstep.models.families.known import find_nearest, is_known
-from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, read_config, require_usable, skeleton
+from lockstep.models.folder import ModelError, config_reason, read_config, require_usable, skeleton
 from lockstep.models.token_step import join_maps
 from lockstep.models.weight_files import check_weights, require_finite
 
@@ -65,7 +64,7 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
             use_safetensors=True,
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # for files that it does not foresee, transformers raises anything
         raise ModelError(f"the model in {folder} cannot be opened: {first_line(error)}") from error
     return model
 
@@ -114,7 +113,7 @@ def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     try:
         known = AutoConfig.for_model(model_type)
         built = AutoConfig.for_model(model_type, **fields)
-    except CONFIG_ERRORS as error:
+    except Exception as error:  # for values that it does not foresee, transformers raises anything
         raise ModelError(f"model.scratch.config: {config_reason(error)}") from error
     names = {*known.to_dict(), *known.attribute_map}
     for name in sorted(fields.keys() - names):

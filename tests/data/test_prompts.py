@@ -157,7 +157,8 @@ def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 7?"}]
 REFUSING = (
-    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
 )
 
 

@@ -130,7 +130,7 @@ def test_building_leaves_the_random_state_alone() -> None:
         ),
         ({"hidden_size": "32"}, r"model\.scratch\.config: .*hidden_size"),
         ({"num_attention_heads": 3}, r"num_attention_heads \(3\) is no multiple of num_key_value_heads \(2\)"),
-        ({"hidden_act": "nosuch"}, r"cannot build this model \(KeyError: 'nosuch'\)"),
+        ({"hidden_act": "nosuch"}, r"cannot build this model \(KeyError: 'nosuch' is no hidden_act\)"),
         ({"model_type": "qwen22"}, r"knows no model_type 'qwen22'; did you mean qwen2\?"),
     ],
 )

@@ -39,7 +39,7 @@ class SelfRewardingSection(PreferenceSection):
     """Self-rewarding training (Yuan et al. 2024); see docs/guides/self_rewarding.md."""
 
     max_iterations: PositiveInt = Field(
-        default=3, description="rounds; at the end of each, the policy becomes the reference"
+        le=10_000, default=3, description="rounds; at the end of each, the policy becomes the reference"
     )
     global_batch_size: PositiveInt = Field(description="prompts, and so at most pairs, per optimizer step")
     num_responses_to_gen: Annotated[int, Field(ge=2)] = Field(default=4, description="answers to each prompt")
