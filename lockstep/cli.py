@@ -27,6 +27,7 @@ from lockstep.commands import (
 from lockstep.commands import eval as evaluate
 from lockstep.disk import is_user_error
 from lockstep.errors import LockstepError
+from lockstep.helpers.printable import make_printable
 from lockstep.run.stop import Stopped, hear_interrupts
 from lockstep.unread import is_unread, outlive_reader, silence
 
@@ -75,7 +76,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (LockstepError, OSError) as error:
         if options.traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
             raise
-        print(f"lockstep: {error}", file=sys.stderr)
+        print(f"lockstep: {make_printable(str(error))}", file=sys.stderr)
         if isinstance(error, LockstepError):
             return error.exit_code
         return exit_codes.INPUT if is_user_error(error) else exit_codes.CRASH

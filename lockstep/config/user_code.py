@@ -43,7 +43,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     try:
         module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # the user's module may raise anything while it is imported
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {show(error, str)}"
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
     if not callable(found):
@@ -124,16 +124,36 @@ def read_reward(reward: object) -> float | None:
     """
     if reward is None:
         return None
-    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        raise ValueError(f"{reward!r}; return a finite number, or None for no verdict")
-    return float(reward)
+    try:
+        number = float(reward) if isinstance(reward, numbers.Real) else math.nan
+    except Exception:  # any error of the user's class; and of a whole number that no float can hold
+        number = math.nan
+    if not abs(number) <= _MOST_REWARD:
+        raise ValueError(f"{show(reward)}; return a finite number, or None for no verdict")
+    return number
+
+
+_MOST_REWARD = 3.4e38
+"""Batches hold rewards in fp32."""
+
+_SHOWN = 300
+
+
+def show(value: object, form: Callable[[Any], str] = repr) -> str:
+    """A value of the user's, or an error, in one line that is not long; its own code may fail at that."""
+    try:
+        text = form(value)[: 20 * _SHOWN]
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …"
 
 
 def describe_error(error: Exception) -> str:
     """Describes the user's error, and the line of the called file that raised it, also where it called other code."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
-    return f"raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"raised {type(error).__name__}: {show(error, str)} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 _MODULES: dict[Path, tuple[bytes, ModuleType]] = {}

@@ -24,7 +24,8 @@ from lockstep.plan.page import Plan, page
 from lockstep.plan.sizes import Sizes
 from lockstep.plan.time import Rates
 
-_MEMORY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
+_MEMORY = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,15})?)\s*(?P<unit>[A-Za-z]+)")
+_MOST_GPUS = 100_000
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -42,8 +43,8 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rate
         ValueError: If the recipe cannot be planned, or not for this number of GPUs.
     """
     room, recipe = bytes_of(memory), loaded.expect(Algorithm)
-    if gpus < 1:
-        raise InputError(f"--gpus is {gpus}; a plan needs at least 1")
+    if not 1 <= gpus <= _MOST_GPUS:
+        raise InputError(f"--gpus is {gpus}; a plan is of 1 to {_MOST_GPUS:,}")
     backend = find_backend(recipe.learner)
     if not backend.is_planned:
         raise InputError(

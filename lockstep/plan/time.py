@@ -48,9 +48,10 @@ class Rates:
         """
         names = {field.name for field in fields(cls)}
         try:
+            is_file(path)
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["rates"][dtype]
             return cls(**{name: float(found[name]) for name in names})
-        except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"--rates {path}: it has to be JSON whose rates.{dtype} has numbers for {', '.join(sorted(names))}, "
                 f"as gpu-check/gpu_check.json has ({type(error).__name__}: {error})"

@@ -170,6 +170,8 @@ class PythonReward:
             ) from None
         except ChildDied as error:
             raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
+        if not isinstance(result, dict) or not result.keys() & {"wrong", "reward"}:
+            raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
         if "wrong" in result:
             error = RewardError(f"{asked} {make_printable(result['wrong'])}")
             error.add_note(make_printable(result["trace"]))

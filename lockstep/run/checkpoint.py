@@ -168,7 +168,8 @@ class Checkpoints:
     def rank_by_score(self) -> list[tuple[float, int, Path]]:
         """Score, step and folder of those that have a score, the best last; of equals the older is the better."""
         scored = [(_manifest(path).get("score"), step, path) for step, path in self.find()]
-        return sorted(((s, n, path) for s, n, path in scored if s is not None), key=lambda entry: (entry[0], -entry[1]))
+        numbers = [(score, step, path) for score, step, path in scored if isinstance(score, int | float)]
+        return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
 
     def _find_surplus(self) -> list[Path]:
         found = [path for _, path in self.find()]
@@ -208,6 +209,8 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
     manifest = _manifest(folder)
     if manifest.pop("sha256", None) != _digest(manifest):
         raise _DamagedError(f"its {_MANIFEST} is missing, truncated or altered")
+    if not isinstance(manifest.get("state"), dict) or not isinstance(manifest.get("files"), dict):
+        raise _DamagedError(f"its {_MANIFEST} is that of another program")
     if manifest["step"] != step:
         raise _DamagedError(f"its {_MANIFEST} is that of step {manifest['step']}")
     sums, found = manifest["files"], set(_files(folder)) - {_MANIFEST}

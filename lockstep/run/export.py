@@ -5,6 +5,7 @@ A checkpoint of a run with `learner.lora` holds adapters alone; a model is those
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -140,6 +141,6 @@ def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
         if not ranked:
             raise NoCheckpointError(f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe")
         return checkpoints.at(ranked[-1][1])
-    if not which.isdigit():
+    if not re.fullmatch(r"[0-9]{1,18}", which):
         raise InputError(f"checkpoint {which!r}: say latest, best, or the number of a step")
     return checkpoints.at(int(which))

@@ -56,7 +56,7 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
 async def _read(response: httpx2.Response) -> bytes:
     if response.is_redirect:
         raise ReplyRefused(
-            f"it sends requests on to {response.headers.get('location')}; name that in base_url if it is right"
+            f"it sends requests on to {response.headers.get('location', 'nowhere')}; name the right place in base_url"
         )
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ReplyRefused("it compresses its replies, though it was asked not to; switch that off")

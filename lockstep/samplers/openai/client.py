@@ -6,6 +6,7 @@ and how its responses ended is checked as far as its own words allow (docs/guide
 
 from __future__ import annotations
 
+import asyncio
 import os
 import warnings
 from asyncio import Semaphore
@@ -34,6 +35,11 @@ except ModuleNotFoundError as missing:
 
 _CONNECT_S = 10.0
 """Timeout of a connection; an answer may take longer."""
+
+_SILENCE_S = 10.0
+"""Of a request, before the user is told."""
+
+_SHOWN_MODELS = 5
 
 _WARN_FROM = 0.01
 """Share of bad ends from which on the user is warned."""
@@ -78,7 +84,7 @@ class OpenAIClient:
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.answers = self.bad_ends = 0
-        self._server = _Server(options, timeout_s)
+        self._server = _Server(options, timeout_s, note)
         self._options, self._vocabulary, self._note = options, vocabulary, note
         self._warned = False
         self._model = self._ask_model()
@@ -134,8 +140,10 @@ class OpenAIClient:
         with self._server.connection() as (portal, client):
             served = {model.id: model for model in portal.call(self._server.ask, client, Models, "/models").data}
         if self._options.model not in served:
+            others = [*list(served)[:_SHOWN_MODELS]]
+            others += [f"and {len(served) - _SHOWN_MODELS:,} more"] if len(served) > _SHOWN_MODELS else []
             raise ServerError(
-                f"{self._options.base_url}: serves {', '.join(served) or 'no model'}, and not {self._options.model}; "
+                f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, and not {self._options.model}; "
                 "correct the option model"
             )
         return served[self._options.model]
@@ -188,8 +196,9 @@ class OpenAIClient:
 class _Server:
     """Connections to a server, with error sentences for their failures."""
 
-    def __init__(self, options: config.OpenAI, timeout_s: float) -> None:
-        self._options, self._timeout_s = options, timeout_s
+    def __init__(self, options: config.OpenAI, timeout_s: float, note: Callable[[str], object]) -> None:
+        self._options, self._timeout_s, self._note = options, timeout_s, note
+        self._told_of_slowness = False
         self._key = os.environ.get(options.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise ServerError(f"the environment variable {options.api_key_env} holds characters that no key has")
@@ -203,11 +212,9 @@ class _Server:
         async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Completion:
             async with gate:
                 answered = await self.ask(client, Completion, path, body)
-            if answered.num_tokens > max_tokens + 1:  # some count the stop token besides
-                raise ServerError(
-                    f"{self._options.base_url}: it answers with {answered.num_tokens} tokens, where {max_tokens} were "
-                    "asked for at most; look at what serves there"
-                )
+            fault = answered.fault(max_tokens)
+            if fault is not None:
+                raise ServerError(f"{self._options.base_url}: {fault}; look at what serves there")
             return answered
 
         with self.connection() as (portal, client):
@@ -232,14 +239,27 @@ class _Server:
     async def ask(
         self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
     ) -> _Shape:
-        """Returns the server's answer; without a body it is a plain GET."""
+        """Returns the server's answer; without a body it is a plain GET. Says once that an answer takes long."""
+        slow = asyncio.get_running_loop().call_later(_SILENCE_S, self._say_slow)
         try:
-            if body is None:
-                return shape.model_validate(await client.get(path, cast_to=object))
-            return shape.model_validate(await client.post(path, cast_to=object, body=body))
-        except (openai.OpenAIError, ValueError) as error:
+            asked = client.get(path, cast_to=object) if body is None else client.post(path, cast_to=object, body=body)
+            answer = await asked
+            if isinstance(answer, dict) and answer.keys() == {"error"}:
+                raise ReplyRefused(f"it answers with an error ({_one_line(answer['error'])}); look at its log")
+            return shape.model_validate(answer)
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
             message = f"{self._options.base_url}: {self._sentence(error)}"
             raise ServerError(message.replace(self._key, "[key]") if self._key else message) from error
+        finally:
+            slow.cancel()
+
+    def _say_slow(self) -> None:
+        if not self._told_of_slowness:
+            self._told_of_slowness = True
+            self._note(
+                f"{self._options.base_url}: no answer for {_SILENCE_S:g} s; each of {self._options.max_retries + 1} "
+                f"attempts may take {self._timeout_s:g} s (timeout_s)"
+            )
 
     def _sentence(self, error: Exception) -> str:
         variable, attempts = self._options.api_key_env, f"{self._options.max_retries + 1} attempts"
@@ -282,8 +302,12 @@ def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Comp
 
 def _detail(error: openai.APIStatusError) -> str:
     """Returns the server's own account of an error, in one line."""
-    detail = error.body.get("message") if isinstance(error.body, dict) else error.body
-    return " ".join(str(detail or "no more is said").split())[:300]
+    return _one_line(error.body or "no more is said")
+
+
+def _one_line(body: object) -> str:
+    said = body.get("message") if isinstance(body, dict) else body
+    return " ".join(str(said or "no more is said").split())[:300]
 
 
 def _seed(key: int) -> int:
