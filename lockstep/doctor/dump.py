@@ -174,7 +174,7 @@ def _are_lists(*columns: Any) -> bool:
 
 
 def _less(own: Any, apart: Any) -> Any:
-    """The inference side's log-probability; None, which is refused with its place, where one of the two is no number."""
+    """The inference side's log-probability; None, which is refused by its place, where one of them is no number."""
     return own - apart if _is_number(own) and _is_number(apart) else None
 
 
@@ -224,6 +224,8 @@ def _sequence(where: str, row: Mapping[str, Any], columns: Columns) -> _Row:
         if bool(wrong.any()):
             entry = int(wrong.nonzero()[0])
             raise DataError(f"{where}: {name} has {float(side[entry])} at entry {entry}, which is no log-probability")
+        if bool(keep.any()) and bool((side[keep] > _MOST_LOGPROB / 10).all()):
+            raise DataError(f"{where}: {name} is above 0 at every entry; write log-probabilities, not probabilities")
     in_front = 0 if columns.ids is None else len(row[columns.ids]) - tokens
     told = {
         role: _number(where, row, name, *_NUMBERS[role])

@@ -19,6 +19,7 @@ from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE
 from lockstep.plan.memory import BF16, FP32, Rank
 from lockstep.plan.sizes import Sizes
+from lockstep.records import is_file
 
 
 @dataclass(frozen=True)

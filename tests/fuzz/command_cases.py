@@ -87,12 +87,10 @@ COMMANDS: dict[str, Case] = {
     "schema: a function for an algorithm": Case(nothing, "schema rewards.py:parity", 2, "parity"),
     "schema: into a folder": Case(nothing, "schema ppo --out model", 2, "model"),
     "schema: into a folder that is not there": Case(nothing, "schema ppo --out gone/schema.json", 2, "gone"),
-    "schema: onto a full device": Case(nothing, "schema ppo --out /dev/full", 1, "/dev/full"),
+    "schema: into a pipe": Case(pipe("schema.json"), "schema ppo --out schema.json", 2, "schema.json"),
     "config: a key of nothing": Case(nothing, "config tiny.yaml ppo.", 2, "ppo."),
     "config: a key through a value": Case(nothing, "config tiny.yaml ppo.clip.deep", 2, "ppo.clip.deep"),
-    "config: an option with half a character": Case(
-        nothing, "config tiny.yaml $'x'", 2, "override"
-    ),
+    "config: an option with half a character": Case(nothing, "config tiny.yaml $'x'", 2, "override"),
     "config: a recipe that is a pipe": Case(pipe("r.yaml"), "config r.yaml", 2, "r.yaml"),
     "config: a recipe that is a device": Case(
         lambda folder: (folder / "r.yaml").symlink_to("/dev/zero"), "config r.yaml", 2, "r.yaml"
@@ -106,7 +104,7 @@ COMMANDS: dict[str, Case] = {
     "completion: an option of an option": Case(nothing, "complete -- train tiny.yaml ppo.clip.a.b=", 0, ""),
     "completion: nothing": Case(nothing, "complete --", 0, "train"),
     "report: into a folder that is not there": Case(nothing, "report run --out gone/r.html", 2, "gone"),
-    "report: onto a device": Case(nothing, "report run --out /dev/full", 2, "/dev/full"),
+    "report: into a pipe": Case(pipe("r.html"), "report run --out r.html", 2, "r.html"),
     "report: a name of 300 letters": Case(nothing, f"report run --out {'r' * 300}.html", 2, "rrr"),
     "report: twice the same": Case(nothing, "report run run", 2, "twice"),
     "report: a name with a NUL": Case(nothing, "report 'run\0x'", 2, "NUL"),
@@ -127,7 +125,7 @@ COMMANDS: dict[str, Case] = {
     ),
     "a name that no command has": Case(nothing, "trian tiny.yaml", 2, "trian"),
     "nothing": Case(nothing, "''", 2, ""),
-}  # fmt: skip
+}
 
 DUMPS: dict[str, Case] = {
     "dump: empty": Case(write("dump.jsonl", ""), ANALYZE, 2, "dump.jsonl"),
@@ -174,16 +172,31 @@ DUMPS: dict[str, Case] = {
     "dump: figures into a folder": Case(dump(), f"{ANALYZE} --out model", 2, "model"),
     "dump: figures where there is no folder": Case(dump(), f"{ANALYZE} --out gone/f.json", 2, "gone"),
     "results: of a later version": Case(
-        both(make("d"), write("d/report.json", '{"schema": "lockstep.doctor.table/9"}'), write("d/columns.safetensors", b"")),
-        "report d", 2, "schema",
+        both(
+            make("d"),
+            write("d/report.json", '{"schema": "lockstep.doctor.table/9"}'),
+            write("d/columns.safetensors", b""),
+        ),
+        "report d",
+        2,
+        "schema",
     ),
     "results: nothing but their version": Case(
-        both(make("d"), write("d/report.json", '{"schema": "lockstep.doctor.table/1"}'), write("d/columns.safetensors", b"")),
-        "report d", 2, "d/report.json",
+        both(
+            make("d"),
+            write("d/report.json", '{"schema": "lockstep.doctor.table/1"}'),
+            write("d/columns.safetensors", b""),
+        ),
+        "report d",
+        2,
+        "d/report.json",
     ),
     "results: of brackets": Case(
-        both(make("d"), write("d/report.json", DEEP), write("d/columns.safetensors", b"")), "report d", 2, "d/report.json"
+        both(make("d"), write("d/report.json", DEEP), write("d/columns.safetensors", b"")),
+        "report d",
+        2,
+        "d/report.json",
     ),
-}  # fmt: skip
+}
 
 Outcome = Callable[[Path], object]

@@ -9,7 +9,6 @@ from typing import Any
 
 from raw_server import MODELS, Reply, http, raw
 
-
 LOGGED = {"logprobs": {"token_logprobs": [-1, -1, -1, -1]}}
 
 
@@ -83,8 +82,10 @@ POSTS: dict[str, tuple[Reply, str]] = {
     "a log-probability of NaN": (logged(-1, float("nan"), -1, -1), "log-prob"),
     "a log-probability above 0": (logged(-1, -1, 2.5, -1), "log-prob"),
     "a log-probability of minus infinity": (logged(-1, -1, float("-inf"), -1), "log-prob"),
-    "a log-probability of infinity": (text_of(json.dumps(completed(logprobs={"token_logprobs": [0] * 4})).replace(
-        "[0,", "[1e999,")), "log-prob"),
+    "a log-probability of infinity": (
+        text_of(json.dumps(completed(logprobs={"token_logprobs": [0] * 4})).replace("[0,", "[1e999,")),
+        "log-prob",
+    ),
     "a log-probability as text": (logged("-1", "-1", "-1", "-1"), "logprobs"),
     "a log-probability of null": (logged(None, -1, -1, -1), "logprobs"),
     "log-probabilities that are true": (logged(False, False, False, False), "logprobs"),
@@ -120,7 +121,10 @@ POSTS: dict[str, tuple[Reply, str]] = {
     "a body cut in a character": (http('{"choices": [{"text": "ü'.encode()[:-1]), "answer"),
     # statuses
     "moved to nowhere": (raw(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n"), "sends requests on"),
-    "moved in a circle": (raw(b"HTTP/1.1 301 M\r\nLocation: /v1/completions\r\nContent-Length: 0\r\n\r\n"), "sends req"),
+    "moved in a circle": (
+        raw(b"HTTP/1.1 301 M\r\nLocation: /v1/completions\r\nContent-Length: 0\r\n\r\n"),
+        "sends req",
+    ),
     "not modified": (raw(b"HTTP/1.1 304 Not Modified\r\n\r\n"), ""),
     "an error that obeys no one": (
         http({"error": {"message": "\x1b[2J\x1b]0;mine\x07gone\u202e"}}, "400 Bad"),
@@ -139,7 +143,7 @@ POSTS: dict[str, tuple[Reply, str]] = {
     # time
     "never": (wait, "no answer within"),
     "to go on, for ever": (interim, "no answer within"),
-}  # fmt: skip
+}
 """Replies to a request of four tokens with log-probabilities."""
 
 TOLD_LATER = {"busy for 50 s", "never", "to go on, for ever"}

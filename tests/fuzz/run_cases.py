@@ -137,11 +137,11 @@ CASES: dict[str, Case] = {
     "metrics: a step of 30 digits": Case(line(METRICS, 1, {"step": 10**30}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
     "metrics: a word, report": Case(line(METRICS, 1, {"train/reward": "high"}), REPORT, 2, "metrics.jsonl:2"),
     "metrics: a word, check": Case(line(METRICS, 1, {"train/reward": "high"}), "check run", 2, "metrics.jsonl:2"),
-    "metrics: a word, resume": Case(
-        unfinished(line(METRICS, 1, {"train/reward": "high"})), RUN, 2, "metrics.jsonl:2"
-    ),
+    "metrics: a word, resume": Case(unfinished(line(METRICS, 1, {"train/reward": "high"})), RUN, 2, "metrics.jsonl:2"),
     "metrics: a list": Case(line(METRICS, 1, {"train/reward": [1]}), REPORT, 2, "metrics.jsonl:2"),
-    "metrics: an integer of 400 digits": Case(line(METRICS, 1, {"train/reward": 10**400}), REPORT, 2, "metrics.jsonl:2"),
+    "metrics: an integer of 400 digits": Case(
+        line(METRICS, 1, {"train/reward": 10**400}), REPORT, 2, "metrics.jsonl:2"
+    ),
     "metrics: agreement without its bound": Case(
         line(METRICS, 1, b'{"step": 1, "agreement/tokens": 5}\n'), REPORT, 2, "metrics.jsonl"
     ),
@@ -209,10 +209,16 @@ CASES: dict[str, Case] = {
     "environment: threads below 1": Case(
         unfinished(change("run/environment.json", threads=-3)), RUN, 2, "environment.json"
     ),
-    "environment: a recipe of a list": Case(change("run/environment.json", recipe=["a"]), REPORT, 2, "environment.json"),
-    "crash.txt: a folder": Case(unfinished(lambda folder: (folder / "run/crash.txt").mkdir()), REPORT, 0, "report.html"),
+    "environment: a recipe of a list": Case(
+        change("run/environment.json", recipe=["a"]), REPORT, 2, "environment.json"
+    ),
+    "crash.txt: a folder": Case(
+        unfinished(lambda folder: (folder / "run/crash.txt").mkdir()), REPORT, 0, "report.html"
+    ),
     "recipe: of a later version": Case(add("run/recipe.yaml", b"tomorrow: 1\n"), "check run", 2, "run/recipe.yaml"),
-    "recipe: of a later version, export": Case(add("run/recipe.yaml", b"tomorrow: 1\n"), "export run made", 2, "recipe"),
+    "recipe: of a later version, export": Case(
+        add("run/recipe.yaml", b"tomorrow: 1\n"), "export run made", 2, "recipe"
+    ),
     "recipe: not UTF-8, resume": Case(
         unfinished(write("run/recipe.yaml", b"algorithm: caf\xe9\n")), RUN, 2, "run/recipe.yaml"
     ),
@@ -256,9 +262,7 @@ CASES: dict[str, Case] = {
         unfinished(resealed(lambda noted: noted["state"].update(position=-9))), RUN, 2, "manifest.json"
     ),
     "checkpoints: no state": Case(unfinished(resealed(lambda noted: noted.pop("state"))), RUN, 0, PASSED),
-    "checkpoints: files as a list": Case(
-        unfinished(resealed(lambda noted: noted.update(files=["a"]))), RUN, 0, PASSED
-    ),
+    "checkpoints: files as a list": Case(unfinished(resealed(lambda noted: noted.update(files=["a"]))), RUN, 0, PASSED),
     "checkpoints: a file outside of it": Case(
         unfinished(resealed(lambda noted: noted["files"].update({"../../../tiny.yaml": {}}))), RUN, 0, PASSED
     ),
@@ -276,58 +280,64 @@ CASES: dict[str, Case] = {
         1,
         "damaged",
     ),
-    "checkpoints: a policy of another shape": Case(unfinished(resealed(lambda noted: None, other_weights)), RUN, 2, "policy"),
+    "checkpoints: a policy of another shape": Case(
+        unfinished(resealed(lambda noted: None, other_weights)), RUN, 2, "policy"
+    ),
     "checkpoints: a policy of another shape, export": Case(
         unfinished(resealed(lambda noted: None, other_weights)), "export run made", 2, "policy"
     ),
     # export
-    "export: initial/ gone": Case(lambda folder: shutil.rmtree(folder / "run/initial"), "export run made", 2, "initial"),
-    "export: initial/config.json torn": Case(write("run/initial/config.json", "{"), "export run made", 2, "config.json"),
+    "export: initial/ gone": Case(
+        lambda folder: shutil.rmtree(folder / "run/initial"), "export run made", 2, "initial"
+    ),
+    "export: initial/config.json torn": Case(
+        write("run/initial/config.json", "{"), "export run made", 2, "config.json"
+    ),
     "export: no tokenizer": Case(
-        lambda folder: [path.unlink() for path in (folder / "run/initial").glob("tok*")], "export run made", 2, "tokenizer"
+        lambda folder: [path.unlink() for path in (folder / "run/initial").glob("tok*")],
+        "export run made",
+        2,
+        "tokenizer",
     ),
     "export: into a file": Case(lambda folder: None, "export run tiny.yaml/out", 2, "tiny.yaml/out"),
     "export: a step as ²": Case(lambda folder: None, "export run made --checkpoint ²", 2, "say latest, best"),
-    "export: a step of 5,000 digits": Case(lambda folder: None, f"export run made --checkpoint {'9' * 5000}", 2, "checkpoint"),
+    "export: a step of 5,000 digits": Case(
+        lambda folder: None, f"export run made --checkpoint {'9' * 5000}", 2, "checkpoint"
+    ),
     "export: a step below 0": Case(lambda folder: None, "export run made --checkpoint=-1", 2, "say latest, best"),
     # asking a run
-    "eval: final/ a file": Case(replace("run/final", lambda path: path.write_text("")), "eval run rows.jsonl --recipe eval.yaml", 2, "final"),
+    "eval: final/ a file": Case(
+        replace("run/final", lambda path: path.write_text("")), "eval run rows.jsonl --recipe eval.yaml", 2, "final"
+    ),
     "eval: final/ without weights": Case(
-        lambda folder: (folder / "run/final/model.safetensors").unlink(), "eval run rows.jsonl --recipe eval.yaml", 2, "no weights"
+        lambda folder: (folder / "run/final/model.safetensors").unlink(),
+        "eval run rows.jsonl --recipe eval.yaml",
+        2,
+        "no weights",
     ),
     "eval: final/ a link to nowhere": Case(
         replace("run/final", lambda path: path.symlink_to("gone")), "eval run rows.jsonl --recipe eval.yaml", 2, "final"
     ),
-    "generate: the recipe a later one": Case(add("run/recipe.yaml", b"tomorrow: 1\n"), "generate run rows.jsonl", 2, "recipe"),
+    "generate: the recipe a later one": Case(
+        add("run/recipe.yaml", b"tomorrow: 1\n"), "generate run rows.jsonl", 2, "recipe"
+    ),
     # results
     "eval: inputs.json torn": Case(write("out/inputs.json", "{"), EVAL, 2, "inputs.json"),
     "eval: inputs.json a list": Case(write("out/inputs.json", "[]"), EVAL, 2, "inputs.json"),
     "eval: results.json torn": Case(write("out/results.json", "{"), EVAL, 2, "results.json"),
-    "eval: results.json of something else": Case(
-        write("out/results.json", "{}"), EVAL, 2, "results.json"
-    ),
-    "eval: samples.jsonl a pipe": Case(
-        begun(replace("out/samples.jsonl", os.mkfifo)), EVAL, 2, "samples.jsonl"
-    ),
-    "eval: a score of a word": Case(
-        begun(line("out/samples.jsonl", 0, {"score": "good"})), EVAL, 2, "samples.jsonl:1"
-    ),
-    "eval: deep brackets": Case(
-        begun(line("out/samples.jsonl", 0, DEEP)), EVAL, 2, "samples.jsonl:1"
-    ),
+    "eval: results.json of something else": Case(write("out/results.json", "{}"), EVAL, 2, "results.json"),
+    "eval: samples.jsonl a pipe": Case(begun(replace("out/samples.jsonl", os.mkfifo)), EVAL, 2, "samples.jsonl"),
+    "eval: a score of a word": Case(begun(line("out/samples.jsonl", 0, {"score": "good"})), EVAL, 2, "samples.jsonl:1"),
+    "eval: deep brackets": Case(begun(line("out/samples.jsonl", 0, DEEP)), EVAL, 2, "samples.jsonl:1"),
     # the folder
-    "run: a link to a file": Case(
-        replace("run", lambda path: path.symlink_to("tiny.yaml")), RUN, 2, "run"
-    ),
+    "run: a link to a file": Case(replace("run", lambda path: path.symlink_to("tiny.yaml")), RUN, 2, "run"),
     "run: its lock a folder": Case(unfinished(replace("run/.lock", Path.mkdir)), RUN, 2, ".lock"),
     "run: its lock a pipe": Case(unfinished(replace("run/.lock", os.mkfifo)), RUN, 2, ".lock"),
     "run: messages a folder": Case(unfinished(replace("run/messages.jsonl", Path.mkdir)), RUN, 0, "run: run"),
     "run: report.html a folder": Case(replace("run/report.html", Path.mkdir), REPORT, 2, "report.html"),
-    "run: initial/ torn, resume": Case(
-        unfinished(write("run/initial/config.json", "{")), RUN, 2, "config.json"
-    ),
+    "run: initial/ torn, resume": Case(unfinished(write("run/initial/config.json", "{")), RUN, 2, "config.json"),
     "run: initial/ weights gone, resume": Case(
         unfinished(lambda folder: (folder / "run/initial/model.safetensors").unlink()), RUN, 2, "initial"
     ),
     "run: data changed": Case(unfinished(add("run/data/train.jsonl", b"{}\n")), RUN, 2, "train.jsonl"),
-}  # fmt: skip
+}

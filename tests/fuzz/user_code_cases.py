@@ -55,7 +55,7 @@ REWARDS: dict[str, tuple[str, str]] = {
     ),
     "the folder removed": ("import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d); return 1.0", ""),
     "a killed parent of none": ("import os; os.abort()", "ended its process"),
-}  # fmt: skip
+}
 
 IMPORTS: dict[str, tuple[str, str]] = {
     "an end": ("raise SystemExit(0)", "importing it"),
@@ -97,4 +97,4 @@ STEPS: dict[str, tuple[str, str]] = {
     "an error of 5 MB": ("raise ValueError('x' * 5_000_000)", "raised ValueError"),
     "an end": ("raise SystemExit(3)", "ended its process"),
     "rewards that add up to infinity": ("return '', 1.7e308, False", "finite number"),
-}  # fmt: skip
+}
