@@ -23,6 +23,7 @@ from lockstep.learners.boxes import Boxes, find_written
 from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
+from lockstep.models.tokenizer import has_tokenizer
 from lockstep.report.card import card
 from lockstep.report.held_out import Better, best, figures
 from lockstep.report.log import read_metrics, require_run
@@ -64,6 +65,8 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
         _tell_better(run, recipe.run.best, found.step)
     is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
+    if not has_tokenizer(run / FRAME):
+        raise InputError(f"{run / FRAME} has no tokenizer, and what is exported would have none; put the folder back")
     saved = found.folder / trained.name
     with Boxes(find_written(saved, "model")) as boxes:
         weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}

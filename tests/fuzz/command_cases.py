@@ -53,6 +53,9 @@ def both(*spoils: Spoil) -> Spoil:
     return lambda folder: [spoil(folder) for spoil in spoils]
 
 
+RANKED = {"prompt": "p", "responses": ["a", "b"], "ranks": [0, 1]}
+ranked = write("ranked.jsonl", json.dumps(RANKED) + "\n")
+
 COMMANDS: dict[str, Case] = {
     "plan: no memory": Case(nothing, "plan own.yaml --gpus 1 --memory 0.0GB", 2, "--memory"),
     "plan: memory below nothing": Case(nothing, "plan own.yaml --gpus 1 --memory=-5GB", 2, "--memory"),
@@ -115,13 +118,13 @@ COMMANDS: dict[str, Case] = {
     "doctor: results in a file": Case(nothing, "doctor table model --out tiny.yaml", 2, "tiny.yaml"),
     "selftest: results in a file": Case(nothing, "doctor selftest --out tiny.yaml", 2, "tiny.yaml"),
     "judge-eval: a server's address without a server": Case(
-        nothing, "judge-eval http:// rows.jsonl judge.sampler.openai.model=m", 2, "http://"
+        ranked, "judge-eval http:// ranked.jsonl judge.sampler.openai.model=m", 1, "http://"
     ),
     "judge-eval: an address of no port": Case(
-        nothing, "judge-eval http://localhost:99999/v1 rows.jsonl judge.sampler.openai.model=m", 2, "99999"
+        ranked, "judge-eval http://localhost:99999/v1 ranked.jsonl judge.sampler.openai.model=m", 1, "99999"
     ),
     "judge-eval: an address of another kind": Case(
-        nothing, "judge-eval ftp://localhost/v1 rows.jsonl judge.sampler.openai.model=m", 2, "ftp"
+        nothing, "judge-eval ftp://localhost/v1 rows.jsonl judge.sampler.openai.model=m", 2, "base_url is missing"
     ),
     "a name that no command has": Case(nothing, "trian tiny.yaml", 2, "trian"),
     "nothing": Case(nothing, "''", 2, ""),

@@ -79,12 +79,12 @@ POSTS: dict[str, tuple[Reply, str]] = {
     "an end of a number": (http(completed(finish_reason=3)), "finish_reason"),
     "choices as a mapping": (http(completed(choices={"0": completed()["choices"][0]})), "choices"),
     # log-probabilities
-    "a log-probability of NaN": (logged(-1, float("nan"), -1, -1), "log-prob"),
-    "a log-probability above 0": (logged(-1, -1, 2.5, -1), "log-prob"),
-    "a log-probability of minus infinity": (logged(-1, -1, float("-inf"), -1), "log-prob"),
+    "a log-probability of NaN": (logged(-1, float("nan"), -1, -1), "logprobs"),
+    "a log-probability above 0": (logged(-1, -1, 2.5, -1), "logprobs"),
+    "a log-probability of minus infinity": (logged(-1, -1, float("-inf"), -1), "logprobs"),
     "a log-probability of infinity": (
         text_of(json.dumps(completed(logprobs={"token_logprobs": [0] * 4})).replace("[0,", "[1e999,")),
-        "log-prob",
+        "logprobs",
     ),
     "a log-probability as text": (logged("-1", "-1", "-1", "-1"), "logprobs"),
     "a log-probability of null": (logged(None, -1, -1, -1), "logprobs"),

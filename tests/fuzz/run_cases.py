@@ -213,7 +213,7 @@ CASES: dict[str, Case] = {
         change("run/environment.json", recipe=["a"]), REPORT, 2, "environment.json"
     ),
     "crash.txt: a folder": Case(
-        unfinished(lambda folder: (folder / "run/crash.txt").mkdir()), REPORT, 0, "report.html"
+        unfinished(lambda folder: (folder / "run/crash.txt").mkdir()), REPORT, 2, "run/crash.txt is a folder"
     ),
     "recipe: of a later version": Case(add("run/recipe.yaml", b"tomorrow: 1\n"), "check run", 2, "run/recipe.yaml"),
     "recipe: of a later version, export": Case(
@@ -267,7 +267,10 @@ CASES: dict[str, Case] = {
         unfinished(resealed(lambda noted: noted["files"].update({"../../../tiny.yaml": {}}))), RUN, 0, PASSED
     ),
     "checkpoints: a score of a word": Case(
-        unfinished(resealed(lambda noted: noted.update(score="best"))), "export run made --checkpoint best", 2, "score"
+        unfinished(resealed(lambda noted: noted.update(score="best"))),
+        "export run made --checkpoint best",
+        2,
+        "has a score",
     ),
     "checkpoints: no policy": Case(
         only_the_newest(
@@ -339,5 +342,5 @@ CASES: dict[str, Case] = {
     "run: initial/ weights gone, resume": Case(
         unfinished(lambda folder: (folder / "run/initial/model.safetensors").unlink()), RUN, 2, "initial"
     ),
-    "run: data changed": Case(unfinished(add("run/data/train.jsonl", b"{}\n")), RUN, 2, "train.jsonl"),
+    "run: data changed": Case(unfinished(add("run/data/train.jsonl", b"{}\n")), RUN, 0, "run: run"),
 }

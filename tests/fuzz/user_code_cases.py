@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+WRITES = """import os
+    for n in range(3, 12):
+        try: os.write(n, b'{}\\n')
+        except OSError: pass
+    return 1.0"""
+
 REWARDS: dict[str, tuple[str, str]] = {
     # name: (body of f(prompt, response, answer, row), text that the run's last words hold; "" is a run that goes well)
     "10**400": ("return 10 ** 400", "return a finite number"),
@@ -44,13 +50,11 @@ REWARDS: dict[str, tuple[str, str]] = {
     "half a character printed": ("print('\\ud800'); return 1.0", ""),
     "20 MB printed": ("print('x' * 20_000_000); return 1.0", ""),
     "bytes on the connection": (
-        "import os\n    for n in range(3, 12):\n        try: os.write(n, b'nonsense\\n')\n        except OSError: pass\n"
-        "    return 1.0",
+        WRITES.format("nonsense"),
         "reward.function",
     ),
     "a reply of its own": (
-        "import os\n    for n in range(3, 12):\n        try: os.write(n, b'[\"reply\", 9]\\n')\n        except OSError: pass\n"
-        "    return 1.0",
+        WRITES.format('["reply", 9]'),
         "reward.function",
     ),
     "the folder removed": ("import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d); return 1.0", ""),
