@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lockstep.errors import InputError
 from lockstep.report.columns import pack, shorten
@@ -53,30 +52,35 @@ _Number = Literal["Infinity", "-Infinity"] | Annotated[float, Field(allow_inf_na
 """A number as logs have it."""
 
 
-@dataclass(frozen=True)
-class _Tokens:
+_Column = list[_Number] | None
+
+
+class _Tokens(BaseModel):
     """Columns of a response's tokens, those that are there as long as its text."""
 
-    text: list[str] = field(default_factory=list)
-    mask: list[_Number] | None = None
-    logprob: list[_Number] | None = None
-    gap: list[_Number] | None = None
-    value: list[_Number] | None = None
-    advantage: list[_Number] | None = None
-    reward: list[_Number] | None = None
-    returns: Annotated[list[_Number] | None, Field(alias="return")] = None
-    kl: list[_Number] | None = None
+    model_config = ConfigDict(strict=True)
+    text: list[str] = []
+    mask: _Column = None
+    logprob: _Column = None
+    gap: _Column = None
+    value: _Column = None
+    advantage: _Column = None
+    reward: _Column = None
+    returns: _Column = Field(default=None, alias="return")
+    kl: _Column = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _is_even(self) -> _Tokens:
         for name, column in vars(self).items():
             if column is not None and len(column) != len(self.text):
                 raise ValueError(f"{name} is not as long as text")
+        return self
 
 
-@dataclass(frozen=True)
-class _Sample:
+class _Sample(BaseModel):
     """The fields of a sample that a page counts on."""
 
+    model_config = ConfigDict(strict=True)
     prompt: str = ""
     response: str = ""
     chosen: str = ""
@@ -88,13 +92,10 @@ class _Sample:
     token: _Tokens | None = None
 
 
-_SAMPLE = TypeAdapter(_Sample)
-
-
 def _require_sample(row: Mapping[str, Any], where: str) -> None:
     """Raises InputError unless a row is a sample."""
     try:
-        _SAMPLE.validate_python(row, strict=True)
+        _Sample.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
         what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.step import StepEvent
@@ -30,10 +30,10 @@ from lockstep.run.stop import Stop, heed_signals
 from lockstep.run.trackers.run import RunTracker
 
 
-@dataclass(frozen=True)
-class _SavedState:
+class _SavedState(BaseModel):
     """The state of a checkpoint besides the learners', as `Hooks.state` makes it."""
 
+    model_config = ConfigDict(strict=True)
     position: NonNegativeInt
     identity: dict[str, Any]
     agreement: dict[str, Any] | None
@@ -42,7 +42,7 @@ class _SavedState:
 def _read_state(checkpoint: Checkpoint) -> _SavedState:
     """Raises InputError where another program wrote the checkpoint: one that was damaged is passed over before."""
     try:
-        return TypeAdapter(_SavedState).validate_python(checkpoint.state, strict=True)
+        return _SavedState.model_validate(checkpoint.state)
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(

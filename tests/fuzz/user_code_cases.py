@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WRITES = """import os
-    for n in range(3, 12):
+    for n in range(3, 99):
         try: os.write(n, b'{}\\n')
         except OSError: pass
     return 1.0"""
@@ -31,7 +31,7 @@ REWARDS: dict[str, tuple[str, str]] = {
     "what is long to show": ("return 'x' * 5_000_000", "return a finite number"),
     "what claims to be a number": (
         "import numbers\n    class Odd(float):\n        def __float__(self): raise KeyError('no')\n    return Odd(1)",
-        "",
+        "return a finite number",
     ),
     "an error that cannot be shown": (
         "class Odd(Exception):\n        def __str__(self): raise KeyError('no')\n    raise Odd()",
