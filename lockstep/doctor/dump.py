@@ -165,12 +165,9 @@ def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(token, Mapping) or not {"logprob", "gap", "mask"} <= token.keys():
         return row
     train, gap = token["logprob"], token["gap"]
-    infer = [_less(own, apart) for own, apart in zip(train, gap, strict=False)] if _are_lists(train, gap) else gap
+    even = isinstance(train, list) and isinstance(gap, list) and len(train) == len(gap)
+    infer = [_less(own, apart) for own, apart in zip(train, gap, strict=True)] if even else gap
     return {"train_logprobs": train, "infer_logprobs": infer, "mask": token["mask"], "prompt_id": row.get("id")}
-
-
-def _are_lists(*columns: Any) -> bool:
-    return all(isinstance(column, list) for column in columns)
 
 
 def _less(own: Any, apart: Any) -> Any:

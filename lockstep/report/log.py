@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -158,7 +159,7 @@ def _number(where: str, name: str, value: Any) -> float:
             return math.nan
         case "Infinity" | "-Infinity":
             return float(value)
-        case int() | float() if abs(value) < math.inf:
+        case int() | float() if abs(value) <= sys.float_info.max:
             return value
         case _:
             shown = repr(value)[:60]

@@ -82,7 +82,7 @@ class Logs:
     def sync(self) -> None:
         """Returns when all that was logged is on the disk: after a power cut the logs reach as far as a checkpoint."""
         paths = [self._folder / name for name in (METRICS, TIMINGS, SAMPLES)]
-        for path in [*filter(Path.exists, paths), self._folder]:
+        for path in [*filter(Path.is_file, paths), self._folder]:
             sync(path)
 
     def close(self, outcome: Outcome) -> None:

@@ -65,7 +65,7 @@ COMMANDS: dict[str, Case] = {
     "plan: no GPU": Case(nothing, "plan own.yaml --gpus 0 --memory 80GB", 2, "--gpus is 0"),
     "plan: 10 million GPUs": Case(nothing, "plan own.yaml --gpus 10000000 --memory 80GB", 2, "--gpus"),
     "plan: GPUs of 30 digits": Case(nothing, f"plan own.yaml --gpus {10**30} --memory 80GB", 2, "--gpus"),
-    "plan: a prime of GPUs": Case(nothing, "plan own.yaml --gpus 7919 --memory 80GB", 0, ""),
+    "plan: a prime of GPUs": Case(nothing, "plan own.yaml --gpus 7919 --memory 80GB", 2, "no layout of 7919"),
     "plan: a configuration of a list": Case(write("c.json", "[]"), f"{PLAN} --config c.json", 2, "c.json"),
     "plan: a configuration of brackets": Case(write("c.json", DEEP), f"{PLAN} --config c.json", 2, "c.json"),
     "plan: a configuration that is a pipe": Case(pipe("c.json"), f"{PLAN} --config c.json", 2, "c.json"),
@@ -118,10 +118,10 @@ COMMANDS: dict[str, Case] = {
     "doctor: results in a file": Case(nothing, "doctor table model --out tiny.yaml", 2, "tiny.yaml"),
     "selftest: results in a file": Case(nothing, "doctor selftest --out tiny.yaml", 2, "tiny.yaml"),
     "judge-eval: a server's address without a server": Case(
-        ranked, "judge-eval http:// ranked.jsonl judge.sampler.openai.model=m", 1, "http://"
+        ranked, "judge-eval http:// ranked.jsonl judge.sampler.openai.model=m", 2, "begins with http://"
     ),
     "judge-eval: an address of no port": Case(
-        ranked, "judge-eval http://localhost:99999/v1 ranked.jsonl judge.sampler.openai.model=m", 1, "99999"
+        ranked, "judge-eval http://localhost:99999/v1 ranked.jsonl judge.sampler.openai.model=m", 2, "99999"
     ),
     "judge-eval: an address of another kind": Case(
         nothing, "judge-eval ftp://localhost/v1 rows.jsonl judge.sampler.openai.model=m", 2, "base_url is missing"

@@ -136,14 +136,14 @@ CASES: dict[str, Case] = {
     "metrics: a step below 0": Case(line(METRICS, 1, {"step": -5}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
     "metrics: a step of 30 digits": Case(line(METRICS, 1, {"step": 10**30}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
     "metrics: a word, report": Case(line(METRICS, 1, {"train/reward": "high"}), REPORT, 2, "metrics.jsonl:2"),
-    "metrics: a word, check": Case(line(METRICS, 1, {"train/reward": "high"}), "check run", 2, "metrics.jsonl:2"),
+    "metrics: a word, check": Case(line(METRICS, 1, {"train/reward": "high"}), "check run", 2, "no acceptance bounds"),
     "metrics: a word, resume": Case(unfinished(line(METRICS, 1, {"train/reward": "high"})), RUN, 2, "metrics.jsonl:2"),
     "metrics: a list": Case(line(METRICS, 1, {"train/reward": [1]}), REPORT, 2, "metrics.jsonl:2"),
     "metrics: an integer of 400 digits": Case(
         line(METRICS, 1, {"train/reward": 10**400}), REPORT, 2, "metrics.jsonl:2"
     ),
     "metrics: agreement without its bound": Case(
-        line(METRICS, 1, b'{"step": 1, "agreement/tokens": 5}\n'), REPORT, 2, "metrics.jsonl"
+        line(METRICS, 1, b'{"step": 1, "agreement/tokens": 5}\n'), REPORT, 0, "report.html"
     ),
     "metrics: agreement that is null": Case(line(METRICS, 2, {"agreement/tokens": None}), REPORT, 0, "report.html"),
     "metrics: not UTF-8": Case(line(METRICS, 1, b'{"step": 1, "caf\xe9": 2}\n'), REPORT, 2, "metrics.jsonl:2"),
@@ -167,7 +167,7 @@ CASES: dict[str, Case] = {
     "samples: a prompt of a list": Case(line(SAMPLES, 0, {"prompt": ["a"]}), REPORT, 2, "samples.jsonl:1"),
     "samples: a score of a word": Case(line(SAMPLES, 0, {"score": "good"}), REPORT, 2, "samples.jsonl:1"),
     "samples: a score of 400 digits": Case(line(SAMPLES, 0, {"score": 10**400}), REPORT, 2, "samples.jsonl:1"),
-    "samples: no columns of tokens": Case(line(SAMPLES, 0, {"token": None}), REPORT, 2, "samples.jsonl:1"),
+    "samples: no columns of tokens": Case(line(SAMPLES, 0, {"token": None}), REPORT, 0, "report.html"),
     "samples: columns as a list": Case(line(SAMPLES, 0, {"token": [1, 2]}), REPORT, 2, "samples.jsonl:1"),
     "samples: columns without texts": Case(line(SAMPLES, 0, {"token": {"mask": [1]}}), REPORT, 2, "samples.jsonl:1"),
     "samples: a column too short": Case(token(logprob=[-1.0]), REPORT, 2, "samples.jsonl:1"),
@@ -204,7 +204,7 @@ CASES: dict[str, Case] = {
         unfinished(change("run/environment.json", threads="all")), RUN, 2, "environment.json"
     ),
     "environment: no threads": Case(
-        unfinished(change("run/environment.json", threads=None)), RUN, 2, "environment.json"
+        unfinished(change("run/environment.json", threads=None)), RUN, 0, "is not the environment of now"
     ),
     "environment: threads below 1": Case(
         unfinished(change("run/environment.json", threads=-3)), RUN, 2, "environment.json"

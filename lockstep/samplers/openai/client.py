@@ -247,7 +247,7 @@ class _Server:
             if isinstance(answer, dict) and answer.keys() == {"error"}:
                 raise ReplyRefused(f"it answers with an error ({_one_line(answer['error'])}); look at its log")
             return shape.model_validate(answer)
-        except (openai.OpenAIError, ValueError, RecursionError) as error:
+        except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
             message = f"{self._options.base_url}: {self._sentence(error)}"
             raise ServerError(message.replace(self._key, "[key]") if self._key else message) from error
         finally:
