@@ -76,7 +76,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (LockstepError, OSError) as error:
         if options.traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
             raise
-        print(f"lockstep: {make_printable(str(error))}", file=sys.stderr)
+        print(f"lockstep: {make_printable(str(error))}", file=sys.stderr)  # it may quote a stranger's file
         if isinstance(error, LockstepError):
             return error.exit_code
         return exit_codes.INPUT if is_user_error(error) else exit_codes.CRASH

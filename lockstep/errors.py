@@ -39,6 +39,14 @@ class BrokenPromiseError(LockstepError, RuntimeError):
     exit_code = exit_codes.BROKEN
 
 
+_LONGEST_QUOTED = 300
+
+
+def shorten(text: str) -> str:
+    """A text that fits into a sentence: the beginning of a long one."""
+    return text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}…"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message: messages of libraries can be pages long."""
     return str(error).strip().split("\n", 1)[0].rstrip(".:") or type(error).__name__

@@ -19,6 +19,8 @@ def expand(path: str) -> str:
     """
     if not path.strip() or "\0" in path:
         raise InputError(f"{path!r} is no path")
+    if "://" in path:
+        raise InputError(f"{path} is an address, and Lockstep downloads nothing; give a path on this machine")
     for match in _VARIABLE.finditer(path):
         name = match[1] or match[2]
         if not os.environ.get(name):

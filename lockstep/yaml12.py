@@ -21,26 +21,39 @@ _FLOAT = re.compile(
 )
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_HALF_SURROGATE = re.compile("[\ud800-\udfff]")
+_TWO_DOCUMENTS = "expected a single document in the stream"  # PyYAML's words
 _NOTES_WITHIN = 60  # columns; longer lines have their comment further to the right
 Keys = tuple[str, ...]
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+DEEPEST = 50
+"""Most levels of mappings and lists; recipes have fewer than ten."""
+_TOO_DEEP = f"this is nested more than {DEEPEST} deep, or an alias stands within itself"
+_MOST_VALUES = 100_000
+"""Most values of a document, those counted again that aliases repeat; recipes have a few hundred."""
 
 
 def parse(text: str) -> Any:
     """Reads one YAML document into dicts with text keys, lists, text, numbers, truth values and None.
 
     Raises:
-        ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no text, or has a tag.
+        ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no text, has a tag, or
+            is nested too deeply or repeated too often to be read.
     """
     try:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
+        return None if node is None else _Reader().value(node)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         tab = "; indent with spaces" if "'\\t'" in str(error.problem) else ""
+        if error.context == _TWO_DOCUMENTS:
+            raise InputError(f"{line}another document begins; leave out what lies before or behind it") from None
         raise InputError(f"{line}this is no YAML: {error.problem or error.context}{tab}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"this is no YAML: {error}") from None
-    return None if node is None else _value(node)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise InputError(f"line {line}: this is no YAML: it holds the character U+{error.character:04X}") from None
+    except RecursionError:
+        raise InputError(_TOO_DEEP) from None
 
 
 def dump(tree: Any, width: float = 120) -> str:
@@ -84,31 +97,53 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"({_FLOAT.pattern})$"), list("-+.0123456789"))
 
 
-def _value(node: yaml.Node) -> Any:
-    if node.tag not in _PLAIN_TAGS:
-        raise InputError(f"{_line(node)}the tag {node.tag} is not followed; leave it out")
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(node)
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item) for item in node.value]
-    assert isinstance(node, yaml.ScalarNode)
-    return node.value if node.style else _plain(node.value)
+class _Reader:
+    """Reads the nodes of one document as plain values, and counts them: aliases make thousands of a few lines."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def value(self, node: yaml.Node, depth: int = 0) -> Any:
+        self._count += 1
+        if self._count > _MOST_VALUES:
+            raise InputError(f"{_line(node)}there are more than {_MOST_VALUES:,} values, aliases followed; say fewer")
+        if depth > DEEPEST:
+            raise InputError(f"{_line(node)}{_TOO_DEEP}")
+        if node.tag not in _PLAIN_TAGS:
+            raise InputError(f"{_line(node)}the tag {node.tag} is not followed; leave it out")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, depth + 1)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, depth + 1) for item in node.value]
+        assert isinstance(node, yaml.ScalarNode)
+        return _scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Any]:
+        pairs: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.value(key_node, depth)
+            if not isinstance(key, str):
+                raise InputError(f"{_line(key_node)}a key must be text, but is {key!r}")
+            if key == "<<" and not key_node.style:
+                raise InputError(f"{_line(key_node)}mappings are not merged by <<; write its options out")
+            if key in pairs:
+                raise InputError(f"{_line(key_node)}the key {key} is given twice")
+            pairs[key] = self.value(value_node, depth)
+        return pairs
 
 
-def _mapping(node: yaml.MappingNode) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = _value(key_node)
-        if not isinstance(key, str):
-            raise InputError(f"{_line(key_node)}a key must be text, but is {key!r}")
-        if key in pairs:
-            raise InputError(f"{_line(key_node)}the key {key} is given twice")
-        pairs[key] = _value(value_node)
-    return pairs
+def _scalar(node: yaml.ScalarNode) -> Any:
+    text: str = node.value
+    if _HALF_SURROGATE.search(text):
+        raise InputError(f"{_line(node)}this escapes half a surrogate pair (as in \\ud83d alone), which is no text")
+    try:
+        return text if node.style else _plain(text)
+    except ValueError:
+        raise InputError(f"{_line(node)}this is a number of {len(text):,} digits, more than can be read") from None
 
 
 def _plain(text: str) -> Any:
-    """A scalar without quotes."""
+    """A scalar without quotes; raises ValueError for a number of more digits than Python reads."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):

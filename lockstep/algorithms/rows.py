@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection, PairSection
+from lockstep.config.task import Task, TaskFiles
+from lockstep.config.user_code import describe_error
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import ANY_ROW, Head, Rule
+from lockstep.errors import InputError, LockstepError
 from lockstep.models.source import ModelSource
 
 
@@ -41,12 +44,29 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
         assert section.train is not None, "a recipe names data or makes it"
         train = files_of(section.train, section.weights)
         return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
-    made = section.task.write(folder / "data")
+    made = _make(section.task, folder / "data")
     judgements, comparisons = (
         None if file is None else FileGroup((file,)) for file in (made.judgements, made.comparisons)
     )
     imitated = FileGroup((made.demonstrations or made.train,))
     return DataFiles(FileGroup((made.train,)), imitated, FileGroup((made.validation,)), judgements, comparisons)
+
+
+def _make(task: Task, folder: Path) -> TaskFiles:
+    """The files of a task; raises InputError where a task of the user's fails, or leaves one out."""
+    named = f"data.task {task.name}"
+    try:
+        made = task.write(folder)
+    except (LockstepError, OSError):
+        raise
+    except Exception as error:  # the user's class may raise anything
+        raise InputError(f"{named} {describe_error(error)}") from error
+    if not isinstance(made, TaskFiles):
+        raise InputError(f"{named} returned a {type(made).__name__} from write; return TaskFiles")
+    missing = [file for file in astuple(made) if file is not None and not file.is_file()]
+    if missing:
+        raise InputError(f"{named} did not write {missing[0].name}, which its TaskFiles name")
+    return made
 
 
 def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:

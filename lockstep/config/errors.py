@@ -97,7 +97,7 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool)
     match problem["type"]:
         case "extra_forbidden":
             wrong = _wrong(problem["input"], path, recipe)
-            return f"there is no option {'.'.join(map(str, wrong))}; {nearest(recipe, wrong)}"
+            return f"there is no option {'.'.join(map(str, wrong)) or repr('')}; {nearest(recipe, wrong)}"
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
@@ -143,6 +143,9 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     if renamed is not None:
         new, rest = renamed
         return new.describe(rest)
+    if "." in wrong.strip("."):
+        first, _, rest = ".".join([*parents, wrong]).rpartition(".")
+        return f"options lie within their section: {first}: {{{rest}: …}}"
     if ":" in wrong:
         return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])

@@ -44,6 +44,7 @@ from lockstep.config.errors import (
 )
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
 from lockstep.config.user_code import refuse_code
+from lockstep.errors import shorten
 
 _EXCLUSIVE = (
     ("model", ("path", "from_recipe", "scratch")),
@@ -218,6 +219,7 @@ def _resolve(
     overriding = _overrides(overrides, None if known is None else Shape(known, below))
     kind = _kind(layers, overriding)
     layers, overriding = _expand(layers, kind), _expand(overriding, kind)
+    _refuse_buried(overriding)
     exclusive = _EXCLUSIVE if kind.steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
@@ -226,6 +228,22 @@ def _resolve(
         origins |= dict.fromkeys(_options(layer.tree), layer.source)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
     return Loaded(path.stem, _validate(kind, tree, layers, overriding), standing, arguments, distrusted)
+
+
+def _refuse_buried(overriding: Sequence[Layer]) -> None:
+    """Raises RecipeError where an override sets an option within what another sets to a scalar, which it would undo."""
+    for layer in overriding:
+        for keys in _options(layer.tree):
+            inner = [other.source for other in overriding if isinstance(_value_at(other.tree, keys), dict)]
+            if inner and _value_at(layer.tree, keys) not in (None, {}):
+                raise RecipeError(f"{layer.source}: this is undone by {inner[0]}, which is within it; leave one out")
+
+
+def _value_at(tree: Any, path: Keys) -> Any:
+    """The value at a path of keys; None where there is none."""
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
 
 
 def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
@@ -281,14 +299,19 @@ def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
         try:
             taken = match is None and "=" not in text + following
             if match is None:
-                raise RecipeError(f"override {text!r}: {_override_hint(text, following)}")
+                raise RecipeError(f"{_name(repr(text))}: {_override_hint(text, following)}")
             layers.pop(match["key"], None)  # the last one counts, so that a script can append overrides
-            layers[match["key"]] = Layer(f"override {text}", _override_tree(text, match["key"], match["value"], recipe))
+            layers[match["key"]] = Layer(_name(text), _override_tree(text, match["key"], match["value"], recipe))
         except RecipeError as error:
             wrong.append(str(error))
     if wrong:
         raise RecipeError("\n".join(wrong))
     return list(layers.values())
+
+
+def _name(text: str) -> str:
+    """The name of an override in messages."""
+    return f"override {shorten(text)}"
 
 
 def _override_tree(text: str, key: str, value: str, recipe: Shape | None) -> dict[str, Any]:
@@ -309,20 +332,22 @@ def _override_hint(text: str, following: str) -> str:
 
 
 def _override_value(text: str, key: str, value: str, recipe: Shape | None) -> Any:
+    if key.count(".") > yaml12.DEEPEST:
+        raise RecipeError(f"{_name(text)}: the key has more than {yaml12.DEEPEST} parts, and no option has so many")
     kinds = set() if recipe is None else kinds_at(recipe, key.split("."))
     if not value.strip():
-        raise RecipeError(f"override {text}: the value is missing; {_nothing(key, kinds)}")
+        raise RecipeError(f"{_name(text)}: the value is missing; {_nothing(key, kinds)}")
     if re.search(r"(^|\s)#", value) and value.lstrip()[0] not in "\"'[{":
-        raise RecipeError(f"""override {text}: # begins a comment in YAML; quote the text: {key}='"{value}"'""")
+        raise RecipeError(f"""{_name(text)}: # begins a comment in YAML; quote the text: {key}='"{value}"'""")
     only_text = str in kinds and kinds <= {str, type(None)}
     try:
         parsed = yaml12.parse(value)
     except ValueError as error:
         if only_text:
-            raise RecipeError(f"override {text}: {_quoting(key, value)}") from None
-        raise RecipeError(f"override {text}: {error}") from None
+            raise RecipeError(f"{_name(text)}: {_quoting(key, value)}") from None
+        raise RecipeError(f"{_name(text)}: {error}") from None
     if only_text and isinstance(parsed, dict | list):
-        raise RecipeError(f"override {text}: {_quoting(key, value)}")
+        raise RecipeError(f"{_name(text)}: {_quoting(key, value)}")
     return parsed
 
 

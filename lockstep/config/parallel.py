@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt
+from typing import Annotated
+
+from pydantic import Field
 
 from lockstep.config.section import Section
+
+Ranks = Annotated[int, Field(ge=1, le=200_000)]
 
 
 class Parallel(Section):
     """Number of processes that share the work: the product of all."""
 
-    dp: PositiveInt = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
-    tp: PositiveInt = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
-    cp: PositiveInt = Field(default=1, description="ranks that share the tokens of each sequence")
-    pp: PositiveInt = Field(default=1, description="ranks that share layers, one group of them after the other")
-    dp_replicate: PositiveInt = Field(
+    dp: Ranks = Field(default=1, description="ranks that share rows; what they hold of the model is cut (FSDP2)")
+    tp: Ranks = Field(default=1, description="ranks that share heads, hidden units and the vocabulary")
+    cp: Ranks = Field(default=1, description="ranks that share the tokens of each sequence")
+    pp: Ranks = Field(default=1, description="ranks that share layers, one group of them after the other")
+    dp_replicate: Ranks = Field(
         default=1, description="copies of the model, which share rows, each cut over dp, tp and cp (HSDP)"
     )
 

@@ -13,6 +13,9 @@ from lockstep import yaml12
 from lockstep.config.errors import RecipeError, format_value
 from lockstep.paths import expand
 
+_LONGEST_BYTES = 1 << 20
+_MOST_BASES = 100
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -46,6 +49,8 @@ def find_recipe(recipe: str, beside: Path, asker: str) -> Path:
             raise RecipeError(f"{asker}there is no recipe file {path}")
         return path
     names = find_shipped()
+    if not Path(recipe).name:
+        raise RecipeError(f"{asker}{recipe!r} names no recipe; say a name from `lockstep config`, or a YAML file")
     if recipe not in names:
         meant = (beside / recipe).with_suffix(".yaml")
         if (beside / recipe).exists() or meant.is_file():
@@ -70,6 +75,8 @@ def _run_hint(path: Path) -> str:
 def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     """Returns the layers of a file: those of its base, then its own."""
     source = path.stem if path in find_shipped().values() else str(path)
+    if path.stat().st_size > _LONGEST_BYTES:  # YAML is read slowly, and no recipe is so long
+        raise RecipeError(f"{source}: this file is longer than any recipe; data go into data.train")
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -92,4 +99,6 @@ def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     base_path = find_recipe(base, path.parent, f"{source}: base: ")
     if base_path.resolve() in above:
         raise RecipeError(f"{source}: base: {base} leads back to itself")
+    if len(above) > _MOST_BASES:
+        raise RecipeError(f"{source}: base: {base} is the base of a base more than {_MOST_BASES} times; join some")
     return [*read_layers(base_path, above), layer]

@@ -25,7 +25,7 @@ class Best(Section):
 class RunSection(Section):
     """Length of a run, intervals between its events, and its folder."""
 
-    max_steps: int = Field(default=-1, ge=-1, description="stop after so many steps; -1: after max_epochs")
+    max_steps: int = Field(default=-1, ge=-1, le=10**12, description="stop after so many steps; -1: after max_epochs")
     max_epochs: PositiveInt = Field(default=1, description="passes over the training data, where max_steps is -1")
     validate_every: NonNegativeInt = Field(default=0, description="steps between validations; 0: only first and last")
     save_every: PositiveInt = Field(default=10, description="steps between checkpoints; the last step is always saved")

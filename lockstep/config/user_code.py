@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from lockstep.config.code_digest import digest_code
-from lockstep.errors import InputError
+from lockstep.errors import InputError, shorten
 
 
 def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
         raise InputError(f"{option} {reference!r} is not of the form file.py:name or package.module:name")
     try:
         module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # the user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # the user's module may raise anything while it is imported
         what = f"{type(error).__name__}: {show(error, str)}"
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
@@ -126,7 +126,7 @@ def read_reward(reward: object) -> float | None:
         return None
     try:
         number = float(reward) if isinstance(reward, numbers.Real) else math.nan
-    except Exception:  # any error of the user's class; and of a whole number that no float can hold
+    except Exception:  # too large, or of a class of the user's
         number = math.nan
     if not abs(number) <= _MOST_REWARD:
         raise ValueError(f"{show(reward)}; return a finite number, or None for no verdict")
@@ -136,17 +136,13 @@ def read_reward(reward: object) -> float | None:
 _MOST_REWARD = 3.4e38
 """Batches hold rewards in fp32."""
 
-_SHOWN = 300
 
-
-def show(value: object, form: Callable[[Any], str] = repr) -> str:
-    """A value of the user's, or an error, in one line that is not long; its own code may fail at that."""
+def show(thing: object, write: Callable[[Any], str] = repr) -> str:
+    """An object of the user's in one line that fits a sentence, also where its own methods fail."""
     try:
-        text = form(value)[: 20 * _SHOWN]
-    except Exception:
-        return f"a {type(value).__name__} that cannot be shown"
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …"
+        return " ".join(shorten(write(thing)).split())
+    except Exception as error:
+        return f"an object whose text cannot be had ({type(error).__name__})"
 
 
 def describe_error(error: Exception) -> str:

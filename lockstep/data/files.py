@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,9 +40,23 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
     Raises:
         DataError: One of them cannot be read or is named twice, or has a bad line that is not to be skipped.
     """
+    for path in files.paths:
+        _require_readable(path)
     labels = _labels(files.paths)
     opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
     return opened[0] if len(opened) == 1 else Together(opened, files.weights)
+
+
+def _require_readable(path: Path) -> None:
+    """Raises DataError for what is there and is neither a file nor a folder."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:  # each format has a sentence of its own
+        return
+    except OSError as error:
+        raise DataError(f"{path}: cannot be opened ({error.strerror}); name another file") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{path}: is a pipe or a device, and rows are read more than once; write them into a file")
 
 
 def _open(path: Path, bad_rows: Policy, label: str) -> Rows:

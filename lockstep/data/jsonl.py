@@ -30,9 +30,24 @@ _BUFFER_BYTES = 1 << 22
 _NUMBERS_AT_ONCE = 1 << 16
 _UTF8_MARK = b"\xef\xbb\xbf"
 _GZIP_MARK = b"\x1f\x8b"
-_LIST = re.compile(rb"\[\s*\n")  # over several lines
 _TABLES = (".csv", ".tsv", ".xls", ".xlsx")
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_OTHER_FORMATS = tuple(
+    (re.compile(begins, re.IGNORECASE), what)
+    for begins, what in (
+        (rb"\xff\xfe\x00\x00|\x00\x00\xfe\xff", ", line 1: the file is UTF-32; save it as UTF-8"),
+        (rb"\xff\xfe|\xfe\xff|\{\x00|\x00\{", ", line 1: the file is UTF-16; save it as UTF-8"),
+        (re.escape(lfs.MARK), ": is only a pointer of Git LFS to the file; `git lfs pull` fetches it"),
+        (rb"\[\s*[\n{]", ": is one JSON list, not JSONL; give it a name that ends in .json"),
+        (rb"\{\s*\n", ", line 1: an object goes over several lines; write each on one line"),
+        (rb"\s*<(!doctype|html)", ": is a web page, not rows; download the file itself"),
+        (rb"PAR1", ": is Parquet; give it a name that ends in .parquet"),
+        (rb"ARROW1", ": is Arrow; save it as Parquet or JSONL"),
+        (rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ|PK\x03\x04", ": is packed, and not by gzip; unpack it, or pack it by gzip"),
+    )
+)
+"""Beginnings of files that are no JSONL, and what is said of them behind the file's name."""
+_DEEPEST = 100
+_TOO_DEEP = f"is nested more than {_DEEPEST} deep"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -168,11 +183,24 @@ def parse_any(text: bytes) -> Any:
         raise ValueError(f"has the key {json.dumps(error.key, ensure_ascii=False)} twice in one object") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error.msg} at character {error.colno})") from error
-    except (ValueError, RecursionError) as error:  # a number of more digits than Python reads, or too many brackets
-        raise ValueError(f"is not JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    except ValueError as error:  # from `int`
+        raise ValueError("has a number of more digits than can be read") from error
+    if text.count(b"[") + text.count(b"{") > _DEEPEST and _depth(value) > _DEEPEST:
+        raise ValueError(_TOO_DEEP)
     if _SURROGATE_ESCAPE.search(text):
         _check_encodable(value)
     return value
+
+
+def _depth(value: Any) -> int:
+    """Levels of arrays and objects."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, list | dict)]:
+        depth += 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 class _Twice(ValueError):
@@ -305,14 +333,14 @@ def _refusal(path: Path, line: int, what: str) -> DataError:
 
 def _mark_bytes(start: bytes, path: Path) -> int:
     """The length of a UTF-8 byte-order mark, where the file starts with one; raises DataError for other formats."""
-    if start.startswith(_UTF16_MARKS):
-        raise DataError(f"{path}, line 1: the file is UTF-16; save it as UTF-8")
-    if start.startswith(lfs.MARK):
-        raise DataError(f"{path}: is only a pointer of Git LFS to the file; `git lfs pull` fetches it")
+    for begins, what in _OTHER_FORMATS:
+        if begins.match(start.removeprefix(_UTF8_MARK)):
+            raise DataError(f"{path}{what}")
     if start.startswith(_GZIP_MARK):
-        raise DataError(f"{path}: is packed by gzip; give it a name that ends in .gz")
+        cure = "twice; unpack it once" if path.suffix == ".gz" else "; give it a name that ends in .gz"
+        raise DataError(f"{path}: is packed by gzip{cure}")
     if path.suffix in _TABLES:
         raise DataError(f"{path}: tables as text are not read; save it as JSONL or Parquet (pandas does both)")
-    if _LIST.match(start):
-        raise DataError(f"{path}: is one JSON list, not JSONL; give it a name that ends in .json")
+    if b"\r" in start and b"\n" not in start:
+        raise DataError(f"{path}: its lines end in carriage returns alone; end them in newlines")
     return len(_UTF8_MARK) if start.startswith(_UTF8_MARK) else 0

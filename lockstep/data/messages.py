@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -14,7 +17,9 @@ from lockstep.errors import InputError, first_line
 
 Message = Mapping[str, Any]
 
-_ANSWER = "An answer."
+_QUESTION, _ANSWER = "Question.", "An answer."
+_MOST_CHARACTERS = 100_000_000
+_LONGEST_S = 5.0
 
 
 class ChatTemplateError(InputError):
@@ -37,18 +42,26 @@ def render_prompt(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ChatTemplateError where a tokenizer's chat template can render no conversation at all."""
+    """Raises InputError where a tokenizer's chat template can render no conversation at all, or leaves the user out."""
     try:
-        _text([{"role": "user", "content": "Question."}], tokenizer, add_generation_prompt=True)
+        text = _text([{"role": "user", "content": _QUESTION}], tokenizer, add_generation_prompt=True)
+        if _QUESTION not in text:
+            raise InputError(
+                f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so all prompts would be "
+                "alike; use one that takes content as text"
+            )
     except ChatTemplateError as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             raise
+        if isinstance(error.__cause__, TimeoutError):  # once for each row is too often
+            raise InputError(f"the chat template of {tokenizer.name_or_path} cannot be used: {error}") from error
 
 
 def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool) -> str:
     talk = [dict(message) for message in messages]
     try:
-        text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=add_generation_prompt)
+        with _limit_time():
+            text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=add_generation_prompt)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: {first_line(error)}); "
@@ -56,7 +69,28 @@ def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_g
         ) from error
     except Exception as error:  # a template is a program, and may raise anything
         raise ChatTemplateError(first_line(error)) from error
+    if len(text) > _MOST_CHARACTERS:
+        raise ChatTemplateError(f"it writes {len(text):,} characters")
     return str(text)
+
+
+@contextmanager
+def _limit_time() -> Iterator[None]:
+    """Raises TimeoutError in a block that computes for seconds; only in the main thread, where alone signals arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise TimeoutError(f"it takes more than {_LONGEST_S:g} s")
 
 
 def read_answer(row: Row, field: str) -> str:
@@ -66,7 +100,7 @@ def read_answer(row: Row, field: str) -> str:
 
 def end_of_answer(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) -> int | None:
     """The first of these tokens that the chat template puts behind an answer; None where it puts none there."""
-    talk = [{"role": "user", "content": "Question."}, {"role": "assistant", "content": _ANSWER}]
+    talk = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = _text(talk, tokenizer, add_generation_prompt=False)
     except ChatTemplateError:  # the template needs conversations of another shape
@@ -82,7 +116,7 @@ def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
-    talk = [("user", "Question."), ("assistant", _ANSWER), ("user", text)]
+    talk = [("user", _QUESTION), ("assistant", _ANSWER), ("user", text)]
     return render_prompt([{"role": role, "content": content} for role, content in talk], tokenizer).partition(_ANSWER)[
         2
     ]

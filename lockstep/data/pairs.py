@@ -15,9 +15,10 @@ from lockstep.config import PairSection
 from lockstep.data import messages
 from lockstep.data.answers import AnswerEncoder, build_batch
 from lockstep.data.prompts import fault_of, prompts_of, too_long
-from lockstep.data.rows import Row, Rows
+from lockstep.data.rows import Row, Rows, read_number
 from lockstep.data.selection import Head, Needs, Selection
 from lockstep.data.templates import complaint, fields, render
+from lockstep.errors import shorten
 from lockstep.types import Prompt
 
 
@@ -129,6 +130,11 @@ class Pairs:
         wrong = wrong or _answer_fault(data.chosen, row) or _answer_fault(data.rejected, row)
         if wrong is not None:
             return wrong
+        endless = next((name for name in data.score_fields if read_number(row[name]) is None), None)
+        if endless is not None:
+            return f"has in the field {endless!r} {shorten(str(row[endless]))}, which is no finite number"
+        if not _answer(data.chosen, row, "").strip():
+            return "has an empty answer as the chosen one"
         if _answer(data.chosen, row, "") == _answer(data.rejected, row, ""):
             return "has the same answer twice, chosen and rejected, from which nothing can be learned"
         if data.score_fields and float(row[data.score_fields[0]]) < float(row[data.score_fields[1]]):

@@ -16,6 +16,9 @@ from lockstep.data.templates import askers, complaint, fills, render
 from lockstep.errors import InputError
 from lockstep.types import Prompt
 
+_MOST_CHARACTERS = 10_000_000
+"""More would take a tokenizer minutes, only to be found too long."""
+
 
 def read_prompts(
     rows: Rows, numbers: Sequence[int], tokenizer: PreTrainedTokenizerBase, data: DataSection
@@ -44,11 +47,20 @@ def _build_prompts(
     else:
         talks = [None] * len(names)
         texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
+    for (_, where), text in zip(names, texts, strict=True):
+        if len(text) > _MOST_CHARACTERS:
+            raise DataError(
+                f"{where}: its prompt has {len(text):,} characters, and no prompt may have more than "
+                f"{_MOST_CHARACTERS:,}; shorten the row, or remove it"
+            )
     tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data))
     whole = [
         Prompt(name, text, tuple(ids), row, talk)
         for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
+    empty = next((where for (_, where), prompt in zip(names, whole, strict=True) if not prompt.tokens), None)
+    if empty is not None:
+        raise DataError(f"{empty}: its prompt is empty, and nothing cannot be continued; correct the row, or remove it")
     return [_truncate(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
 
 
@@ -68,8 +80,21 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
         )
     if is_chat(data):
         messages.require_template(tokenizer)
+    else:
+        _require_open_end(tokenizer)
     field = data.messages
     return (lambda row: None) if field is None else (lambda row: messages.fault(row, field, tokenizer))
+
+
+def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises InputError where a tokenizer ends every text: an answer cannot follow a prompt that has ended."""
+    [ids] = token_ids(tokenizer, ["a"], add_special_tokens=True)
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        raise InputError(
+            f"the tokenizer in {tokenizer.name_or_path} ends every text with its end-of-sequence token "
+            f"{tokenizer.eos_token}, so every prompt would have ended; say add_eos_token: false in "
+            "tokenizer_config.json, or take it out of the post_processor in tokenizer.json"
+        )
 
 
 def is_chat(data: DataSection) -> bool:

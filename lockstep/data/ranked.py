@@ -9,8 +9,9 @@ from typing import Any
 from lockstep.config import RankedSection, TreeSection
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
-from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error
+from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error, read_number
 from lockstep.data.templates import complaint, fields, render
+from lockstep.errors import shorten
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:
 def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
     if section.ranks is not None:
         ranks = _field(row, section.ranks, list)
-        if len(ranks) != count or not all(_is_number(rank) for rank in ranks):
+        if len(ranks) != count or any(read_number(rank) is None for rank in ranks):
             raise DataError(f"has in the field {section.ranks!r} not one number for each of {count} responses")
         return tuple(map(float, ranks))
     best = _fill(section.best or "", row)
@@ -109,7 +110,11 @@ def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[RankedResponses
         replies = _field(message, tree.replies, list)
         if not all(isinstance(reply, dict) for reply in replies):
             raise DataError(f"has in the field {tree.replies!r} something that is no message")
-        ranked = [reply for reply in replies if _role(reply, tree) == "assistant" and _is_number(reply.get(tree.rank))]
+        ranked = [
+            reply
+            for reply in replies
+            if _role(reply, tree) == "assistant" and read_number(reply.get(tree.rank)) is not None
+        ]
         if len(ranked) > 1:
             texts = tuple(_field(reply, tree.text, str) for reply in ranked)
             yield RankedResponses(where, talk, texts, tuple(float(reply[tree.rank]) for reply in ranked))
@@ -135,12 +140,10 @@ def _fill(template: str, row: Row) -> str:
 def _field(row: Mapping[str, Any], name: str, kind: type) -> Any:
     if not isinstance(row.get(name), kind):
         words = {list: "list", str: "text", dict: "object"}
-        raise DataError(f"has no {words[kind]} in the field {name!r}; its fields are {', '.join(row) or 'none'}")
+        raise DataError(
+            f"has no {words[kind]} in the field {name!r}; its fields are {shorten(', '.join(row)) or 'none'}"
+        )
     return row[name]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def describe(ranked: Sequence[RankedResponses], skipped: Skipped) -> str:

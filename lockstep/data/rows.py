@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, assert_never
@@ -15,6 +16,17 @@ Row = Mapping[str, Any]
 
 NUM_NAMED = 5
 """Number of skipped rows that are named; all are counted."""
+
+
+def read_number(value: object) -> float | None:
+    """The finite number that a value of a row is; None: it is none. JSON of Python's has NaN, and numbers of any length."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 class DataError(InputError):

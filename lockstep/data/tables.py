@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lockstep.data import cache
 from lockstep.data.cache import Stamp
+from lockstep.data.jsonl import parse
 from lockstep.data.notes import Ticker
 from lockstep.data.rows import DataError, Part, Skipped
+from lockstep.errors import first_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -37,7 +38,11 @@ def open_table(path: Path, label: str) -> TableRows:
         files = _files_of(path)
         if not files:
             raise DataError(f"{path}: holds no rows")
-        return TableRows(datasets.Dataset.load_from_disk(str(path)), path, files, label)
+        try:
+            dataset = datasets.Dataset.load_from_disk(str(path))
+        except Exception as error:  # of `datasets`, pyarrow and all that they read
+            raise DataError(f"{path}: cannot be read as a data set ({first_line(error)}); save it again") from error
+        return TableRows(dataset, path, files, label)
     stamp = Stamp.of(path)
     if stamp is None:
         raise DataError(f"{path}: there is no such file; name a Parquet file that exists")
@@ -46,22 +51,55 @@ def open_table(path: Path, label: str) -> TableRows:
     try:
         rows = datasets.Dataset.from_parquet(str(path), cache_dir=str(unpacked))
     except (OSError, ValueError, DatasetGenerationError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({error.__cause__ or error}); write it again") from error
+        if _is_empty(path):  # which the library cannot read
+            raise DataError(f"{path}: holds no rows") from error
+        why = first_line(error.__cause__ or error)
+        raise DataError(f"{path}: cannot be read as Parquet ({why}); write it again") from error
     return TableRows(rows, path, [path], label)
+
+
+def _is_empty(path: Path) -> bool:
+    """True for a whole Parquet file without rows."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return parquet.read_metadata(path).num_rows == 0
+    except (ArrowException, OSError):
+        return False
 
 
 def _files_of(folder: Path) -> list[Path]:
     """The files that hold the rows of a folder that was written by `Dataset.save_to_disk`."""
     splits = folder / "dataset_dict.json"
     if splits.is_file():
-        names = json.loads(splits.read_text(encoding="utf-8"))["splits"]
-        raise DataError(f"{folder}: holds the splits {', '.join(names)}; name one of them, as in {folder / names[0]}")
+        names = _read_list(splits, "splits")
+        if not names:
+            raise DataError(f"{splits}: names no splits; save the data set again")
+        raise DataError(
+            f"{folder}: holds the splits {', '.join(map(str, names))}; name one of them, as in {folder / str(names[0])}"
+        )
     state = folder / "state.json"
     if not state.is_file():
         raise DataError(
             f"{folder}: is no folder that Dataset.save_to_disk wrote (no state.json); name its files one by one"
         )
-    return [folder / file["filename"] for file in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+    named = [file.get("filename") if isinstance(file, dict) else None for file in _read_list(state, "_data_files")]
+    files = [folder / str(name) for name in named]
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise DataError(f"{missing[0]}: there is no such file, and {state} names it; copy the folder again")
+    return files
+
+
+def _read_list(file: Path, key: str) -> list[Any]:
+    """A list in a JSON object that `datasets` wrote; raises DataError where it is not there."""
+    try:
+        found = parse(file.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{file}: {error}; save the data set again") from error
+    if not isinstance(found.get(key), list):
+        raise DataError(f"{file}: has no list {key!r}; save the data set again")
+    return found[key]
 
 
 class TableRows:

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 from lockstep.config.sources import FieldType
 from lockstep.data.jsonl import AsWritten
 from lockstep.data.rows import DataError, Row
-from lockstep.errors import InputError
+from lockstep.errors import InputError, shorten
 
 _KINDS: Mapping[type, FieldType] = {
     str: "text",
@@ -80,11 +80,12 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
         value = row.get(name)
         if value is None:
             state = "null in the field" if name in row else "no field"
-            there = ", ".join(row) or "none"
+            there = shorten(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template, data.fields or the reward")
             return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
         if not _is_a(kind, value):
-            return f"has {_kind(value)} in the field {name!r}, which should be {kind}"
+            right = "text, a number, a list or an object" if kind == "any" else kind
+            return f"has {_kind(value)} in the field {name!r}, which should be {right}"
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 from lockstep.config.sources import FieldType
 from lockstep.data.rows import DataError, Rows
 from lockstep.data.templates import complaint
+from lockstep.errors import shorten
 from lockstep.judge.asking import Conversation
 from lockstep.judge.build import meta_case, response_case
 from lockstep.judge.judge import Judge
@@ -119,6 +120,6 @@ def _score(value: object, scale: tuple[float, float], where: str) -> float:
     score, (low, high) = float(str(value)), scale
     if not low <= score <= high:
         raise DataError(
-            f"{where}: score is {value}, but the judge's scores go from {low:g} to {high:g}; correct the row"
+            f"{where}: score is {shorten(str(value))}, but the judge's scores go from {low:g} to {high:g}; correct the row"
         )
     return score

@@ -22,16 +22,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from lockstep import lfs
 from lockstep.errors import InputError, first_line
 from lockstep.models import attention
+from lockstep.models.config_values import find_fault, find_field
 from lockstep.models.families.known import has_classifier, is_known
 
 _CONTEXT = "max_position_embeddings"
 _ADAPTER = "adapter_config.json"
-_MOST = (
-    (re.compile(r"layers?$|layer_types"), 10_000),
-    (re.compile("experts"), 100_000),
-    (re.compile(r"(size|dim|_embd|_inner|heads)$"), 2**31),
-)
-"""Largest sizes that a configuration may give, by name; `transformers` builds layers one by one, for hours."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -77,13 +72,20 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     path = require_folder(folder)
     if (path / _ADAPTER).is_file() and not (path / "config.json").is_file():
         raise ModelError(f"{path} holds adapters only; merge them into their model with peft, and give that folder")
+    if (path / _ADAPTER).is_file():
+        raise ModelError(
+            f"{path} holds adapters ({_ADAPTER}) beside a model, and which of the two is meant is unclear; merge them "
+            "into it with peft, or take them out"
+        )
     fields = read_json(path, "config.json", "it is no Hugging Face model folder; give the folder of a downloaded model")
     require_usable(fields, f"{path}/config.json")
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except CONFIG_ERRORS as error:
         raise ModelError(f"{path}/config.json cannot be used: {_why(fields, error)}") from error
-    named = [str(name) for name in fields.get("architectures") or ()]
+    named = fields.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ModelError(f"{path}/config.json: architectures is no list of names; correct it")
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     also = ("Model", "ForSequenceClassification") if headless else ("Model",)
     if named and not any(name in causal or name.endswith(also) for name in named):
@@ -92,7 +94,7 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
 
 
 def require_usable(fields: Mapping[str, Any], source: str) -> None:
-    """Raises ModelError where a configuration is of quantized weights, or would take hours only to be read.
+    """Raises ModelError where a configuration is of quantized weights, or has a value that no model can have.
 
     Args:
         fields: Fields of the configuration.
@@ -105,18 +107,17 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
             f"{source}: its weights are quantized ({method or 'quantization_config'}), and training starts from fp32, "
             "bf16 or fp16; take the model that was quantized"
         )
-    texts = fields.get("text_config")
-    for name, value in (*fields.items(), *(texts.items() if isinstance(texts, dict) else ())):
-        size = len(value) if isinstance(value, list) else value
-        most = next((most for pattern, most in _MOST if pattern.search(name)), None)
-        if most is not None and isinstance(size, int) and size > most:
-            raise ModelError(f"{source}: {name} is {size:,}, and no model has more than {most:,}; correct it")
+    fault = find_fault(fields)
+    if fault is not None:
+        raise ModelError(f"{source}: {fault}")
 
 
 def _why(fields: Mapping[str, Any], error: Exception) -> str:
     """Explains why `transformers` cannot use a configuration."""
     kind = fields.get("model_type")
-    if kind is None or is_known(kind):
+    if kind is None:
+        return "it says no model_type"
+    if is_known(kind):
         return config_reason(error)
     own = "; it brings Python code for it (auto_map), which is not run" if fields.get("auto_map") else ""
     return f"transformers {transformers.__version__} knows no model type {kind!r}{own}"
@@ -142,6 +143,9 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
     heads, groups = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
     if heads and groups and heads % groups:
         raise ModelError(f"{source}: num_attention_heads ({heads}) is no multiple of num_key_value_heads ({groups})")
+    padding, rows = fields.get("pad_token_id"), fields.get("vocab_size")
+    if isinstance(padding, int) and isinstance(rows, int) and not -rows <= padding < rows:
+        raise ModelError(f"{source}: pad_token_id is {padding}, and vocab_size only {rows}; correct it")
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
@@ -153,7 +157,8 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
                 f"{source}: {config.model_type} chooses its attention from classes of its own, among which Lockstep's "
                 "cannot be put, so its sequences cannot be packed; use a model of another family"
             ) from error
-        why = f"{type(error).__name__}: {config_reason(error)}"
+        field = find_field(fields, error.args[0]) if isinstance(error, KeyError) and error.args else None
+        why = f"{type(error).__name__}: {config_reason(error)}" if field is None else f"it has no {field} {error}"
         raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
 
 
@@ -213,8 +218,9 @@ def read_json(folder: Path, name: str, missing: str) -> dict[str, Any]:
         raise ModelError(f"{folder} has no {name}: {missing}")
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file} is no JSON ({error}); copy or download it again") from error
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ModelError(f"{file} is no JSON ({why}); copy or download it again") from error
     if not isinstance(fields, dict):
         raise ModelError(f"{file} holds no JSON object; copy or download it again")
     return fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,15 +95,26 @@ def open_source(folder: Path | str) -> ModelSource:
     """Reads the tokenizer of a model folder and what ends its responses."""
     whole, tokenizer = read_config(folder), load_tokenizer(folder)
     config = whole.get_text_config()
-    listed = [tokenizer.eos_token_id]
-    if (Path(folder) / "generation_config.json").is_file():
-        own = read_json(Path(folder), "generation_config.json", "").get("eos_token_id")
-        listed += own if isinstance(own, list) else [own]
-    stops = sorted({stop for stop in listed if isinstance(stop, int)})
+    own = _read_stops(Path(folder), int(config.vocab_size))
+    stops = sorted({stop for stop in (tokenizer.eos_token_id, *own) if isinstance(stop, int)})
     if not stops:
         raise InputError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
     _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
     return ModelSource(str(folder), tokenizer, tuple(stops), context_of(whole), int(config.vocab_size))
+
+
+def _read_stops(folder: Path, vocabulary: int) -> list[int]:
+    """The stop tokens of a folder's generation_config.json; raises InputError where they are no tokens."""
+    if not (folder / "generation_config.json").is_file():
+        return []
+    named = read_json(folder, "generation_config.json", "").get("eos_token_id")
+    stops = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(isinstance(stop, int) and not isinstance(stop, bool) and 0 <= stop < vocabulary for stop in stops):
+        raise InputError(
+            f"{folder}/generation_config.json: eos_token_id is {json.dumps(named)}, but should be numbers of tokens, from "
+            f"0 to {vocabulary - 1}; correct it"
+        )
+    return stops
 
 
 def own_folder(section: ModelFolder, source: ModelSource) -> str:
@@ -137,6 +149,6 @@ def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, 
     largest = max(made | set(stops))
     if largest >= rows:
         raise InputError(
-            f"the tokenizer in {folder} makes token {largest}, but the model has embeddings for {rows} tokens; bring "
+            f"the tokenizer in {folder} makes token {largest} ({tokenizer.decode([largest])!r}), but the model has embeddings for {rows} tokens; bring "
             "the tokenizer that belongs to the model"
         )

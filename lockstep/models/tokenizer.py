@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep.errors import InputError, first_line
-from lockstep.models.folder import require_folder
+from lockstep.models.folder import read_json, require_folder
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 
@@ -89,13 +88,25 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             f"{folder}: has no tokenizer (no tokenizer.json, nor another of {', '.join(_TOKENIZER_FILES)}); "
             "copy the tokenizer's files into it"
         )
+    opener = PreTrainedTokenizerFast if _class_name(folder) in _GENERIC_CLASSES else AutoTokenizer
     try:
-        opener = PreTrainedTokenizerFast if _class_name(folder) in _GENERIC_CLASSES else AutoTokenizer
-        return opener.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = opener.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer("a")  # some values are read only here
     except Exception as error:  # tokenizers raises bare exceptions
+        why = first_line(error) if type(error) is Exception else f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"{folder}: its tokenizer cannot be read ({why}); save it again from its source") from error
+    _refuse_dropout(tokenizer, folder)
+    return tokenizer
+
+
+def _refuse_dropout(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Raises InputError where a tokenizer draws at random how a text is cut: no two readings would be alike."""
+    model = tokenizer.backend_tokenizer.model if isinstance(tokenizer, PreTrainedTokenizerFast) else None
+    if isinstance(model, models.BPE) and model.dropout:
         raise InputError(
-            f"{folder}: its tokenizer cannot be read ({first_line(error)}); save it again from its source"
-        ) from error
+            f"{folder}: its tokenizer cuts the same text differently each time (dropout is {model.dropout:g} in "
+            "tokenizer.json); take that out"
+        )
 
 
 def is_misread(folder: Path) -> bool:
@@ -111,4 +122,4 @@ def _class_name(folder: Path) -> str | None:
     config = folder / "tokenizer_config.json"
     if not ((folder / "tokenizer.json").is_file() and config.is_file()):
         return None
-    return json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
+    return read_json(folder, config.name, "").get("tokenizer_class")

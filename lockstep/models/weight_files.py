@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,6 +25,7 @@ from lockstep.models.folder import ModelError, read_json
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _UNIT = "score.weight"
 _TYPES = ("F64", "F32", "BF16", "F16")
+_LARGEST = torch.finfo(torch.float32).max
 _NAMED = 3
 """Number of tensors that are named in a message."""
 
@@ -63,8 +65,17 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headle
         ModelError: If weights are missing, unknown to the model, pickled, damaged, quantized, or of another shape.
     """
     path = Path(folder)
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    stored = {name: there for file in weight_files(path) for name, there in _headers(file).items()}
+    own = model.state_dict()
+    wanted = {name: list(tensor.shape) for name, tensor in own.items()}
+    stored: dict[str, _Stored] = {}
+    for file in weight_files(path):
+        for name, there in _headers(file).items():
+            if name in stored:
+                raise ModelError(
+                    f"{stored[name].file} and {file} both hold {name}, and only one of them can count; copy or download "
+                    "the folder again"
+                )
+            stored[name] = there
     named = _Names(model, wanted)
     unknown, found = set[str](), set[str]()
     for name, there in stored.items():
@@ -73,7 +84,7 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headle
         found.update(known)
         if not known:
             unknown.update(targets)
-        elif there.type not in _TYPES and there.type.startswith(("F", "I", "U")):
+        elif there.type not in _TYPES and any(own[target].is_floating_point() for target in known):
             raise ModelError(
                 f"{there.file}: {name} is of type {there.type}; weights must be fp32, bf16 or fp16, so take the model "
                 "as it was before it was quantized"
@@ -122,6 +133,9 @@ def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
     if not tensor.is_floating_point() or not tensor.numel():
         return
     low, high = (float(end) for end in tensor.aminmax())  # both are NaN where one number is
+    largest = max(abs(low), abs(high))
+    if _LARGEST < largest < math.inf:
+        raise ModelError(f"{source}: {name} holds {largest:.3g}, which fp32 cannot hold; models are read as fp32")
     if not math.isfinite(low) or not math.isfinite(high):
         what = "NaN" if math.isnan(low) else "infinite numbers"
         raise ModelError(
@@ -145,9 +159,14 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder; raises ModelError where one is missing."""
     if (folder / _INDEX).is_file():
         names = read_json(folder, _INDEX, "").get("weight_map")
-        if not isinstance(names, dict):
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise ModelError(f"{folder / _INDEX} has no weight_map from tensors to files; copy or download it again")
-        files = sorted({folder / str(name) for name in names.values()})
+        files = sorted({folder / name for name in names.values()})
+        outside = next((file for file in files if file.parent != folder), None)
+        if outside is not None:
+            raise ModelError(
+                f"{folder / _INDEX} names {outside}, which is not in its folder; copy or download it again"
+            )
     else:
         files = [folder / _WHOLE]
     missing = [file for file in files if not file.is_file()]

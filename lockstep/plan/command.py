@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import tempfile
@@ -24,8 +25,8 @@ from lockstep.plan.page import Plan, page
 from lockstep.plan.sizes import Sizes
 from lockstep.plan.time import Rates
 
-_MEMORY = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,15})?)\s*(?P<unit>[A-Za-z]+)")
-_MOST_GPUS = 100_000
+_MOST_GPUS = 200_000
+_MEMORY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[A-Za-z]+)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -44,7 +45,7 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rate
     """
     room, recipe = bytes_of(memory), loaded.expect(Algorithm)
     if not 1 <= gpus <= _MOST_GPUS:
-        raise InputError(f"--gpus is {gpus}; a plan is of 1 to {_MOST_GPUS:,}")
+        raise InputError(f"--gpus is {gpus}; a plan needs at least 1, and at most {_MOST_GPUS:,}")
     backend = find_backend(recipe.learner)
     if not backend.is_planned:
         raise InputError(
@@ -67,9 +68,10 @@ def bytes_of(memory: str) -> int:
         ValueError: If it is not a size.
     """
     match = _MEMORY.fullmatch(memory.strip())
-    if match is None or match["unit"] not in _UNITS or not float(match["number"]):
+    number = 0.0 if match is None else float(match["number"]) * _UNITS.get(match["unit"], 0)
+    if not 0 < number < math.inf:
         raise InputError(f"--memory is {memory!r}; say how much a GPU has, such as 80GB (80·10⁹ bytes) or 80GiB")
-    return int(float(match["number"]) * _UNITS[match["unit"]])
+    return int(number)
 
 
 def _config_of_run(loaded: Loaded) -> PreTrainedConfig:

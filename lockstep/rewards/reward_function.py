@@ -37,6 +37,8 @@ def answers(function: str) -> Answers:
 def load(function: str) -> Function:
     """Finds `file.py:name` or `package.module:name`; raises as `answers`."""
     found = user_code.load(function, "reward.function", "function")
+    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+        raise InputError(f"reward.function {function} is async or a generator; let it return the reward itself")
     _takes_four(found, function)
     return cast(Function, found)
 

@@ -17,7 +17,7 @@ from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint
-from lockstep.errors import InputError
+from lockstep.errors import InputError, shorten
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.printable import make_printable
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
@@ -86,7 +86,7 @@ class MathReward:
         gold = _delimit(answer if cut is None else cut)
         if not verify(gold, gold):
             raise DataError(
-                f"{prompt.id}: math-verify cannot read the right answer {answer!r}; correct the row, data.answer "
+                f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; correct the row, data.answer "
                 "or reward.marker, or use reward.type=python"
             )
         text = self.extract_answer(response)

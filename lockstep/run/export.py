@@ -18,7 +18,7 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection
 from lockstep.config.loading import Loaded, load_run
 from lockstep.config.run import Best
-from lockstep.errors import InputError
+from lockstep.errors import InputError, shorten
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
@@ -145,5 +145,5 @@ def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
             raise NoCheckpointError(f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe")
         return checkpoints.at(ranked[-1][1])
     if not re.fullmatch(r"[0-9]{1,18}", which):
-        raise InputError(f"checkpoint {which!r}: say latest, best, or the number of a step")
+        raise InputError(f"checkpoint {shorten(which)!r}: say latest, best, or the number of a step")
     return checkpoints.at(int(which))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.config.loading import Loaded, describe, load_run
-from lockstep.errors import InputError
+from lockstep.errors import InputError, shorten
 from lockstep.records import is_file
 from lockstep.report.log import LOCK
 from lockstep.run.identity import ChangedError, differences, recipe_identity
@@ -70,7 +70,10 @@ def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
 
 def require_writable(folder: Path) -> None:
     """Raises InputError if a run's folder cannot be made, not be written to, or is one of something else."""
-    _require_own(folder)
+    try:
+        _require_own(folder)
+    except OSError as error:
+        raise _unmakable(folder, f"the system refuses it ({error.strerror})") from error
     place = standing(folder)
     if not (place.is_dir() and os.access(place, os.W_OK)):
         raise _unmakable(folder, f"{place} is not a folder that can be written to")
@@ -87,7 +90,9 @@ def make(folder: Path) -> None:
 
 
 def _unmakable(folder: Path, why: str) -> InputError:
-    return InputError(f"the run folder {folder} cannot be made, because {why}; set run.folder to another place")
+    return InputError(
+        f"the run folder {shorten(str(folder))} cannot be made, because {why}; set run.folder to another place"
+    )
 
 
 _LOGS = (".log", ".txt", ".out", ".err")
@@ -111,7 +116,7 @@ def standing(folder: Path) -> Path:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # something above it is a file
+    except OSError:  # something above it is a file, or its name is too long
         return False
 
 

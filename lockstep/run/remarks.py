@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.algorithms.rows import DataFiles
 from lockstep.config import Common, Optimizer, Section
 from lockstep.data.files import FileGroup, open_rows
+from lockstep.data.templates import fields
 
 _LARGEST_LR = 0.1
 """AdamW moves each weight by about lr a step; those of trained models are about 0.02, and no shipped recipe says more
@@ -27,6 +28,12 @@ def remarks(recipe: Common, files: DataFiles) -> list[str]:
         found.append(
             f"data.validation holds {what} of data.train, so what it measures is memory; hold rows out that are not "
             "trained on"
+        )
+    data = recipe.data
+    if data.prompt_templates and not fields(data.prompt):
+        found.append(
+            f"data.prompt={data.prompt!r} names no {{field}} of the rows, so all prompts are the same; a field stands "
+            "in braces"
         )
     return [*found, *_bounds_out_of_reach(recipe), *_best_steps_unsaved(recipe)]
 

@@ -62,7 +62,7 @@ REWARDS: dict[str, tuple[str, str]] = {
 }
 
 IMPORTS: dict[str, tuple[str, str]] = {
-    "an end": ("raise SystemExit(0)", "importing it"),
+    "an end": ("raise SystemExit(0)", "cannot be imported (SystemExit"),
     "an error that cannot be shown": (
         "class Odd(Exception):\n    def __str__(self): raise KeyError('no')\nraise Odd()",
         "cannot be imported",

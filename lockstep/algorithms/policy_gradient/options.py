@@ -120,7 +120,7 @@ class CorrectionSection(Section):
 class PolicyGradient(Section):
     """Options of every algorithm that samples from the policy and improves it by the clipped objective."""
 
-    num_prompts_per_step: PositiveInt = Field(description="prompts that a step answers")
+    num_prompts_per_step: PositiveInt = Field(le=1_000_000, description="prompts that a step answers")
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
     global_batch_size: PositiveInt = Field(description="responses per optimizer step")
     ppo_epochs: PositiveInt = Field(default=1, description="passes over the responses of a step")

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 def is_known(model_type: object) -> bool:
     """True if `transformers` has a configuration of this type."""
-    return model_type in CONFIG_MAPPING
+    return isinstance(model_type, str) and model_type in CONFIG_MAPPING
 
 
 def find_nearest(model_type: object) -> str | None:

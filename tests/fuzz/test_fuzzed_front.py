@@ -1,0 +1,254 @@
+"""Fuzzed recipes, overrides, rows and model folders: what is read is in order, or one sentence says why it is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import SCALARS, VALUES, corrupted, find_places, json_bytes, spoiled, texts_of
+from workspace import furnish
+
+from lockstep.config import DataSection, PairSection
+from lockstep.config.loading import describe, load
+from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.files import FileGroup, open_rows
+from lockstep.data.pairs import Pairs
+from lockstep.data.prompts import Prompts
+from lockstep.errors import LockstepError
+from lockstep.models.load import load_causal_lm
+from lockstep.models.source import open_source
+from lockstep.models.tokenizer import load_tokenizer
+
+T = TypeVar("T", bound=Callable[..., None])
+
+LONGEST_CPU_S = 20.0
+LONGEST_SENTENCE = 3000
+RECIPES = ("tiny", "own", "sft", "dpo", "judged")
+SHARED = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
+
+TALK = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+ROW = {"question": "1+1=", "answer": "2", "talk": TALK, "c": "2", "r": "3", "cs": 2.0, "rs": 1, "t": {"a": [True]}}
+FIELDS = {"prompt": "{question}\n", "max_prompt_tokens": 64, "train": "rows.jsonl"}
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+
+
+class HangsError(BaseException):
+    """What is read takes too long."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Raises HangsError in a block that computes for too long; the clock would count what other processes take."""
+
+    def stop(*_: object) -> None:
+        raise HangsError
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def require_answer(read: Callable[[], object]) -> None:
+    """Fails where something else comes of reading than its result or a sentence."""
+    try:
+        with bounded():
+            read()
+    except LockstepError as error:
+        sentence = str(error)
+        assert 0 < len(sentence) < LONGEST_SENTENCE, sentence
+        assert "Traceback" not in sentence
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A furnished folder, in which the tests of this file write over each other's files."""
+    folder = tmp_path_factory.mktemp("front")
+    furnish(folder)
+    shutil.copytree(folder / "model", folder / "whole")
+    (folder / "talker").mkdir()
+    shutil.copytree(folder / "model", folder / "talker", dirs_exist_ok=True)
+    (folder / "talker/chat_template.jinja").write_text(CHAT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+def few(test: T) -> T:
+    """Gives a property few examples, for every day."""
+    return settings(SHARED, max_examples=25)(test)
+
+
+def many(test: T) -> T:
+    """Gives a property many examples, as a proof."""
+    return pytest.mark.proof(settings(SHARED, max_examples=750)(test))
+
+
+def read_recipe(content: bytes) -> None:
+    """Reads a recipe; what is described of it has to be the same recipe."""
+    Path("fuzzed.yaml").write_bytes(content)
+    loaded = load("fuzzed.yaml")
+    Path("described.yaml").write_text(describe(loaded))
+    assert load("described.yaml").dump() == loaded.dump()
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> bytes:
+    tree = yaml.safe_load(Path(f"{draw(st.sampled_from(RECIPES))}.yaml").read_text())
+    return draw(corrupted(texts_of(spoiled(tree))))
+
+
+@st.composite
+def overrides(draw: st.DrawFn) -> list[str]:
+    """Keys of options or what looks like some, with values of all kinds."""
+    keys = [".".join(map(str, place)) for place in find_places(load("tiny.yaml").dump())]
+    key = st.one_of(st.sampled_from(keys), st.sampled_from(keys).map(lambda key: key + ".x"), st.text(max_size=6))
+    value = st.one_of(VALUES.map(lambda value: json.dumps(value)), st.text(max_size=8), SCALARS.map(str))
+    words = st.one_of(st.tuples(key, value).map("=".join), st.text(max_size=8))
+    return draw(st.lists(words, min_size=1, max_size=3))
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> bytes:
+    """Lines of rows, most of them in order."""
+    lines = draw(st.lists(st.one_of(st.just(ROW), spoiled(ROW)), min_size=1, max_size=3))
+    return draw(corrupted(st.just(b"".join(json_bytes(line) + b"\n" for line in lines))))
+
+
+def read_rows(content: bytes, name: str, options: dict[str, Any]) -> None:
+    """Reads rows as prompts, as demonstrations and as pairs."""
+    Path(name).write_bytes(content)
+    files, tokenizer = FileGroup((Path(name),)), load_tokenizer("talker")
+    options = dict(options)
+    kinds, talk = options.pop("kinds"), options.pop("talk", None)
+    options |= {"chat": {"chat": True}, "messages": {"messages": "talk", "prompt": "{question}"}}.get(talk, {})
+    for kind in kinds:
+        opened = open_rows(files, options.get("bad_rows", "error"))
+        if kind == "pairs":
+            data = PairSection(
+                **FIELDS, **options, chosen="{c}", rejected="{r}", chosen_score="cs", rejected_score="rs"
+            )
+            read = Pairs(opened, tokenizer, data, 64)
+        else:
+            data = DataSection(**FIELDS, **options)
+            prompts = kind == "prompts"
+            read = Prompts(opened, tokenizer, data) if prompts else Demonstrations(opened, tokenizer, data, 64)
+        read.first()
+
+
+PLACES = st.sampled_from(
+    ["config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+     "model.safetensors.index.json", "model.safetensors", "adapter_config.json", "special_tokens_map.json",
+     "added_tokens.json", "chat_template.jinja"]
+)  # fmt: skip
+
+
+@st.composite
+def files_of_models(draw: st.DrawFn) -> dict[str, bytes]:
+    """One or two files of a model's folder, by their names."""
+    found = {}
+    for name in draw(st.lists(PLACES, min_size=1, max_size=2, unique=True)):
+        file = Path("whole") / name
+        if name == "model.safetensors":
+            whole = file.read_bytes()
+            size = int.from_bytes(whole[:8], "little")
+            header = draw(spoiled(json.loads(whole[8 : 8 + size])).map(json_bytes))
+            found[name] = draw(corrupted(st.just(len(header).to_bytes(8, "little") + header + whole[8 + size :])))
+        elif name.endswith(".json"):
+            known = {
+                "weight_map": {"model.norm.weight": "model.safetensors"},
+                "peft_type": "LORA",
+                "eos_token": "<eos>",
+            }
+            tree = json.loads(file.read_text()) if file.is_file() else known
+            found[name] = draw(corrupted(texts_of(spoiled(tree))))
+        else:
+            found[name] = draw(corrupted(st.just(CHAT.encode())))
+    return found
+
+
+def read_model(files: dict[str, bytes]) -> None:
+    """Reads a model's folder; what opens has to compute finite numbers."""
+    shutil.rmtree("fuzzed", ignore_errors=True)
+    shutil.copytree("whole", "fuzzed")
+    for name, content in files.items():
+        (Path("fuzzed") / name).write_bytes(content)
+    source = open_source("fuzzed")
+    source.decode(source.prompt_ids("1+1="))
+    model = load_causal_lm("fuzzed")
+    for name, tensor in model.state_dict().items():
+        assert tensor.isfinite().all(), name
+
+
+@few
+@given(recipes())
+def test_a_fuzzed_recipe_gets_an_answer(here: Path, content: bytes) -> None:
+    require_answer(lambda: read_recipe(content))
+
+
+@many
+@given(recipes())
+def test_many_fuzzed_recipes_get_answers(here: Path, content: bytes) -> None:
+    require_answer(lambda: read_recipe(content))
+
+
+@few
+@given(overrides())
+def test_fuzzed_overrides_get_an_answer(here: Path, words: list[str]) -> None:
+    require_answer(lambda: load("tiny.yaml", words))
+
+
+@many
+@given(overrides())
+def test_many_fuzzed_overrides_get_answers(here: Path, words: list[str]) -> None:
+    require_answer(lambda: load("tiny.yaml", words))
+
+
+ROWS = {
+    "content": rows(),
+    "name": st.sampled_from(["f.jsonl", "f.json", "f.jsonl.gz", "f.parquet"]),
+    "options": st.fixed_dictionaries(
+        {"kinds": st.lists(st.sampled_from(["prompts", "demonstrations", "pairs"]), min_size=1, max_size=2)},
+        optional={
+            "bad_rows": st.sampled_from(["error", "skip"]),
+            "fields": st.sampled_from([None, {"t": "object"}, {"cs": "number"}]),
+            "shuffle": st.booleans(),
+            "talk": st.sampled_from(["chat", "messages"]),
+        },
+    ),
+}
+
+
+@few
+@given(**ROWS)
+def test_fuzzed_rows_get_an_answer(here: Path, content: bytes, name: str, options: dict[str, Any]) -> None:
+    require_answer(lambda: read_rows(content, name, options))
+
+
+@many
+@given(**ROWS)
+def test_many_fuzzed_rows_get_answers(here: Path, content: bytes, name: str, options: dict[str, Any]) -> None:
+    require_answer(lambda: read_rows(content, name, options))
+
+
+@few
+@given(files_of_models())
+def test_a_fuzzed_model_gets_an_answer(here: Path, files: dict[str, bytes]) -> None:
+    require_answer(lambda: read_model(files))
+
+
+@many
+@given(files_of_models())
+def test_many_fuzzed_models_get_answers(here: Path, files: dict[str, bytes]) -> None:
+    require_answer(lambda: read_model(files))

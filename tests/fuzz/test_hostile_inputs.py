@@ -1,0 +1,45 @@
+"""Hostile inputs beyond the catalogue: each ends in one sentence that names what is wrong, and none is trained on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from forked import import_all, run_command
+from hostile_data import DATA
+from hostile_models import MODELS
+from hostile_recipes import NEW_MODELS, OVERRIDES, RECIPES, REWARDS
+from tiers import every
+from workspace import furnish
+
+from lockstep import exit_codes
+
+INPUTS = {**RECIPES, **NEW_MODELS, **OVERRIDES, **DATA, **MODELS, **REWARDS}
+LONGEST_SENTENCE = 1500
+REFUSED = (exit_codes.INPUT, exit_codes.INCONCLUSIVE)
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import_all()
+    folder = tmp_path_factory.mktemp("furnished")
+    furnish(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", every(4, [(name,) for name in INPUTS]))
+def test_a_hostile_input_gets_one_sentence(name: str, furnished: Path, tmp_path: Path) -> None:
+    hostile, here = INPUTS[name], tmp_path / "here"
+    shutil.copytree(furnished, here)
+    if hostile.spoil is not None:
+        hostile.spoil(here)
+    outcome = run_command(hostile.command, here)
+    assert outcome.code is not None, f"it hangs: {outcome.said}"
+    if hostile.accepted:
+        assert outcome.code == exit_codes.OK, outcome.said
+        return
+    text = outcome.said if outcome.code == exit_codes.OK else outcome.sentence
+    assert outcome.code in REFUSED or (outcome.code == exit_codes.OK and "note" in text), outcome.said
+    assert all(part in text for part in hostile.says), text
+    assert len(outcome.sentence) < LONGEST_SENTENCE
