@@ -124,7 +124,7 @@ COMMANDS: dict[str, Case] = {
         ranked, "judge-eval http://localhost:99999/v1 ranked.jsonl judge.sampler.openai.model=m", 2, "99999"
     ),
     "judge-eval: an address of another kind": Case(
-        nothing, "judge-eval ftp://localhost/v1 rows.jsonl judge.sampler.openai.model=m", 2, "base_url is missing"
+        nothing, "judge-eval ftp://localhost/v1 rows.jsonl judge.sampler.openai.model=m", 2, "is an address"
     ),
     "a name that no command has": Case(nothing, "trian tiny.yaml", 2, "trian"),
     "nothing": Case(nothing, "''", 2, ""),
