@@ -137,7 +137,7 @@ class ScoreParser:
         return self._announced.search(text) is not None
 
     def _parenthesis(self, reply: str) -> str:
-        """What the announcement of the score says in parentheses: its scale, if anything."""
+        """The text in parentheses of the score's announcement: its scale, if anything."""
         own = _find_own(self._announced, reply)
         return own[-1]["parenthesis"] or "" if own else ""
 

@@ -123,21 +123,21 @@ def _read(path: Path) -> dict[str, Any]:
     schema = report.get("schema")
     if schema != SCHEMA:
         raise InputError(f"{path} has the schema {schema!r}, and this Lockstep reads {SCHEMA!r}; {_CURE}")
-    read_record(path, _Shape, _CURE)
+    read_record(path, _ReportShape, _CURE)
     return report
 
 
 @dataclass(frozen=True)
-class _Model:
+class _ExaminedModel:
     path: str
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """What readers count on; the parts of a cell are its writer's."""
+class _ReportShape:
+    """The fields that readers count on; the parts of a cell are its writer's."""
 
     verdict: str
-    model: _Model
+    model: _ExaminedModel
     recipe: Mapping[str, Any]
     backends: Mapping[str, Mapping[str, Any]]
     pairs: Sequence[tuple[str, str]]

@@ -16,7 +16,7 @@ CURE = f"remove {RESULTS}, and the same command makes it anew of what was answer
 
 
 @dataclass(frozen=True)
-class Estimate:
+class FigureRead:
     """A figure with its interval, and the number of questions that it stands on; all None where there is none."""
 
     value: float | None
@@ -26,7 +26,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class ShownSampling:
     """The part of a distribution that a heading shows."""
 
     temperature: float
@@ -35,25 +35,25 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _EvaluatedSetting:
     num_samples: int
-    sampling: Sampling
-    figures: Mapping[str, Estimate]
+    sampling: ShownSampling
+    figures: Mapping[str, FigureRead]
     responses: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class _Results:
+class _EvaluationResults:
     model: str
     data: str
     questions: int
     skipped_rows: int
-    settings: Mapping[str, _Setting]
+    settings: Mapping[str, _EvaluatedSetting]
 
 
 def results_table(folder: Path) -> str:
     """Reads the results of an evaluation. Returns text for a terminal."""
-    results = read_record(folder / RESULTS, _Results, CURE)
+    results = read_record(folder / RESULTS, _EvaluationResults, CURE)
     settings = results.settings
     names = dict.fromkeys(name for setting in settings.values() for name in setting.figures)
     rows = [("", *(_heading(name, setting) for name, setting in settings.items()))]
@@ -69,7 +69,7 @@ def results_table(folder: Path) -> str:
     return f"{results.model} on {results.data}: {counts}\n\n{summary_table(rows)}"
 
 
-def _heading(name: str, setting: _Setting) -> str:
+def _heading(name: str, setting: _EvaluatedSetting) -> str:
     if name == "greedy":
         return name
     sampling = setting.sampling
@@ -78,11 +78,11 @@ def _heading(name: str, setting: _Setting) -> str:
     return f"{setting.num_samples} samples at temperature {sampling.temperature:g}{shape}"
 
 
-def _figure(figure: Estimate | None, results: _Results) -> str:
+def _figure(figure: FigureRead | None, results: _EvaluationResults) -> str:
     return "–" if figure is None else figure_text(figure, results.questions, "questions")
 
 
-def figure_text(figure: Estimate, all_of_them: int, what: str) -> str:
+def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
     """A figure with its interval, and how many questions it stands on where that is not all of them."""
     if figure.value is None:
         return "–"

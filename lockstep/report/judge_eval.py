@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.records import read_record
-from lockstep.report.evaluation import CURE, RESULTS, Estimate, figure_text
+from lockstep.report.evaluation import CURE, RESULTS, FigureRead, figure_text
 from lockstep.report.terminal import summary_table
 
 JUDGEMENTS = "judgements.jsonl"
@@ -26,28 +26,28 @@ _LABELS = {
     "longer_preferred_by_people": "longer preferred by people",
     "length_bias": "length bias",
 }
-_NOTHING = Estimate(None, None, None, 0)
+_NOTHING = FigureRead(None, None, None, 0)
 
 
 @dataclass(frozen=True)
-class _Way:
-    figures: Mapping[str, Estimate]
+class _JudgingWay:
+    figures: Mapping[str, FigureRead]
     judgements: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class _Results:
+class _JudgingResults:
     judge: str
     data: str
     prompts: int
     responses: int
     skipped_rows: int
-    ways: Mapping[str, _Way]
+    ways: Mapping[str, _JudgingWay]
 
 
 def judge_table(folder: Path) -> str:
     """Reads the results of an evaluation of a judge. Returns text for a terminal."""
-    results = read_record(folder / RESULTS, _Results, CURE)
+    results = read_record(folder / RESULTS, _JudgingResults, CURE)
     ways = results.ways
     rows = [("", *ways)]
     for name, label in _LABELS.items():
@@ -70,7 +70,7 @@ def _no_verdict(counts: Mapping[str, float]) -> str:
     return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (f" ({causes})" if causes else "")
 
 
-def _warning(way: tuple[str, _Way]) -> str:
+def _warning(way: tuple[str, _JudgingWay]) -> str:
     """Warns where most judgements have no verdict, so that no figure says anything."""
     name, counts = way[0], way[1].judgements
     if counts["no_verdict"] * 2 <= counts["judgements"]:

@@ -122,7 +122,7 @@ def read_numbers(path: Path) -> Iterator[dict[str, float]]:
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """What a run noted of its machine; nothing where it has not begun.
+    """The machine that a run noted; nothing where it has not begun.
 
     Raises:
         InputError: If the file holds something else.
@@ -130,13 +130,13 @@ def read_environment(folder: Path) -> dict[str, Any]:
     file, cure = folder / ENVIRONMENT, "restore the file, or remove it: the next start of the run writes it anew"
     if not is_file(file):
         return {}
-    read_record(file, _Environment, cure)
+    read_record(file, _NotedMachine, cure)
     return read_record(file, dict[str, Any], cure)
 
 
 @dataclass(frozen=True)
-class _Environment:
-    """What readers look for among all that is noted."""
+class _NotedMachine:
+    """The fields that readers look for among all that are noted."""
 
     threads: PositiveInt = 1
     recipe: str = ""

@@ -55,7 +55,7 @@ _Number = Literal["Infinity", "-Infinity"] | Annotated[float, Field(allow_inf_na
 _Column = list[_Number] | None
 
 
-class _Tokens(BaseModel):
+class _LoggedTokens(BaseModel):
     """Columns of a response's tokens, those that are there as long as its text."""
 
     model_config = ConfigDict(strict=True)
@@ -70,14 +70,14 @@ class _Tokens(BaseModel):
     kl: _Column = None
 
     @model_validator(mode="after")
-    def _is_even(self) -> _Tokens:
+    def _is_even(self) -> _LoggedTokens:
         for name, column in vars(self).items():
             if column is not None and len(column) != len(self.text):
                 raise ValueError(f"{name} is not as long as text")
         return self
 
 
-class _Sample(BaseModel):
+class _LoggedSample(BaseModel):
     """The fields of a sample that a page counts on."""
 
     model_config = ConfigDict(strict=True)
@@ -89,13 +89,13 @@ class _Sample(BaseModel):
     tokens: _Number = None
     truncated: _Number = None
     held_out: _Number = None
-    token: _Tokens | None = None
+    token: _LoggedTokens | None = None
 
 
 def _require_sample(row: Mapping[str, Any], where: str) -> None:
     """Raises InputError unless a row is a sample."""
     try:
-        _Sample.model_validate(row)
+        _LoggedSample.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
         what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -106,7 +106,7 @@ def test_any_damage_is_read_or_refused(finished: Path, data: st.DataObject) -> N
 
 
 @pytest.mark.proof
-@settings(max_examples=3_000)
+@settings(max_examples=1_000)
 @given(st.data())
 def test_any_of_thousands_is_read_or_refused(finished: Path, data: st.DataObject) -> None:
     check_damage(finished, data)

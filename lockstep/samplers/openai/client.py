@@ -37,7 +37,7 @@ _CONNECT_S = 10.0
 """Timeout of a connection; an answer may take longer."""
 
 _SILENCE_S = 10.0
-"""Of a request, before the user is told."""
+"""Silence of a request before the user is told."""
 
 _SHOWN_MODELS = 5
 
@@ -244,7 +244,7 @@ class _Server:
         try:
             asked = client.get(path, cast_to=object) if body is None else client.post(path, cast_to=object, body=body)
             answer = await asked
-            if isinstance(answer, dict) and answer.keys() == {"error"}:
+            if isinstance(answer, dict) and "error" in answer and len(answer) == 1:
                 raise ReplyRefused(f"it answers with an error ({_one_line(answer['error'])}); look at its log")
             return shape.model_validate(answer)
         except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
