@@ -151,7 +151,7 @@ class _Block:
         if not texts:
             return
         for name, values in self._columns.items():
-            values.extend(columns.get(name, [None] * len(texts)))
+            values.extend(columns.get(name) or [None] * len(texts))
 
     def pack(self) -> bytes:
         columns = {

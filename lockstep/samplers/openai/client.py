@@ -244,9 +244,11 @@ class _Server:
         try:
             asked = client.get(path, cast_to=object) if body is None else client.post(path, cast_to=object, body=body)
             answer = await asked
-            if isinstance(answer, dict) and "error" in answer and len(answer) == 1:
-                raise ReplyRefused(f"it answers with an error ({_one_line(answer['error'])}); look at its log")
-            return shape.model_validate(answer)
+            match answer:
+                case {"error": error, **rest} if not rest:
+                    raise ReplyRefused(f"it answers with an error ({_one_line(error)}); look at its log")
+                case _:
+                    return shape.model_validate(answer)
         except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
             message = f"{self._options.base_url}: {self._sentence(error)}"
             raise ServerError(message.replace(self._key, "[key]") if self._key else message) from error
