@@ -35,8 +35,9 @@ def changed(draw: st.DrawFn, tree: Any) -> Any:
     """A tree of JSON of which one to three values are others, or gone."""
     whole = json.loads(json.dumps(tree))
     for _ in range(draw(st.integers(1, 3))):
-        *above, last = draw(st.sampled_from(places(whole)[1:] or [("",)]))
-        holder = whole
+        place: Any = draw(st.sampled_from(places(whole)[1:] or [("",)]))
+        *above, last = place
+        holder: Any = whole
         for key in above:
             holder = holder[key]
         if draw(st.booleans()) or not isinstance(holder, dict | list) or not holder:
