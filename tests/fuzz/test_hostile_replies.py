@@ -118,7 +118,7 @@ def test_any_bytes_are_a_sound_answer_or_refused(content: bytes) -> None:
 
 
 @pytest.mark.proof
-@settings(max_examples=3_000)
+@settings(max_examples=1_000)
 @given(st.one_of(changed_answers(), damaged_bytes()))
 def test_any_of_thousands_is_sound_or_refused(said: Any) -> None:
     (check_bytes if isinstance(said, bytes) else check_answer)(said)
