@@ -39,3 +39,8 @@ def path_argument(text: str) -> str:
         return expand(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def model_argument(text: str) -> str:
+    """The same for a model, which may be a server's address."""
+    return text if text.startswith(("http://", "https://")) else path_argument(text)

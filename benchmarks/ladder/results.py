@@ -17,7 +17,7 @@ import torch
 from benchmarks.ladder.rung import ASSETS, Rung
 from lockstep.algorithms.base import Algorithm, Load
 from lockstep.config.loading import Loaded, load_run
-from lockstep.report.log import TIMINGS, lines, numbers, read_metrics
+from lockstep.report.log import TIMINGS, read_metrics, read_numbers
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -152,7 +152,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 def _step_seconds(folder: Path) -> list[float]:
     """Clock time of each step."""
-    rows = [numbers(row) for row, _ in lines(folder / TIMINGS)]
+    rows = list(read_numbers(folder / TIMINGS))
     return [sum(value for name, value in row.items() if name != "step") for row in rows]
 
 

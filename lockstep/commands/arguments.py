@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TypeAlias
 
 from lockstep.paths import path_argument
@@ -31,7 +32,14 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: str, folder: str) -> None:
+def add_asking(
+    parser: argparse.ArgumentParser,
+    rows: str,
+    option: str,
+    recipe: str,
+    folder: str,
+    model: Callable[[str], str] = path_argument,
+) -> None:
     """Adds the arguments of a command that asks a model the rows of a file.
 
     Args:
@@ -40,9 +48,10 @@ def add_asking(parser: argparse.ArgumentParser, rows: str, option: str, recipe: 
         option: An override, as an example.
         recipe: The recipe where none is named.
         folder: Folder of the results.
+        model: Reads what names the model.
     """
     parser.add_argument(
-        "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
+        "model", metavar="MODEL", type=model, help="a Hugging Face folder, or the folder of a finished run"
     )
     parser.add_argument("data", metavar="DATA", type=path_argument, help=f"{rows}: JSONL, Parquet or a data set folder")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")

@@ -71,7 +71,7 @@ def find_candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> li
         typed.take(word)
     try:
         return [word for word in _list_words(typed, words[-1]) if word.startswith(words[-1])]
-    except (LockstepError, OSError):  # the command itself says what is wrong
+    except (LockstepError, OSError, ValueError, RecursionError):  # the command itself says what is wrong
         return []
 
 

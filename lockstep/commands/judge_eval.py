@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_asking
+from lockstep.paths import model_argument
 from lockstep.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     judge = parsers.add_parser("judge-eval", help="compare a judge with people; the same command again resumes")
-    add_asking(judge, "ranked responses", "judge.num_evals_to_average=1", "judge_eval", "judge-evals/")
+    add_asking(judge, "ranked responses", "judge.num_evals_to_average=1", "judge_eval", "judge-evals/", model_argument)
     judge.set_defaults(command=run)
 
 

@@ -38,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
 
     folders = [Path(run) for run in options.runs]
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise InputError("a run is named twice; name each once")
     doctors = [folder for folder in folders if DoctorFolder.there(folder)]
     if doctors and len(folders) > 1:
         raise InputError(f"{doctors[0]} is a doctor's, and has a page of its own; name it alone")

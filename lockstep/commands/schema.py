@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lockstep.commands.arguments import Parsers
 from lockstep.paths import path_argument
+from lockstep.records import is_file
 
 
 def add(parsers: Parsers) -> None:
@@ -32,5 +33,6 @@ def run(options: argparse.Namespace) -> int:
     if options.out is None:
         print(text, end="")
     else:
+        is_file(Path(options.out))
         Path(options.out).write_text(text, encoding="utf-8")
     return 0

@@ -335,6 +335,10 @@ class OpenAI(Section):
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("a server's address begins with http:// or https://, such as http://localhost:8000/v1")
+        try:
+            _ = parts.port
+        except ValueError:
+            raise ValueError(f"{base_url} names no port from 0 to 65535") from None
         if parts.username is not None or parts.query:
             raise ValueError("an address holds no key; put the key into the environment variable api_key_env")
         return base_url

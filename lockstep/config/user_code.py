@@ -43,7 +43,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     try:
         module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
     except (Exception, SystemExit) as error:  # the user's module may raise anything while it is imported
-        what = f"{type(error).__name__}: {_words(str, error)}"
+        what = f"{type(error).__name__}: {show(error, str)}"
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
     if not callable(found):
@@ -128,24 +128,28 @@ def read_reward(reward: object) -> float | None:
         number = float(reward) if isinstance(reward, numbers.Real) else math.nan
     except Exception:  # too large, or of a class of the user's
         number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{_words(repr, reward)}; return a finite number, or None for no verdict")
+    if not abs(number) <= _MOST_REWARD:
+        raise ValueError(f"{show(reward)}; return a finite number, or None for no verdict")
     return number
+
+
+_MOST_REWARD = 3.4e38
+"""Batches hold rewards in fp32."""
+
+
+def show(thing: object, write: Callable[[Any], str] = repr) -> str:
+    """An object of the user's in one line that fits a sentence, also where its own methods fail."""
+    try:
+        return " ".join(shorten(write(thing)).split())
+    except Exception as error:
+        return f"an object whose text cannot be had ({type(error).__name__})"
 
 
 def describe_error(error: Exception) -> str:
     """Describes the user's error, and the line of the called file that raised it, also where it called other code."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
-    return f"raised {type(error).__name__}: {_words(str, error)} ({Path(frame.filename).name}, line {frame.lineno})"
-
-
-def _words(write: Callable[[Any], str], thing: object) -> str:
-    """An object of the user's as text that fits a sentence, also where its own methods fail."""
-    try:
-        return shorten(write(thing))
-    except Exception as error:
-        return f"an object whose text cannot be had ({type(error).__name__})"
+    return f"raised {type(error).__name__}: {show(error, str)} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 _MODULES: dict[Path, tuple[bytes, ModuleType]] = {}

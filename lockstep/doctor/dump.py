@@ -13,11 +13,13 @@ Columns are known by the names that frameworks give them, and by any other name 
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -83,7 +85,9 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt_id", "uid", "group_index"),
 }
 _NEEDED = {"train": "the training side", "infer": "the inference side"}
-_NUMBERS = ("temperature", "top_p", "version")
+_NUMBERS = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0), "version": (-1e15, 1e15)}
+"""Columns of a number each, and its bounds."""
+_MOST_ID = 2.0**53
 
 
 @dataclass(frozen=True)
@@ -161,8 +165,18 @@ def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(token, Mapping) or not {"logprob", "gap", "mask"} <= token.keys():
         return row
     train, gap = token["logprob"], token["gap"]
-    infer = [own - apart for own, apart in zip(train, gap, strict=True)]
+    even = isinstance(train, list) and isinstance(gap, list) and len(train) == len(gap)
+    infer = [_less(own, apart) for own, apart in zip(train, gap, strict=True)] if even else gap
     return {"train_logprobs": train, "infer_logprobs": infer, "mask": token["mask"], "prompt_id": row.get("id")}
+
+
+def _less(own: Any, apart: Any) -> Any:
+    """The inference side's log-probability; None, which is refused by its place, where one of them is no number."""
+    return own - apart if _is_number(own) and _is_number(apart) else None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _found(file: Path, row: Mapping[str, Any], columns: Columns) -> Columns:
@@ -178,6 +192,8 @@ def _found(file: Path, row: Mapping[str, Any], columns: Columns) -> Columns:
             what = f"{' and '.join(known)} could both be meant" if known else f"there are {there}"
             raise DataError(f"{file}: which column has the log-probabilities of {_NEEDED[role]}? {what}; say {option}")
         names[role] = told or next(iter(known), None)
+    if names["train"] == names["infer"]:
+        raise DataError(f"{file}: {names['train']} cannot be both sides; say another --infer-column")
     return Columns(**names)
 
 
@@ -198,22 +214,28 @@ def _sequence(where: str, row: Mapping[str, Any], columns: Columns) -> _Row:
             f"{where}: {columns.train} has {tokens} entries, but {columns.infer} {infer.numel()}; both must speak of "
             "the same tokens"
         )
-    ids = None if columns.ids is None else _behind(where, row, columns.ids, tokens)
+    ids = None if columns.ids is None else _whole(where, columns.ids, _behind(where, row, columns.ids, tokens))
     keep, cut = _generated(where, row, columns, infer)
     for name, side in ((columns.train, train), (columns.infer, infer)):
         wrong = keep & (side.isnan() | (side > _MOST_LOGPROB))
         if bool(wrong.any()):
             entry = int(wrong.nonzero()[0])
             raise DataError(f"{where}: {name} has {float(side[entry])} at entry {entry}, which is no log-probability")
+        if bool(keep.any()) and bool((side[keep] > _MOST_LOGPROB / 10).all()):
+            raise DataError(f"{where}: {name} is above 0 at every entry; write log-probabilities, not probabilities")
     in_front = 0 if columns.ids is None else len(row[columns.ids]) - tokens
-    told = {role: _number(where, row, name) for role, name in vars(columns).items() if name and role in _NUMBERS}
+    told = {
+        role: _number(where, row, name, *_NUMBERS[role])
+        for role, name in vars(columns).items()
+        if name and role in _NUMBERS
+    }
     return _Row(
         train[keep],
         infer[keep],
         torch.arange(in_front, in_front + tokens)[keep],
         None if ids is None else ids[keep].long(),
         told,
-        None if columns.prompt is None else row.get(columns.prompt),
+        None if columns.prompt is None else json.dumps(row.get(columns.prompt), default=str),
         cut,
     )
 
@@ -224,10 +246,13 @@ def _generated(where: str, row: Mapping[str, Any], columns: Columns, infer: Tens
     Without a mask or the length of the prompt, padding and prompt show as zeros at the ends of the inference side.
     """
     if columns.mask is not None:
-        return _behind(where, row, columns.mask, infer.numel()) != 0, 0
+        mask = _behind(where, row, columns.mask, infer.numel(), flags=True)
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise DataError(f"{where}: {columns.mask} has entries besides 0 and 1")
+        return mask == 1, 0
     entry = torch.arange(infer.numel())
     if columns.prompt_length is not None:
-        return entry >= _number(where, row, columns.prompt_length), 0
+        return entry >= _number(where, row, columns.prompt_length, 0, infer.numel()), 0
     said = (infer != 0).nonzero()
     if not said.numel():
         return torch.zeros_like(infer, dtype=torch.bool), infer.numel()
@@ -235,28 +260,40 @@ def _generated(where: str, row: Mapping[str, Any], columns: Columns, infer: Tens
     return keep, int((~keep).sum())
 
 
-def _behind(where: str, row: Mapping[str, Any], name: str, tokens: int) -> Tensor:
+def _behind(where: str, row: Mapping[str, Any], name: str, tokens: int, flags: bool = False) -> Tensor:
     """A list's last entries, one for each log-probability; those in front speak of the prompt."""
-    entries = _list(where, row, name)
+    entries = _list(where, row, name, flags)
     if entries.numel() < tokens:
         raise DataError(f"{where}: {name} has {entries.numel()} entries for {tokens} log-probabilities")
     return entries[entries.numel() - tokens :]
 
 
-def _list(where: str, row: Mapping[str, Any], name: str) -> Tensor:
+def _list(where: str, row: Mapping[str, Any], name: str, flags: bool = False) -> Tensor:
     values = row.get(name)
     if not isinstance(values, list):
         raise DataError(f"{where}: {name} is no list of numbers; write one entry for each token")
     for entry, value in enumerate(values):
-        if not isinstance(value, int | float):
-            raise DataError(f"{where}: {name} has {value!r} at entry {entry}, which is no number")
+        if not (_is_number(value) or isinstance(value, float) or (isinstance(value, bool) and flags)):
+            shown = repr(value)[:60]
+            raise DataError(f"{where}: {name} has {shown} at entry {entry}, which is no number")
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _number(where: str, row: Mapping[str, Any], name: str) -> float:
+def _whole(where: str, name: str, ids: Tensor) -> Tensor:
+    """Token ids, which are whole numbers from 0 on."""
+    wrong = ~((ids >= 0) & (ids < _MOST_ID) & (ids == ids.floor()))
+    if bool(wrong.any()):
+        entry = int(wrong.nonzero()[0])
+        raise DataError(f"{where}: {name} has {float(ids[entry]):g} at entry {entry}, which is no token id")
+    return ids
+
+
+def _number(where: str, row: Mapping[str, Any], name: str, least: float, most: float) -> float:
     value = row.get(name)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise DataError(f"{where}: {name} is {value!r}, which is no number")
+    if not _is_number(value) or not math.isfinite(value):
+        raise DataError(f"{where}: {name} is {repr(value)[:60]}, which is no number")
+    if not least <= value <= most:
+        raise DataError(f"{where}: {name} is {value:g}, and not from {least:g} to {most:g}")
     return float(value)
 
 

@@ -115,16 +115,16 @@ class _Episodes:
 def _step(environment: Environment, response: str) -> dict[str, Any]:
     result: Any = environment.step(response)
     if not isinstance(result, (tuple, list)) or len(result) != 3:
-        raise _Nonsense(f"returned {result!r}; return (observation, reward, done)")
+        raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
     observation, reward, done = result
     if not isinstance(observation, str):
-        raise _Nonsense(f"returned the observation {observation!r}; return text")
+        raise _Nonsense(f"returned the observation {user_code.show(observation)}; return text")
     try:
         reward = user_code.read_reward(reward)
     except ValueError as error:
         raise _Nonsense(f"returned the reward {error}") from None
     if done not in (True, False):
-        raise _Nonsense(f"returned {done!r} for whether it is done; return True or False")
+        raise _Nonsense(f"returned {user_code.show(done)} for whether it is done; return True or False")
     return {"observation": observation, "reward": reward, "done": bool(done)}
 
 

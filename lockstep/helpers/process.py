@@ -33,6 +33,7 @@ from lockstep.process_defaults import spare_modules
 _START_S = 120.0  # importing what a user's module imports may take long on a busy disk
 _SILENCE_S = 10.0  # of a start, before a word is said
 _LOST = 75  # exit status of a child whose connection is gone
+_PRINTED = 20_000  # characters at once that are shown
 _GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
 
 
@@ -201,7 +202,10 @@ class _Running:
         """The next reply; what the child printed before it is printed here."""
         deadline = time.monotonic() + timeout_s
         while True:
-            kind, text = json.loads(self._line(deadline))
+            try:
+                kind, text = json.loads(self._line(deadline))
+            except (ValueError, TypeError, RecursionError):
+                raise ChildDied("it wrote into the connection of its process") from None
             if kind == "failed":
                 raise ChildError(text)
             if kind != "printed":
@@ -257,6 +261,11 @@ class _Running:
         return ChildDied(f"killed by {signal.Signals(-code).name}", -code, may_pass=-code == signal.SIGKILL)
 
 
+def _cut(text: str) -> str:
+    """The beginning of what is printed at once, and how much is left out."""
+    return text if len(text) <= _PRINTED else f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} characters more)"
+
+
 class _Printed(io.TextIOBase):
     """Output of a child, sent to the parent line by line, since its display knows where lines belong."""
 
@@ -267,7 +276,8 @@ class _Printed(io.TextIOBase):
     def write(self, text: str, /) -> int:
         lines, newline, self._begun = (self._begun + text).rpartition("\n")
         if newline:
-            self._say("printed", lines)
+            self._say("printed", _cut(lines))
+        self._begun = self._begun[-_PRINTED:]
         return len(text)
 
 
@@ -325,7 +335,7 @@ def _catch_output(say: Callable[[str, Any], None]) -> None:
     def send() -> None:
         with open(reads, errors="replace") as lines:
             for line in lines:
-                say("printed", line.removesuffix("\n"))
+                say("printed", _cut(line.removesuffix("\n")))
 
     threading.Thread(target=send, daemon=True).start()
 

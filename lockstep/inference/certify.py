@@ -247,7 +247,13 @@ def _requests(source: ModelSource, asked: Asked) -> list[Request]:
     room = source.context - asked.max_tokens
     source.require_room("--max-tokens", asked.max_tokens + 1)
     if asked.prompts is not None:
-        lines = [line for line in asked.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            text = asked.prompts.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{asked.prompts}: byte {error.start + 1} is not UTF-8; save the prompts as UTF-8"
+            ) from None
+        lines = [line for line in text.splitlines() if line.strip()]
         prompts = [source.prompt_ids(line)[-room:] for line in lines[: asked.count]]
         if not all(prompts) or not prompts:
             raise InputError(f"{asked.prompts} has no prompt, or one without a token; give a prompt a line")

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.config.loading import Loaded
 from lockstep.data.files import FileGroup, open_rows
+from lockstep.records import is_file, read_record
 from lockstep.run.folder import require_writable, write_once
 from lockstep.run.identity import ChangedError, Identity, differences, digest, inputs
 from lockstep.run.open_run import open_run
@@ -69,9 +71,14 @@ def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup],
     named = loaded.recipe.folder
     folder = Path(root) / f"{loaded.name}-{key}" if named is None else Path(named)
     noted = folder / _INPUTS
-    changed = differences(json.loads(noted.read_text()), now) if noted.exists() else []
+    changed = _differences(noted, now) if is_file(noted) else []
     if changed:
         raise ChangedError(
             f"{folder} holds {others}:\n  " + "\n  ".join(changed) + "\nchoose another folder by --out, or remove it"
         )
     return Results(loaded, folder, now)
+
+
+def _differences(noted: Path, now: Identity) -> list[str]:
+    cure = "choose another folder by --out, or remove this one"
+    return differences(read_record(noted, dict[str, Any], cure), now)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lockstep.errors import InputError
+from lockstep.records import check_shape, is_file
 from lockstep.rollouts.evaluation import Sample
 from lockstep.run.track import append
 from lockstep.types import SamplingParams
@@ -59,7 +59,7 @@ class SampleLog:
         self._path, self.blocks = path, blocks
         self.samples: dict[str, list[Sample]] = {block.setting.name: [] for block in blocks}
         self.done = 0
-        if path.exists():
+        if is_file(path):
             self._read()
 
     def add(self, samples: Sequence[Sample]) -> None:
@@ -83,11 +83,5 @@ class SampleLog:
         os.truncate(self._path, sum(map(len, lines[:position])))
 
     def _sample(self, number: int, line: bytes) -> Sample:
-        try:
-            row = json.loads(line)
-            del row["setting"]
-            return Sample(**row)
-        except (ValueError, KeyError, TypeError):
-            raise InputError(
-                f"{self._path}:{number + 1} is no sample, but {line[:60]!r}; remove the file to begin again"
-            ) from None
+        refusal = f"{self._path}:{number + 1} is no sample, but {line[:60]!r}"
+        return check_shape(line, Sample, refusal, "remove the file to begin again")

@@ -33,31 +33,46 @@ UNANSWERED: tuple[Cause, ...] = ("prompt_too_long", "unreachable")
 Winner = Literal["A", "B"]
 V = TypeVar("V", covariant=True)
 
-_BEFORE = r"(?>(?:[\s*_~`\"'“”‘’(\[{<$|\\]|boxed\b|text\b)*)"
-_AFTER = r"[*_~`\"'“”‘’)\]}>$\\]*"
+_BEFORE = r"(?>(?:[\s*_`\"'“”‘’(\[{<$|\\]|boxed\b|text\b)*)"
+_AFTER = r"[*_`\"'“”‘’)\]}>$\\]*"
 _AROUND = r"[\s*_`\"]{0,4}"
 _NUMBER = r"(?>[-−+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))"
-_UNAMBIGUOUS = r"(?![\w%]|,[0-9]|[ \t]*[-−–—+=][ \t]*[0-9])"
+_INVISIBLE = r"\x00-\x08\x0e-\x1f\u200b-\u200f\u202a-\u202e\u2060-\u2069"
+_UNAMBIGUOUS = (
+    rf"(?![\w+?{_INVISIBLE}]|[.,][0-9]|[ \t]*(?:%|percent\b|[×÷^±→⇒⟶<>≤≥]|[-−–—+=]+(?:>|[ \t]*[0-9]))"
+    r"|\s+(?:or|and)\s+(?:higher|more|above|better|up|lower|less|below|worse|down)\b)"
+)
+_SCALE = r"(?:stars?|points?|pts)?\s*(?:/|(?:out )?of\b|on an? scale (?:of|from) [0-9.]+ ?(?:to|-|–) ?)"
 _SCORE = re.compile(
-    rf"{_BEFORE}(?P<number>{_NUMBER})(?>{_AFTER})(?:\s*(?:/|out of)\s*{_BEFORE}(?P<scale>{_NUMBER})(?>{_AFTER}))?"
+    rf"{_BEFORE}(?P<number>{_NUMBER})(?>{_AFTER})(?:\s*\(?\s*{_SCALE}\s*{_BEFORE}(?P<scale>{_NUMBER})(?>{_AFTER}))?"
     rf"{_UNAMBIGUOUS}(?!\s*/)",
     re.IGNORECASE,
 )
 _NAME = re.compile(
     rf"{_BEFORE}(?i:(?:judge?ment|response|answer|assistant|output|option)\b)?{_BEFORE}(?P<name>[AB])(?>{_AFTER})"
     r"(?=\s*$|\s*\n|[.,;:!]|\s+(?i:because|since|is|wins)\b|\s*[-–—(])(?!,?\s*(?:(?i:and|or)\b|[AB]\b))"
+    r"(?!!=|\s*[-–—]+\s*>|\s+(?i:is\s+(?:\w+\s+){0,2}(?:not|worse|worst|loser|losing|wrong|weaker|inferior)\b))"
 )
 # Bounded, so that no reply takes long.
 _FILLERS = (
-    r"(?:[\s,;:(\[{*_~`&|/…–—.-]|\binstead of\b|\b(?:or|to|and|a|but|only|just|no|not|even|maybe|perhaps|possibly|"
+    r"(?:[\s,;:(\[{*_~`&|/…–—.+-]|\binstead of\b|\b(?:or|to|and|a|but|only|just|no|not|even|maybe|perhaps|possibly|"
     r"probably|rather|actually|really|up|through|until|versus|vs|nearly|almost|about|closer|plus|minus|then|I|it|is|be|would|could|"
     r"might|may|should|say|also|score|judge?ment|response|answer|assistant|output|option)\b){0,24}?"
 )
-_TAKES_BACK = r"\b(?:actually|really|rather|correction|on second thoughts?|wait)\b"
-_OTHER_NUMBER = r"(?:(?<![\w.])[0-9.]*[0-9]|[¼½¾⅓⅔]|\b(?:half|two|three|four|five|six|seven|eight|nine|ten)\b)"
-_SECOND_SCORE = re.compile(rf"{_FILLERS}{_OTHER_NUMBER}", re.IGNORECASE)
+_TAKES_BACK = (
+    r"\b(?:actually|really|rather|correction|corrected|on (?:second thoughts?|reflection)|wait|sorry|i mean|"
+    r"make (?:that|it)|edit(?:ed)?|revised|take (?:that|it|this) back|(?:i['’]?d|i would) (?:go with|say|give))\b"
+)
+_OTHER_NUMBER = (
+    r"(?:(?<![\w.])[0-9.]*[0-9]|[¼½¾⅓⅔]|(?<=minus )one\b|(?<=plus )one\b|"
+    r"\b(?:half|two|three|four|five|six|seven|eight|nine|ten)\b)"
+)
+_CASE = r"[ \t]+(?:if|for|when|under|in|on)\b"
+_SECOND_SCORE = re.compile(
+    rf"(?:{_FILLERS}{_OTHER_NUMBER}|{_CASE}[^\n]{{0,200}}?{_OTHER_NUMBER}{_CASE})", re.IGNORECASE
+)
 _CORRECTED_SCORE = re.compile(rf"{_TAKES_BACK}{_FILLERS}{_OTHER_NUMBER}", re.IGNORECASE)
-_SECOND_NAME = re.compile(rf"(?i:{_FILLERS})(?-i:\b[AB]\b)")
+_SECOND_NAME = re.compile(rf"(?:\s*\([^()\n]{{0,40}}\))?(?i:{_FILLERS})(?-i:\b[AB]\b)")
 _CORRECTED_NAME = re.compile(rf"(?i:{_TAKES_BACK}{_FILLERS})(?-i:\b[AB]\b)")
 _SENTENCE = re.compile(r"[^\n.!?]*(?:(?:(?<=vs)\.|[.!?](?!\s|$))[^\n.!?]*)*")
 _PAIRED = (("“", "”"), ("«", "»"), ("‘", "’"))
@@ -109,8 +124,9 @@ class ScoreParser:
         said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_number")
-        score, scale = float(said["number"].replace("−", "-")), said["scale"]
-        if not self._low <= score <= self._high or (scale is not None and float(scale) != self._high):
+        score, scales = float(said["number"].replace("−", "-")), [said["scale"]] if said["scale"] else []
+        scales += re.findall(r"(?:[0-9]+\.)?[0-9]+", self._parenthesis(reply))[-1:]
+        if not self._low <= score <= self._high or any(float(scale) != self._high for scale in scales):
             return Verdict(None, "out_of_range")
         if not (self._decimals or score.is_integer()):
             return Verdict(None, "not_whole")
@@ -119,6 +135,11 @@ class ScoreParser:
     def announces_verdict(self, text: str) -> bool:
         """See `Parser`."""
         return self._announced.search(text) is not None
+
+    def _parenthesis(self, reply: str) -> str:
+        """The text in parentheses of the score's announcement: its scale, if anything."""
+        own = _find_own(self._announced, reply)
+        return own[-1]["parenthesis"] or "" if own else ""
 
     def without_score(self, reply: str) -> str:
         """A reply without its last score and its announcement: the reasons alone; empty if it is only a score."""
@@ -163,7 +184,8 @@ def _announcement(word: str) -> re.Pattern[str]:
     except re.error as error:
         raise InputError(f"{word!r} is no regular expression ({error}); escape what is meant as it stands") from error
     return re.compile(
-        rf"(?<![^\W_])(?:{word})(?![^\W_]){_AROUND}(?:\([^()\n]{{0,40}}\))?{_AROUND}[:：=]", re.IGNORECASE
+        rf"(?<![^\W_])(?:{word})(?![^\W_]){_AROUND}(?:\((?P<parenthesis>[^()\n]{{0,40}})\))?{_AROUND}[:：=]",
+        re.IGNORECASE,
     )
 
 
@@ -191,7 +213,8 @@ def _find_value(
         sentence = _SENTENCE.match(reply, found.end())
         assert sentence is not None, "it may be empty"
         twice = second.match(reply, found.end(), sentence.end()) or corrected.search(reply, found.end())
-        return None if twice else found
+        less_than = found[0].count("<") > found[0].count(">")
+        return None if twice or less_than else found
     alone = value.match(reply)
     return alone if alone is not None and _CLOSING.fullmatch(reply, alone.end()) else "no_match"
 

@@ -72,6 +72,7 @@ class Boxes:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._open = ExitStack()
+        self._folder = files[0].parent if files else None
         self._found: dict[str, list[tuple[Any, list[int]]]] = {}
         for path in files:
             file = self._open.enter_context(safe_open(path, "pt"))
@@ -117,7 +118,10 @@ class Boxes:
                 )
                 missing = 0 if not sides else missing - math.prod(high - low for low, high, _, _ in sides)
         if missing > 0:
-            raise InputError(f"{name} is not whole: files of some ranks are missing")
+            raise InputError(
+                f"{self._folder}: {name} is not whole: files of some ranks are missing, or another model wrote them; "
+                "take another checkpoint"
+            )
         return out
 
     def fill(self, laid_out: Tensor, piece: Piece, named: Callable[[str], str] = str) -> None:

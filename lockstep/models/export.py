@@ -76,7 +76,14 @@ def assemble(
     kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config, dtype=DTYPES[dtype], trust_remote_code=False)
-    model.load_state_dict({name: w.to(DTYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True)
+    try:
+        model.load_state_dict({name: w.to(DTYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True)
+    except RuntimeError as error:  # its message has a line for each
+        wrong = str(error).split("\n")[1:2] or [first_line(error)]
+        raise InputError(
+            f"{folder} cannot be written: the policy's weights are not of the shapes that {frame}/config.json asks for "
+            f"({wrong[0].strip()}); take another checkpoint"
+        ) from error
     model.tie_weights()
     absent = sorted(name for name, tensor in model.state_dict().items() if tensor.is_meta)
     if absent:

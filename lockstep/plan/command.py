@@ -26,7 +26,7 @@ from lockstep.plan.sizes import Sizes
 from lockstep.plan.time import Rates
 
 _MOST_GPUS = 200_000
-_MEMORY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
+_MEMORY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[A-Za-z]+)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 

@@ -19,6 +19,7 @@ from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE
 from lockstep.plan.memory import BF16, FP32, Rank
 from lockstep.plan.sizes import Sizes
+from lockstep.records import is_file
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ class Rates:
         """
         names = {field.name for field in fields(cls)}
         try:
+            is_file(path)
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["rates"][dtype]
             return cls(**{name: float(found[name]) for name in names})
-        except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"--rates {path}: it has to be JSON whose rates.{dtype} has numbers for {', '.join(sorted(names))}, "
                 f"as gpu-check/gpu_check.json has ({type(error).__name__}: {error})"

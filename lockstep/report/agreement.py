@@ -11,6 +11,9 @@ from typing import Literal
 from lockstep import exit_codes
 from lockstep.report.log import read_metrics, read_recipe
 
+_MEASURED = {f"agreement/{name}" for name in ("max_abs_logprob_diff", "token_mult_prob_error", "bound", "breach")}
+"""Metrics that a step has beside its `agreement/tokens`."""
+
 
 @dataclass(frozen=True)
 class AgreementSummary:
@@ -69,7 +72,7 @@ def read_agreement(folder: Path) -> AgreementSummary | None:
 
 def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:
     """Summarizes lines of metrics."""
-    measured = [row for row in rows if row.get("agreement/tokens")]
+    measured = [row for row in rows if row.get("agreement/tokens", 0) > 0 and row.keys() >= _MEASURED]
     return AgreementSummary(
         tokens=int(sum(row["agreement/tokens"] for row in measured)),
         largest=_most([row["agreement/max_abs_logprob_diff"] for row in measured]),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.held_out import HELD_OUT, Figure, best, figures
-from lockstep.report.log import read_metrics
+from lockstep.report.log import read_environment, read_metrics
 
 _SAMPLED = {"train/reward": "reward of sampled responses", "train/response_length": "tokens per response"}
 
@@ -23,10 +22,10 @@ def card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = 
         is_classifier: Whether it scores sequences instead of writing them.
     """
     recipe = (run / "recipe.yaml").read_text(encoding="utf-8")
-    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    name = environment["recipe"]
+    environment = read_environment(run)
+    name = environment.get("recipe", algorithm)
     rows = [row for row in read_metrics(run) if row["step"] <= step]
-    versions = ", ".join(f"{key} {environment[key]}" for key in ("lockstep", "torch", "transformers"))
+    versions = ", ".join(f"{key} {environment.get(key, 'unknown')}" for key in ("lockstep", "torch", "transformers"))
     return f"""---
 library_name: transformers
 pipeline_tag: {"text-classification" if is_classifier else "text-generation"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from lockstep.records import is_file, read_record
 
 CERTIFICATE = "certificate.json"
 """The certificate of a run, in its folder (`lockstep.run.certificate`)."""
@@ -33,31 +35,29 @@ class ReadCertificate:
     Attributes:
         level: E0 to E3, or none (docs/glossary.md).
         tokens: Tokens compared.
-        not_recomputed: Tokens that were not.
         mismatches: Tokens compared that are not equal to the bit.
         largest_gap: Of a token, nats.
-        reason: Why the level is not E2; None: it is.
         kernels: How both sides compute, by part of the model.
         machine: Versions and machine.
+        not_recomputed: Tokens that were not compared.
+        reason: Why the level is not E2; None: it is.
     """
 
-    level: str
+    level: Literal["none", "E0", "E1", "E2", "E3"]
     tokens: int
-    not_recomputed: int
     mismatches: int
     largest_gap: float
-    reason: str | None
     kernels: Mapping[str, str]
     machine: Mapping[str, str | int]
+    not_recomputed: int = 0  # older runs have neither this nor the next
+    reason: str | None = None
 
     @classmethod
     def of(cls, file: Path) -> ReadCertificate | None:
         """Reads a certificate; None where there is none: a run has just begun, or samples nothing."""
-        if not file.is_file():
+        if not is_file(file):
             return None
-        known = json.loads(file.read_text(encoding="utf-8"))
-        later = {"not_recomputed": 0, "reason": None}  # which older runs do not have
-        return cls(**{name: known.get(name, later.get(name)) for name in cls.__dataclass_fields__})
+        return read_record(file, cls, "remove it; a run writes it anew when it saves")
 
     @property
     def sentence(self) -> str:

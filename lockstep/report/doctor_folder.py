@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +21,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import InputError
+from lockstep.records import read_record
 
 REPORT, COLUMNS = "report.json", "columns.safetensors"
 SCHEMA = "lockstep.doctor.table/1"
+_CURE = "write it anew by `lockstep doctor table`"
 
 Numbers = NDArray[Any]
 
@@ -118,14 +119,26 @@ _SINGLE = ("tokens", "lengths", "mask", "train", "infer")
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path.parent} holds no {path.name} of a doctor; `lockstep doctor table` writes one")
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is no JSON ({error}); write it anew by `lockstep doctor table`") from None
-    schema = report.get("schema") if isinstance(report, dict) else None
+    report = read_record(path, dict[str, Any], _CURE)
+    schema = report.get("schema")
     if schema != SCHEMA:
-        raise InputError(
-            f"{path} has the schema {schema!r}, and this Lockstep reads {SCHEMA!r}; write it anew by "
-            "`lockstep doctor table`"
-        )
+        raise InputError(f"{path} has the schema {schema!r}, and this Lockstep reads {SCHEMA!r}; {_CURE}")
+    read_record(path, _ReportShape, _CURE)
     return report
+
+
+@dataclass(frozen=True)
+class _ExaminedModel:
+    path: str
+
+
+@dataclass(frozen=True)
+class _ReportShape:
+    """The fields that readers count on; the parts of a cell are its writer's."""
+
+    verdict: str
+    model: _ExaminedModel
+    recipe: Mapping[str, Any]
+    backends: Mapping[str, Mapping[str, Any]]
+    pairs: Sequence[tuple[str, str]]
+    cells: Sequence[Mapping[str, Any]]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.disk import own_copy
+from lockstep.records import is_file
 from lockstep.whole_files import open_aside
 
 
@@ -48,7 +49,11 @@ class Document:
             path: The file; one that is there is replaced.
             blocks: Data by name, there when the scripts start.
             late_blocks: Writes more blocks, behind the scripts, so that a page is in use before these are read.
+
+        Raises:
+            InputError: If something else than a file is there, such as a device, which would be replaced.
         """
+        is_file(path)
         with open_aside(path, own_copy(path)) as file:
             self.write_to(file, blocks)
             if late_blocks is not None:

@@ -2,45 +2,90 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from lockstep.records import read_record
 from lockstep.report.terminal import summary_table
 
 RESULTS, SAMPLES = "results.json", "samples.jsonl"
 
 
+CURE = f"remove {RESULTS}, and the same command makes it anew of what was answered"
+
+
+@dataclass(frozen=True)
+class FigureRead:
+    """A figure with its interval, and the number of questions that it stands on; all None where there is none."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    questions: int
+
+
+@dataclass(frozen=True)
+class ShownSampling:
+    """The part of a distribution that a heading shows."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+@dataclass(frozen=True)
+class _EvaluatedSetting:
+    num_samples: int
+    sampling: ShownSampling
+    figures: Mapping[str, FigureRead]
+    responses: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _EvaluationResults:
+    model: str
+    data: str
+    questions: int
+    skipped_rows: int
+    settings: Mapping[str, _EvaluatedSetting]
+
+
 def results_table(folder: Path) -> str:
     """Reads the results of an evaluation. Returns text for a terminal."""
-    results = json.loads((folder / RESULTS).read_text())
-    settings: dict[str, dict[str, Any]] = results["settings"]
-    names = dict.fromkeys(name for setting in settings.values() for name in setting["figures"])
+    results = read_record(folder / RESULTS, _EvaluationResults, CURE)
+    settings = results.settings
+    names = dict.fromkeys(name for setting in settings.values() for name in setting.figures)
     rows = [("", *(_heading(name, setting) for name, setting in settings.items()))]
     for name in names:
-        rows.append((name, *(_figure(setting["figures"].get(name), results) for setting in settings.values())))
+        rows.append((name, *(_figure(setting.figures.get(name), results) for setting in settings.values())))
     for name, label, form in (
         ("truncated", "truncated", "{:.1%}"),
         ("response_length", "mean length", "{:.1f} tokens"),
         ("no_verdict", "no verdict", "{:.0f}"),
     ):
-        rows.append((label, *(form.format(setting["responses"][name]) for setting in settings.values())))
-    counts = f"{results['questions']} questions, {results['skipped_rows']} rows skipped; in brackets 95 % intervals"
-    return f"{results['model']} on {results['data']}: {counts}\n\n{summary_table(rows)}"
+        rows.append((label, *(form.format(setting.responses[name]) for setting in settings.values())))
+    counts = f"{results.questions} questions, {results.skipped_rows} rows skipped; in brackets 95 % intervals"
+    return f"{results.model} on {results.data}: {counts}\n\n{summary_table(rows)}"
 
 
-def _heading(name: str, setting: dict[str, Any]) -> str:
+def _heading(name: str, setting: _EvaluatedSetting) -> str:
     if name == "greedy":
         return name
-    sampling = setting["sampling"]
-    shape = "".join(f", {cut} {sampling[cut]:g}" for cut, off in (("top_k", 0), ("top_p", 1.0)) if sampling[cut] != off)
-    return f"{setting['num_samples']} samples at temperature {sampling['temperature']:g}{shape}"
+    sampling = setting.sampling
+    shape = f", top_k {sampling.top_k:g}" if sampling.top_k else ""
+    shape += f", top_p {sampling.top_p:g}" if sampling.top_p != 1 else ""
+    return f"{setting.num_samples} samples at temperature {sampling.temperature:g}{shape}"
 
 
-def _figure(figure: dict[str, Any] | None, results: dict[str, Any]) -> str:
+def _figure(figure: FigureRead | None, results: _EvaluationResults) -> str:
+    return "–" if figure is None else figure_text(figure, results.questions, "questions")
+
+
+def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
     """A figure with its interval, and how many questions it stands on where that is not all of them."""
-    if figure is None or figure["value"] is None:
+    if figure.value is None:
         return "–"
-    ends = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
-    some = "" if figure["questions"] == results["questions"] else f" of {figure['questions']} questions"
-    return f"{figure['value']:.3f}{ends}{some}"
+    ends = "" if figure.low is None or figure.high is None else f" [{figure.low:.3f}, {figure.high:.3f}]"
+    some = "" if figure.questions == all_of_them else f" of {figure.questions} {what}"
+    return f"{figure.value:.3f}{ends}{some}"

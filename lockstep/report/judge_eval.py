@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lockstep.report.evaluation import RESULTS
+from lockstep.records import read_record
+from lockstep.report.evaluation import CURE, RESULTS, FigureRead, figure_text
 from lockstep.report.terminal import summary_table
 
 JUDGEMENTS = "judgements.jsonl"
@@ -25,35 +26,42 @@ _LABELS = {
     "longer_preferred_by_people": "longer preferred by people",
     "length_bias": "length bias",
 }
-_NOTHING: dict[str, Any] = {"value": None}
+_NOTHING = FigureRead(None, None, None, 0)
+
+
+@dataclass(frozen=True)
+class _JudgingWay:
+    figures: Mapping[str, FigureRead]
+    judgements: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _JudgingResults:
+    judge: str
+    data: str
+    prompts: int
+    responses: int
+    skipped_rows: int
+    ways: Mapping[str, _JudgingWay]
 
 
 def judge_table(folder: Path) -> str:
     """Reads the results of an evaluation of a judge. Returns text for a terminal."""
-    results = json.loads((folder / RESULTS).read_text())
-    ways: dict[str, dict[str, Any]] = results["ways"]
+    results = read_record(folder / RESULTS, _JudgingResults, CURE)
+    ways = results.ways
     rows = [("", *ways)]
     for name, label in _LABELS.items():
-        figures = [way["figures"].get(name, _NOTHING) for way in ways.values()]
-        if any(figure["value"] is not None for figure in figures):
-            rows.append((label, *(_figure(figure, results["prompts"]) for figure in figures)))
-    rows.append(("no verdict", *(_no_verdict(way["judgements"]) for way in ways.values())))
-    rows.append(("shown in part", *(f"{way['judgements']['shortened']:.0f}" for way in ways.values())))
-    counts = f"{results['prompts']} prompts, {results['responses']} responses, {results['skipped_rows']} rows skipped"
-    head = f"{results['judge']} on {results['data']}: {counts}; in brackets 95 % intervals\n\n{summary_table(rows)}"
+        figures = [way.figures.get(name, _NOTHING) for way in ways.values()]
+        if any(figure.value is not None for figure in figures):
+            rows.append((label, *(figure_text(figure, results.prompts, "prompts") for figure in figures)))
+    rows.append(("no verdict", *(_no_verdict(way.judgements) for way in ways.values())))
+    rows.append(("shown in part", *(f"{way.judgements['shortened']:.0f}" for way in ways.values())))
+    counts = f"{results.prompts} prompts, {results.responses} responses, {results.skipped_rows} rows skipped"
+    head = f"{results.judge} on {results.data}: {counts}; in brackets 95 % intervals\n\n{summary_table(rows)}"
     return f"{head}{''.join(map(_warning, ways.items()))}"
 
 
-def _figure(figure: dict[str, Any], prompts: int) -> str:
-    """A figure with its interval, and how many prompts it stands on where that is not all of them."""
-    if figure["value"] is None:
-        return "–"
-    ends = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
-    some = "" if figure["questions"] == prompts else f" of {figure['questions']} prompts"
-    return f"{figure['value']:.3f}{ends}{some}"
-
-
-def _no_verdict(counts: dict[str, float]) -> str:
+def _no_verdict(counts: Mapping[str, float]) -> str:
     """Describes how many judgements have no verdict, and by what cause."""
     named = {"judgements", "no_verdict", "shortened"}
     causes = ", ".join(
@@ -62,9 +70,9 @@ def _no_verdict(counts: dict[str, float]) -> str:
     return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (f" ({causes})" if causes else "")
 
 
-def _warning(way: tuple[str, dict[str, Any]]) -> str:
+def _warning(way: tuple[str, _JudgingWay]) -> str:
     """Warns where most judgements have no verdict, so that no figure says anything."""
-    name, counts = way[0], way[1]["judgements"]
+    name, counts = way[0], way[1].judgements
     if counts["no_verdict"] * 2 <= counts["judgements"]:
         return ""
     most = "none of them has a verdict" if counts["no_verdict"] == counts["judgements"] else "most have no verdict"

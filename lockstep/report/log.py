@@ -14,18 +14,26 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveInt
+
 from lockstep import yaml12
 from lockstep.config import old_names
 from lockstep.errors import InputError
+from lockstep.records import is_file, read_record
 
 METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
 MESSAGES, LOCK, CRASH = "messages.jsonl", ".lock", "crash.txt"
 """More files of a run's folder: its messages, what the process that writes there holds, and the report of a crash."""
+ENVIRONMENT = "environment.json"
+"""Versions, machine and threads that the run is computed on."""
+_MOST_STEPS = 2**53
 
 
 def encode(step: int, row: Mapping[str, Any]) -> bytes:
@@ -67,13 +75,18 @@ def require_run(folder: Path) -> None:
 def read_recipe(folder: Path) -> dict[str, Any]:
     """The options of a run's recipe under the names of today; raises InputError where its file holds none."""
     file = folder / "recipe.yaml"
+    is_file(file)
     try:
         recipe = yaml12.parse(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{file}: {error}; restore the file") from error
     if not isinstance(recipe, dict):
         raise InputError(f"{file}: holds no options; restore the file")
-    return old_names.translate(recipe)
+    recipe = old_names.translate(recipe)
+    steps = recipe["run"].get("max_steps", -1) if isinstance(recipe.get("run"), dict) else -1
+    if not isinstance(steps, int):
+        raise InputError(f"{file}: run.max_steps is {steps!r}, but should be a whole number; restore the file")
+    return recipe
 
 
 def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -82,9 +95,9 @@ def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     A line at the end that is not whole is left out: a run is writing it, or was killed while it did.
 
     Raises:
-        ValueError: If another line is no JSON object with a step.
+        InputError: If another line is no JSON object with a step; or the path is that of a pipe, or of a folder.
     """
-    if not path.exists():
+    if not is_file(path):
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -95,29 +108,59 @@ def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's metrics, in order; `step` is one of the numbers. None if nothing has been logged yet."""
-    return [numbers(row) for row, _ in lines(folder / METRICS)]
+    return list(read_numbers(folder / METRICS))
 
 
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """A line of metrics or timings with its numbers turned back; `step` is one of them."""
-    return {name: _number(value) for name, value in row.items()}
+def read_numbers(path: Path) -> Iterator[dict[str, float]]:
+    """The lines of a log of metrics or timings with their numbers turned back; `step` is one of them.
+
+    Raises:
+        InputError: As `lines`; or if a value is no number.
+    """
+    for place, (row, _) in enumerate(lines(path), 1):
+        yield {name: _number(f"{path}:{place}", name, value) for name, value in row.items()}
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """The machine that a run noted; nothing where it has not begun.
+
+    Raises:
+        InputError: If the file holds something else.
+    """
+    file, cure = folder / ENVIRONMENT, "restore the file, or remove it: the next start of the run writes it anew"
+    if not is_file(file):
+        return {}
+    read_record(file, _NotedMachine, cure)
+    return read_record(file, dict[str, Any], cure)
+
+
+@dataclass(frozen=True)
+class _NotedMachine:
+    """The fields that readers look for among all that are noted."""
+
+    threads: PositiveInt = 1
+    recipe: str = ""
 
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+    step = row.get("step") if isinstance(row, dict) else None
+    if not isinstance(row, dict) or type(step) is not int or not 0 <= step < _MOST_STEPS:
         raise InputError(f"{path}:{number} is no line of a log, but {line[:60]!r}; restore the file or remove it")
     return row
 
 
-def _number(value: Any) -> float:
+def _number(where: str, name: str, value: Any) -> float:
     match value:
         case None:
             return math.nan
-        case str():
+        case "Infinity" | "-Infinity":
             return float(value)
-        case _:
+        case int() | float() if abs(value) <= sys.float_info.max:
             return value
+        case _:
+            shown = repr(value)[:60]
+            raise InputError(f"{where} has {shown} for {name}, which is no number; restore the file or remove it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
 from lockstep.report.held_out import HELD_OUT, best, figures, from_to, headlines
-from lockstep.report.log import TIMINGS, lines, numbers, read_metrics, read_recipe, require_run
+from lockstep.report.log import TIMINGS, read_environment, read_metrics, read_numbers, read_recipe, require_run
 from lockstep.report.run_state import read_left_s, read_state
 
 
@@ -38,10 +37,10 @@ def overview(folder: Path) -> dict[str, Any]:
     require_run(folder)
     rows = read_metrics(folder)
     recipe = dict(flat(read_recipe(folder)))
-    environment = _environment(folder)
+    environment = read_environment(folder)
     planned, compared, state = recipe.get("run.max_steps", -1), read_agreement(folder), read_state(folder)
     step = max((int(row["step"]) for row in rows), default=0)
-    timings = [row for row, _ in lines(folder / TIMINGS)]
+    timings = list(read_numbers(folder / TIMINGS))
     steps = planned if planned >= 0 else None
     return {
         "agreement": None if compared is None else compared.sentence,
@@ -54,7 +53,7 @@ def overview(folder: Path) -> dict[str, Any]:
         "finished": state.word == "finished",
         "state": state.word,
         "about_state": state.text,
-        "left_s": read_left_s([numbers(row) for row in timings], step, steps) if state.word == "running" else None,
+        "left_s": read_left_s(timings, step, steps) if state.word == "running" else None,
         "step": step,
         "planned": steps,
         "metrics": _series(rows),
@@ -63,11 +62,6 @@ def overview(folder: Path) -> dict[str, Any]:
         "shipped": _differences(recipe, environment.get("recipe")),
         "environment": environment,
     }
-
-
-def _environment(folder: Path) -> dict[str, Any]:
-    path = folder / "environment.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _certificate(folder: Path) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.helpers.printable import make_printable
 from lockstep.report.notebook import NotebookDisplay, runs_in_notebook
 from lockstep.report.progress_view import ProgressView
 
@@ -77,6 +78,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Shows a line that stays, and records it."""
+        text = make_printable(text)
         self._display.note(text)
         if self._record is not None:
             self._record(self._step, text)

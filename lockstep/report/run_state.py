@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lockstep.records import is_file
 from lockstep.report.log import CRASH, LOCK
 from lockstep.report.progress import BESIDE
 
@@ -39,7 +40,7 @@ def read_state(folder: Path) -> RunState:
     if held:
         return RunState("running")
     crash = folder / CRASH
-    if crash.exists():
+    if is_file(crash):
         lines = [line for line in crash.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         return RunState("died", _error(lines))
     return RunState("not finished") if held is None else RunState("stopped", "the same command resumes it")

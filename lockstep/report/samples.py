@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lockstep.errors import InputError
 from lockstep.report.columns import pack, shorten
 from lockstep.report.log import SAMPLES, lines
 
@@ -27,10 +30,14 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     `truncated`, `held_out` (1: of a prompt that is not trained on), `prompt` (a number), `block` and `place` (which row
     of it); and in its header the `prompts` (`id` and beginning of each) and the `responses`' beginnings, one per line.
     What a row of the log lacks is NaN.
+
+    Raises:
+        InputError: If a row holds something else than the log of samples does.
     """
     index, block = _Index(), _Block()
     number = 0
-    for row, _ in lines(folder / SAMPLES):
+    for place, (row, _) in enumerate(lines(folder / SAMPLES), 1):
+        _require_sample(row, f"{folder / SAMPLES}:{place}")
         if block.full:
             store(number, block.pack())
             number, block = number + 1, _Block()
@@ -39,6 +46,60 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     if block.rows:
         store(number, block.pack())
     return index.pack()
+
+
+_Number = Literal["Infinity", "-Infinity"] | Annotated[float, Field(allow_inf_nan=False)] | bool | None
+"""A number as logs have it."""
+
+
+_Column = list[_Number] | None
+
+
+class _LoggedTokens(BaseModel):
+    """Columns of a response's tokens, those that are there as long as its text."""
+
+    model_config = ConfigDict(strict=True)
+    text: list[str] = []
+    mask: _Column = None
+    logprob: _Column = None
+    gap: _Column = None
+    value: _Column = None
+    advantage: _Column = None
+    reward: _Column = None
+    returns: _Column = Field(default=None, alias="return")
+    kl: _Column = None
+
+    @model_validator(mode="after")
+    def _is_even(self) -> _LoggedTokens:
+        for name, column in vars(self).items():
+            if column is not None and len(column) != len(self.text):
+                raise ValueError(f"{name} is not as long as text")
+        return self
+
+
+class _LoggedSample(BaseModel):
+    """The fields of a sample that a page counts on."""
+
+    model_config = ConfigDict(strict=True)
+    prompt: str = ""
+    response: str = ""
+    chosen: str = ""
+    score: _Number = None
+    shaped_score: _Number = None
+    tokens: _Number = None
+    truncated: _Number = None
+    held_out: _Number = None
+    token: _LoggedTokens | None = None
+
+
+def _require_sample(row: Mapping[str, Any], where: str) -> None:
+    """Raises InputError unless a row is a sample."""
+    try:
+        _LoggedSample.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(f"{where} is no sample ({what}); restore the file or remove it") from None
 
 
 class _Index:
@@ -81,8 +142,8 @@ class _Block:
         return self._tokens >= _TOKENS_PER_BLOCK or self.rows >= _ROWS_PER_BLOCK
 
     def add(self, row: Mapping[str, Any]) -> None:
-        columns = row.get("token", {"text": ()})
-        texts = columns["text"]
+        columns = row.get("token") or {}
+        texts = columns.get("text", ())
         about = {name: row.get(name) for name in ("prompt", "answer", "logged_as")}
         pair = {name: row[name] for name in _PAIR if name in row}
         self._rows.append({**about, **pair, "response": _response(row), "texts": texts, "begin": self._tokens})
@@ -90,7 +151,7 @@ class _Block:
         if not texts:
             return
         for name, values in self._columns.items():
-            values.extend(columns.get(name, [None] * len(texts)))
+            values.extend(columns.get(name) or [None] * len(texts))
 
     def pack(self) -> bytes:
         columns = {

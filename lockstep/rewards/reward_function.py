@@ -14,6 +14,9 @@ from lockstep.config import user_code
 from lockstep.errors import InputError
 from lockstep.helpers.process import Answers
 
+_TRACE = 20_000
+"""Characters of a trace that are kept: its end."""
+
 Function = Callable[[str, str, str, dict[str, Any]], float | None]
 
 _OF_NAMES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -56,11 +59,16 @@ def _takes_four(found: Callable[..., Any], function: str) -> None:
         ) from None
 
 
+def _trace() -> str:
+    """The trace of the error that is handled, but for what its own code cannot tell."""
+    return traceback.format_exc()[-_TRACE:]
+
+
 def _score(judge: Function, given: list[Any]) -> dict[str, Any]:
     try:
         reward = judge(*given)
     except Exception as error:  # any error of the user's code
-        about = {"trace": traceback.format_exc(), "may_pass": _may_pass(error)}
+        about = {"trace": _trace(), "may_pass": _may_pass(error)}
         return {"wrong": user_code.describe_error(error), **about}
     try:
         return {"reward": user_code.read_reward(reward)}

@@ -215,6 +215,8 @@ class PythonReward:
             if error.may_pass:
                 raise _Killed(f"{asked} ended its process ({error})") from None
             raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
+        if not isinstance(result, dict) or not result.keys() & {"wrong", "reward"}:
+            raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
         if "wrong" not in result:
             found[place] = result["reward"]
             return

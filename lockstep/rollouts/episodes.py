@@ -239,6 +239,8 @@ class Episodes:
     def _answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
         while (message := reply(self._section.timeout_s)) == environment.CALLED:
             pass
+        if not isinstance(message, dict):
+            raise ChildDied("it wrote into the connection of its process")
         return message
 
     def _start(self, child: Child) -> None:

@@ -171,7 +171,8 @@ class Checkpoints:
     def rank_by_score(self) -> list[tuple[float, int, Path]]:
         """Score, step and folder of those that have a score, the best last; of equals the older is the better."""
         scored = [(_manifest(path).get("score"), step, path) for step, path in self.find()]
-        return sorted(((s, n, path) for s, n, path in scored if s is not None), key=lambda entry: (entry[0], -entry[1]))
+        numbers = [(score, step, path) for score, step, path in scored if isinstance(score, int | float)]
+        return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
 
     def _find_free(self, name: str) -> Path:
         """A folder aside that is not there; what could not be removed may have its first name."""
@@ -216,6 +217,8 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
     manifest = _manifest(folder)
     if manifest.pop("sha256", None) != _digest(manifest):
         raise _DamagedError(f"its {_MANIFEST} is missing, truncated or altered")
+    if not isinstance(manifest.get("state"), dict) or not isinstance(manifest.get("files"), dict):
+        raise _DamagedError(f"its {_MANIFEST} is that of another program")
     if manifest["step"] != step:
         raise _DamagedError(f"its {_MANIFEST} is that of step {manifest['step']}")
     sums, found = manifest["files"], set(_files(folder)) - {_MANIFEST}

@@ -5,6 +5,7 @@ A checkpoint of a run with `learner.lora` holds adapters alone; a model is those
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection
 from lockstep.config.loading import Loaded, load_run
 from lockstep.config.run import Best
-from lockstep.errors import InputError
+from lockstep.errors import InputError, shorten
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
+from lockstep.models.tokenizer import has_tokenizer
 from lockstep.report.card import card
 from lockstep.report.held_out import Better, best, figures
 from lockstep.report.log import read_metrics, require_run
@@ -63,6 +65,8 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
         _tell_better(run, recipe.run.best, found.step)
     is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
+    if not has_tokenizer(run / FRAME):
+        raise InputError(f"{run / FRAME} has no tokenizer, and what is exported would have none; put the folder back")
     saved = found.folder / trained.name
     with Boxes(find_written(saved, "model")) as boxes:
         weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
@@ -140,6 +144,6 @@ def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
         if not ranked:
             raise NoCheckpointError(f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe")
         return checkpoints.at(ranked[-1][1])
-    if not which.isdigit():
-        raise InputError(f"checkpoint {which!r}: say latest, best, or the number of a step")
+    if not re.fullmatch(r"[0-9]{1,18}", which):
+        raise InputError(f"checkpoint {shorten(which)!r}: say latest, best, or the number of a step")
     return checkpoints.at(int(which))

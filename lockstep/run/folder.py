@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep.config.loading import Loaded, describe, load_run
 from lockstep.errors import InputError, shorten
+from lockstep.records import is_file
 from lockstep.report.log import LOCK
 from lockstep.run.identity import ChangedError, differences, recipe_identity
 from lockstep.whole_files import write_whole
@@ -41,7 +42,7 @@ def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
 def is_current(loaded: Loaded) -> bool:
     """True if the folder holds a run of exactly this recipe."""
     recipe = loaded.run_folder / "recipe.yaml"
-    return recipe.exists() and recipe.read_text() == describe(loaded)
+    return is_file(recipe) and recipe.read_bytes() == describe(loaded).encode()
 
 
 def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
@@ -130,6 +131,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     Raises:
         FolderInUseError: If another process has it.
     """
+    is_file(folder / LOCK)
     with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,9 +15,8 @@ import transformers
 import lockstep
 from lockstep.config.loading import Loaded
 from lockstep.models.device import keep_fp32
+from lockstep.report.log import ENVIRONMENT, read_environment
 from lockstep.run.folder import write_once
-
-ENVIRONMENT = "environment.json"
 
 
 def environment(loaded: Loaded) -> dict[str, Any]:
@@ -47,8 +46,8 @@ def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
     """
     file, now = folder / ENVIRONMENT, environment(loaded)
     write_once(file, json.dumps(now, indent=2) + "\n")
-    noted, usual = json.loads(file.read_text()), torch.get_num_threads()
-    threads = int(noted["threads"])
+    noted, usual = read_environment(folder), torch.get_num_threads()
+    threads = int(noted.get("threads", usual))
     if threads != usual:
         print(f"note: {folder} keeps the {threads} threads that it was begun with; it would have {usual} now")
     if {**noted, "threads": usual} != now:

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from lockstep.errors import RunError
+from lockstep.errors import LockstepError
 from lockstep.report.log import MESSAGES
 from lockstep.run.track import append
 
@@ -21,5 +21,5 @@ def add_message(folder: Path, step: int | None, text: str) -> None:
         text: The message.
     """
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step, "message": text}
-    with contextlib.suppress(OSError, RunError):
+    with contextlib.suppress(OSError, LockstepError):
         append(folder / MESSAGES, json.dumps(line).encode() + b"\n")

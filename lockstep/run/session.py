@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.step import StepEvent
@@ -16,7 +19,7 @@ from lockstep.report.log import read_metrics
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
 from lockstep.run.certificate import write_run_certificate
-from lockstep.run.checkpoint import Checkpoints
+from lockstep.run.checkpoint import Checkpoint, Checkpoints
 from lockstep.run.equal_rewards import EqualRewards
 from lockstep.run.faults import keep_fault
 from lockstep.run.hooks import Hooks
@@ -25,6 +28,28 @@ from lockstep.run.loop import Start, loop
 from lockstep.run.saver import Saver
 from lockstep.run.stop import Stop, heed_signals
 from lockstep.run.trackers.run import RunTracker
+
+
+class _SavedState(BaseModel):
+    """The state of a checkpoint besides the learners', as `Hooks.state` makes it."""
+
+    model_config = ConfigDict(strict=True)
+    position: NonNegativeInt
+    identity: dict[str, Any]
+    agreement: dict[str, Any] | None
+
+
+def _read_state(checkpoint: Checkpoint) -> _SavedState:
+    """Raises InputError where another program wrote the checkpoint: one that was damaged is passed over before."""
+    try:
+        return _SavedState.model_validate(checkpoint.state)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(
+            f"{checkpoint.folder}/manifest.json has another state than this version of Lockstep saves "
+            f"({'.'.join(map(str, first['loc']))}: {first['msg']}); resume with the version that made it, or start "
+            "another run by run.folder"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -96,7 +121,8 @@ class Session:
         if newest is None:
             self._require_unsaved(checkpoints)
             return Start()
-        changed = differences(newest.state["identity"], self.identity)
+        state = _read_state(newest)
+        changed = differences(state.identity, self.identity)
         if changed and not self.allow_changes:
             diff = "\n  ".join(changed)
             raise ChangedError(
@@ -107,11 +133,10 @@ class Session:
             self.progress.note(f"resumes although {line}")
         for name, learner in self.job.state.items():
             learner.load(newest.folder / name)
-        compared = newest.state["agreement"]  # None where nothing samples
-        if self.job.agreement is not None and compared is not None:
-            self.job.agreement.restore(compared)
+        if self.job.agreement is not None and state.agreement is not None:  # None where nothing samples
+            self.job.agreement.restore(state.agreement)
         self.progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
-        return Start(newest.step, int(newest.state["position"]))
+        return Start(newest.step, state.position)
 
     def _require_unsaved(self, checkpoints: Checkpoints) -> None:
         """Raises InputError where the logs reach further than a run can come without a checkpoint.

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from lockstep.disk import naming, sync
 from lockstep.errors import RunError
+from lockstep.records import is_file
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
 
 Outcome = Literal["finished", "failed", "interrupted"]
@@ -65,7 +66,7 @@ class Logs:
         """
         for name in (METRICS, TIMINGS, SAMPLES):
             path = self._folder / name
-            if path.exists():
+            if is_file(path):
                 remaining = takewhile(lambda line: line[0]["step"] <= step, lines(path))
                 os.truncate(path, sum(size for _, size in remaining))
 
@@ -81,7 +82,7 @@ class Logs:
     def sync(self) -> None:
         """Returns when all that was logged is on the disk: after a power cut the logs reach as far as a checkpoint."""
         paths = [self._folder / name for name in (METRICS, TIMINGS, SAMPLES)]
-        for path in [*filter(Path.exists, paths), self._folder]:
+        for path in [*filter(Path.is_file, paths), self._folder]:
             sync(path)
 
     def close(self, outcome: Outcome) -> None:
@@ -96,7 +97,9 @@ def append(path: Path, lines: bytes) -> None:
 
     Raises:
         RunError: If the disk is full; none of the lines is then written.
+        InputError: If the name is that of something else than a file, such as a pipe.
     """
+    is_file(path)
     with naming(path), path.open("ab", buffering=0) as file:
         written = file.write(lines)
         if written != len(lines):

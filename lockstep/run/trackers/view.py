@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lockstep.config.loading import Loaded
-from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, numbers
+from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, read_environment, read_numbers
 from lockstep.run.track import Tracker
 
 
@@ -34,7 +34,7 @@ class Facts:
     @classmethod
     def of(cls, loaded: Loaded, folder: Path) -> Facts:
         """The facts of a run whose folder exists."""
-        return cls(folder, loaded.dump(), json.loads((folder / "environment.json").read_text()))
+        return cls(folder, loaded.dump(), read_environment(folder))
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ def replay(folder: Path, tracker: Tracker) -> None:
             tracker.samples(step, rows)
         for row in rows if kind != SAMPLES else []:
             tell = tracker.metrics if kind == METRICS else tracker.timings
-            tell(step, numbers(row))
+            tell(step, row)
 
 
 def sample_kind(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -84,8 +84,8 @@ def _together(line: tuple[int, str, dict[str, Any]]) -> tuple[int, str, bool]:
 
 
 def _lines(folder: Path, kind: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    for row, _ in lines(folder / kind):
-        yield row.pop("step"), kind, row
+    for row in (row for row, _ in lines(folder / kind)) if kind == SAMPLES else read_numbers(folder / kind):
+        yield int(row.pop("step")), kind, row
 
 
 def _cell(value: Any) -> Any:

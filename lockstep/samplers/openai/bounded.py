@@ -55,9 +55,10 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
 
 async def _read(response: httpx2.Response) -> bytes:
     if response.is_redirect:
-        raise ReplyRefused(
-            f"it sends requests on to {response.headers.get('location')}; name that in base_url if it is right"
-        )
+        where = response.headers.get("location")
+        if where is None:
+            raise ReplyRefused("it sends requests on, and does not say where to; look at what serves there")
+        raise ReplyRefused(f"it sends requests on to {where}; name that in base_url if it is right")
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ReplyRefused("it compresses its replies, though it was asked not to; switch that off")
     body = bytearray()

@@ -6,6 +6,7 @@ and how its responses ended is checked as far as its own words allow (docs/guide
 
 from __future__ import annotations
 
+import asyncio
 import os
 import warnings
 from asyncio import Semaphore
@@ -36,6 +37,11 @@ except ModuleNotFoundError as missing:
 
 _CONNECT_S = 10.0
 """Timeout of a connection; an answer may take longer."""
+
+_SILENCE_S = 10.0
+"""Silence of a request before the user is told."""
+
+_SHOWN_MODELS = 5
 
 _WARN_FROM = 0.01
 """Share of bad ends from which on the user is warned."""
@@ -85,7 +91,7 @@ class OpenAIClient:
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.answers = self.bad_ends = 0
-        self._server = _Server(options, timeout_s, Seldom(note))
+        self._server = _Server(options, timeout_s, note)
         self._options, self._vocabulary, self._note = options, vocabulary, note
         self._warned = False
         self._model = self._ask_model()
@@ -141,8 +147,10 @@ class OpenAIClient:
         with self._server.connection() as (portal, client):
             served = {model.id: model for model in portal.call(self._server.ask, client, Models, "/models").data}
         if self._options.model not in served:
+            others = [*list(served)[:_SHOWN_MODELS]]
+            others += [f"and {len(served) - _SHOWN_MODELS:,} more"] if len(served) > _SHOWN_MODELS else []
             raise ServerError(
-                f"{self._options.base_url}: serves {', '.join(served) or 'no model'}, and not {self._options.model}; "
+                f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, and not {self._options.model}; "
                 "correct the option model"
             )
         return served[self._options.model]
@@ -197,6 +205,7 @@ class _Server:
 
     def __init__(self, options: config.OpenAI, timeout_s: float, note: Callable[[str], object]) -> None:
         self._options, self._timeout_s, self._note = options, timeout_s, note
+        self._seldom, self._told_of_slowness = Seldom(note), False
         self._key = os.environ.get(options.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise ServerError(f"the environment variable {options.api_key_env} holds characters that no key has")
@@ -210,11 +219,9 @@ class _Server:
         async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Completion:
             async with gate:
                 answered = await self.ask(client, Completion, path, body)
-            if answered.num_tokens > max_tokens + 1:  # some count the stop token besides
-                raise ServerError(
-                    f"{self._options.base_url}: it answers with {answered.num_tokens} tokens, where {max_tokens} were "
-                    "asked for at most; look at what serves there"
-                )
+            fault = answered.fault(max_tokens)
+            if fault is not None:
+                raise ServerError(f"{self._options.base_url}: {fault}; look at what serves there")
             return answered
 
         with self.connection() as (portal, client):
@@ -239,20 +246,38 @@ class _Server:
     async def ask(
         self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
     ) -> _Shape:
-        """Returns the server's answer, asking again where the fault may pass; without a body it is a plain GET."""
-        attempts = Attempts("server", self._note, self._options.max_retries)
+        """Returns the server's answer, asking again where the fault may pass; without a body it is a plain GET.
+
+        Says once that an answer takes long.
+        """
+        attempts = Attempts("server", self._seldom, self._options.max_retries)
         while True:
+            slow = asyncio.get_running_loop().call_later(_SILENCE_S, self._say_slow)
             try:
-                if body is None:
-                    return shape.model_validate(await client.get(path, cast_to=object))
-                return shape.model_validate(await client.post(path, cast_to=object, body=body))
-            except (openai.OpenAIError, ValueError) as error:
+                return _read(shape, await self._ask_once(client, path, body))
+            except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
                 message = f"{self._options.base_url}: {self._sentence(error, attempts.used + 1)}"
                 message = message.replace(self._key, "[key]") if self._key else message
                 wait_s = attempts.next_wait(message) if _may_pass(error) else None
                 if wait_s is None:
                     raise ServerError(message) from error
-                await anyio.sleep(max(wait_s, _find_retry_after(error)))
+                delay_s = max(wait_s, _find_retry_after(error))
+            finally:
+                slow.cancel()
+            await anyio.sleep(delay_s)
+
+    async def _ask_once(self, client: openai.AsyncOpenAI, path: str, body: Mapping[str, object] | None) -> object:
+        if body is None:
+            return await client.get(path, cast_to=object)
+        return await client.post(path, cast_to=object, body=body)
+
+    def _say_slow(self) -> None:
+        if not self._told_of_slowness:
+            self._told_of_slowness = True
+            self._note(
+                f"{self._options.base_url}: no answer for {_SILENCE_S:g} s; each of {self._options.max_retries + 1} "
+                f"attempts may take {self._timeout_s:g} s (timeout_s)"
+            )
 
     def _sentence(self, error: Exception, count: int) -> str:
         variable, attempts = self._options.api_key_env, f"{count} attempts"
@@ -283,6 +308,15 @@ class _Server:
         return f"its answer cannot be read ({error}); look at what serves there"
 
 
+def _read(shape: type[_Shape], answer: object) -> _Shape:
+    """Reads a reply as one of its kind; some servers tell of an error with the status of a success."""
+    match answer:
+        case {"error": error, **rest} if not rest:
+            raise ReplyRefused(f"it answers with an error ({_one_line(error)}); look at its log")
+        case _:
+            return shape.model_validate(answer)
+
+
 def _may_pass(error: Exception) -> bool:
     """True where a server may do better later: it was lost, was late or busy, or what came is no reply of its kind."""
     if isinstance(error, openai.APIStatusError):
@@ -308,8 +342,12 @@ def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Comp
 
 def _detail(error: openai.APIStatusError) -> str:
     """Returns the server's own account of an error, in one line."""
-    detail = error.body.get("message") if isinstance(error.body, dict) else error.body
-    return " ".join(str(detail or "no more is said").split())[:300]
+    return _one_line(error.body or "no more is said")
+
+
+def _one_line(body: object) -> str:
+    said = body.get("message") if isinstance(body, dict) else body
+    return " ".join(str(said or "no more is said").split())[:300]
 
 
 def _seed(key: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, Field, NonNegativeInt
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from lockstep.errors import InputError
 from lockstep.types import SamplingParams
@@ -70,15 +70,31 @@ DIALECTS = {
 """The dialects, by the name that a server gives itself in `owned_by` of the models that it lists."""
 
 
-class Model(BaseModel):
+_MOST_LOGPROB = 0.1
+"""Nats; a log-softmax in bf16 may come out above 0, a probability or a loss is farther up."""
+
+_ID = "token_id:"
+"""Begins the name of a token that a server does not spell."""
+
+_LONGEST_TOKEN = 4096
+"""Characters; vocabularies have runs of spaces of a few hundred."""
+
+
+class ServerWords(BaseModel):
+    """A part of what a server says; a number is a number, and nothing is read as one."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Model(ServerWords):
     """A model that a server serves."""
 
     id: str
     owned_by: str | None = None
-    max_model_len: int | None = None
+    max_model_len: PositiveInt | None = None
 
 
-class Models(BaseModel):
+class Models(ServerWords):
     """A server's answer to /models."""
 
     data: list[Model]
@@ -93,19 +109,20 @@ Text = Annotated[str, AfterValidator(_replace_half_characters)]
 """A text that can be written to a file."""
 
 
-class Message(BaseModel):
+class Message(ServerWords):
     """A message of a conversation; None where a server keeps the reasoning apart and there was nothing else."""
 
     content: Text | None = None
 
 
-class Logprobs(BaseModel):
-    """Log-probabilities of the sampled tokens, in nats."""
+class Logprobs(ServerWords):
+    """Log-probabilities of the sampled tokens, in nats; `tokens` are these, as `token_id:7` where a server says so."""
 
-    token_logprobs: list[float]
+    token_logprobs: list[Annotated[float, Field(le=_MOST_LOGPROB, allow_inf_nan=False)]]
+    tokens: list[str] | None = None
 
 
-class Choice(BaseModel):
+class Choice(ServerWords):
     """A response; `stop_reason` is the stop token that ended it, where a server says so."""
 
     text: Text = ""
@@ -116,23 +133,36 @@ class Choice(BaseModel):
     logprobs: Logprobs | None = None
 
 
-class Usage(BaseModel):
+class Usage(ServerWords):
     """Tokens as a server counts them."""
 
     prompt_tokens: NonNegativeInt
     completion_tokens: NonNegativeInt
 
 
-class Completion(BaseModel):
+class Completion(ServerWords):
     """A server's answer to /completions and /chat/completions."""
 
-    choices: list[Choice] = Field(min_length=1)
+    choices: list[Choice] = Field(min_length=1, max_length=1)
     usage: Usage
 
     @property
     def num_tokens(self) -> int:
         ids = self.choices[0].token_ids
         return self.usage.completion_tokens if ids is None else len(ids)
+
+    def fault(self, max_tokens: int) -> str | None:
+        """The reason that this can be no response of so many tokens; None if it can."""
+        choice = self.choices[0]
+        if self.num_tokens > max_tokens + 1:  # some count the stop token besides
+            return f"it answers with {self.num_tokens} tokens, where {max_tokens} were asked for at most"
+        characters = len(choice.text or choice.message.content or "")
+        if characters > _LONGEST_TOKEN * (self.num_tokens + 1):
+            return f"it answers with {characters:,} characters in {self.num_tokens} tokens"
+        named = choice.logprobs.tokens if choice.logprobs else None
+        if named and choice.token_ids and named[0].startswith(_ID) and named != [f"{_ID}{n}" for n in choice.token_ids]:
+            return "its log-probabilities are of other tokens than it answers with"
+        return None
 
 
 @dataclass(frozen=True)

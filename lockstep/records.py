@@ -1,0 +1,63 @@
+"""JSON files that the program wrote and reads back: each is a file, whole, and of the shape that its reader expects.
+
+A folder may come from another version, from another machine, or from a disk that failed. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from lockstep.errors import InputError
+
+T = TypeVar("T")
+
+
+def is_file(path: Path) -> bool:
+    """True for a file, False where nothing is.
+
+    Raises:
+        InputError: If something else is there: a pipe or a device, whose reader would wait for ever, a folder, or a
+            link that leads nowhere.
+    """
+    if path.is_file():
+        return True
+    if os.path.lexists(path):
+        kind = "a folder" if path.is_dir() else "no file, but a pipe, a device or a link that leads nowhere"
+        raise InputError(f"{path} is {kind}, where a file of text belongs; remove it, or put the file back")
+    return False
+
+
+def read_record(path: Path, shape: type[T], cure: str) -> T:
+    """Reads a file of JSON.
+
+    Args:
+        path: The file, which is there.
+        shape: What it holds: a dataclass, whose other fields are passed over, or a mapping.
+        cure: What to do where it holds something else.
+
+    Raises:
+        InputError: If it is no file, no JSON, or has another shape.
+    """
+    is_file(path)
+    return check_shape(path.read_bytes(), shape, f"{path} is not as Lockstep writes it", cure)
+
+
+def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:
+    """Parses JSON; `refusal` says where it is, and that it is not what it should be, for the rest see `read_record`."""
+    try:
+        return _adapter(shape).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        what = f"{place}: {first['msg']}" if place else first["msg"]
+        raise InputError(f"{refusal} ({what}); {cure}") from error
+
+
+@cache
+def _adapter(shape: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(shape)

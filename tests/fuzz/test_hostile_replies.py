@@ -1,0 +1,124 @@
+"""Hostile replies of servers: each is a response, or one sentence within its deadline."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from raw_server import MODELS, Reply, http, raw, sending
+from reply_cases import GETS, POSTS, SLOW_GETS, TOLD_LATER, completed
+from reply_strategies import changed_answers, damaged_bytes
+
+from lockstep.config import OpenAI
+from lockstep.errors import LockstepError
+from lockstep.helpers.printable import make_printable
+from lockstep.samplers.openai import client as module
+from lockstep.samplers.openai.client import OpenAIClient
+from lockstep.types import Reply as Response
+from lockstep.types import Request, SamplingParams
+
+SAMPLING = SamplingParams(4)
+DEADLINE_S = 10.0
+
+
+def ask(post: Reply, get: Reply = MODELS, timeout_s: float = 5.0) -> tuple[Response | str, list[str]]:
+    """What comes of one request: the response, or the sentence; and what was noted."""
+    notes: list[str] = []
+    with sending(post, get) as url:
+        options = OpenAI(base_url=url, model="m", max_retries=0, api_key_env="LOCKSTEP_TEST_NO_KEY")
+        try:
+            client = OpenAIClient(options, timeout_s, 64, notes.append)
+            [(_, reply)] = client.replies([Request((5, 6), 7)], SAMPLING, logprobs=True)
+        except LockstepError as error:
+            return make_printable(str(error)), notes
+    return reply, notes
+
+
+def require_sound(reply: Response) -> None:
+    """A response is of the tokens that were asked for, and its numbers are numbers."""
+    assert 0 <= reply.num_tokens <= SAMPLING.max_tokens + 1
+    assert reply.logprobs is not None
+    assert len(reply.logprobs) == reply.num_tokens
+    assert all(math.isfinite(value) and value <= 0.1 for value in reply.logprobs)
+    json.dumps([reply.text, reply.finish_reason], ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("name", sorted(POSTS.keys() - TOLD_LATER))
+def test_a_reply_is_sound_or_refused_in_one_sentence(name: str) -> None:
+    post, says = POSTS[name]
+    answer, _ = ask(post)
+    if not isinstance(answer, str):
+        assert not says, answer
+        require_sound(answer)
+        return
+    assert says in answer
+    assert "\n" not in answer
+    assert len(answer) < 1_000
+
+
+@pytest.mark.parametrize("name", sorted(GETS.keys() - SLOW_GETS))
+def test_so_is_the_list_of_models(name: str) -> None:
+    get, says = GETS[name]
+    answer, _ = ask(http(completed()), get)
+    assert says in (answer if isinstance(answer, str) else "")
+    assert len(str(answer)) < 1_000
+
+
+@pytest.mark.parametrize("name", sorted(TOLD_LATER | SLOW_GETS))
+def test_what_takes_long_is_told_and_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SILENCE_S", 0.2)
+    post, says = POSTS.get(name, (http(completed()), ""))
+    get, later = GETS.get(name, (MODELS, ""))
+    answer, notes = ask(post, get, timeout_s=0.6)
+    assert (says or later) in str(answer)
+    assert [note for note in notes if "no answer for 0.2 s; " in note] or "429" in says
+
+
+def test_a_server_that_says_when_to_ask_again_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SILENCE_S", 0.2)
+    notes: list[str] = []
+    with sending(http({}, "429 Busy", {"Retry-After": "1"})) as url:
+        client = OpenAIClient(OpenAI(base_url=url, model="m", max_retries=1), 5.0, note=notes.append)
+        with pytest.raises(LockstepError, match="answers 429 after 2 attempts"):
+            list(client.replies([Request((5, 6), 7)], SAMPLING))
+    assert len(notes) == 1
+
+
+def check_answer(body: Any) -> None:
+    started = time.monotonic()
+    answer, _ = ask(http(json.dumps(body).encode()))
+    assert time.monotonic() - started < DEADLINE_S
+    if not isinstance(answer, str):
+        require_sound(answer)
+
+
+def check_bytes(content: bytes) -> None:
+    started = time.monotonic()
+    answer, _ = ask(raw(content), timeout_s=1.0)
+    assert time.monotonic() - started < DEADLINE_S
+    if not isinstance(answer, str):
+        require_sound(answer)
+
+
+@settings(max_examples=25)
+@given(changed_answers())
+def test_any_answer_is_sound_or_refused(body: Any) -> None:
+    check_answer(body)
+
+
+@settings(max_examples=25)
+@given(damaged_bytes())
+def test_any_bytes_are_a_sound_answer_or_refused(content: bytes) -> None:
+    check_bytes(content)
+
+
+@pytest.mark.proof
+@settings(max_examples=1_000)
+@given(st.one_of(changed_answers(), damaged_bytes()))
+def test_any_of_thousands_is_sound_or_refused(said: Any) -> None:
+    (check_bytes if isinstance(said, bytes) else check_answer)(said)

@@ -1,0 +1,80 @@
+"""Hostile replies of judges: a verdict is a value only where the reply has exactly one reading."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verdict_cases import SCORES, WINNERS
+
+from lockstep.judge.verdicts import CAUSES, ScoreParser, WinnerParser
+
+SCORE = ScoreParser(0, 5, "score|points", decimals=True)
+WINNER = WinnerParser("winner")
+
+BETWEEN = (
+    *(" → ", " -> ", " => ", "->", " × ", " (+", " or maybe ", ", no, ", ", make that ", ". Sorry, I mean "),
+    *(". On reflection: ", "\nEdit: ", "\nI take that back, it is a ", ". Wait, ", "; I'd say ", ", but I would give "),
+    *(" ~ ", "~", " & ", " / ", " = ", " to ", "–", " up to ", " vs. ", ", then ", " plus ", " minus "),
+)
+"""What makes a second value another reading."""
+DRESSES = st.sampled_from(["{}", "**{}**", "`{}`", "<{}>", "[[{}]]", '"{}"', "_{}_", "({})"])
+REASONS = st.lists(
+    st.sampled_from(["It", "is", "right", "in", "all", "respects", "since", "the", "steps", "hold", "well"]), max_size=9
+).map(" ".join)
+HOSTILE = st.text(alphabet="Score:Winner 0123456789.,/-+*<>[]()~%→×?!\n\"'`“”\u200b\u202e½AB=", max_size=60)
+
+
+@pytest.mark.parametrize("reply", SCORES)
+def test_a_score_has_one_reading(reply: str) -> None:
+    assert SCORE(reply).value == SCORES[reply]
+
+
+@pytest.mark.parametrize("reply", WINNERS)
+def test_a_winner_has_one_reading(reply: str) -> None:
+    assert WINNER(reply).value == WINNERS[reply]
+
+
+@given(st.permutations(range(6)), st.sampled_from(BETWEEN), DRESSES, REASONS)
+def test_two_scores_are_none(values: list[int], between: str, dress: str, reasons: str) -> None:
+    said = dress.format(f"{values[0]}")
+    assert SCORE(f"{reasons}\nScore: {said}{between}{values[1]}").value is None
+
+
+@given(
+    st.permutations("AB"), st.sampled_from([one for one in BETWEEN if one not in (" × ", "~", " ~ ", " (+")]), REASONS
+)
+def test_two_winners_are_none(names: list[str], between: str, reasons: str) -> None:
+    assert WINNER(f"{reasons}\nWinner: {names[0]}{between}{names[1]}").value is None
+
+
+@given(st.integers(0, 50), DRESSES, REASONS, REASONS, st.sampled_from(["", "/5", " out of 5", " (out of 5)"]))
+def test_one_score_is_that(tenths: int, dress: str, before: str, after: str, scale: str) -> None:
+    assert SCORE(f"{before}\nScore: {dress.format(f'{tenths / 10:g}')}{scale}\n{after}").value == tenths / 10
+
+
+@given(
+    st.floats(6, 1e6),
+    st.sampled_from(["Score ({}): 4", "Score: 4/{}", "Score: 4 of {}", "Score: 4 on a scale of 1 to {}"]),
+)
+def test_a_score_of_another_scale_is_none(high: float, form: str) -> None:
+    assert SCORE(form.format(f"{high:.0f}")).value is None
+
+
+def check_any(reply: str) -> None:
+    score, winner = SCORE(reply), WINNER(reply)
+    assert score.cause in CAUSES if score.value is None else 0 <= score.value <= 5
+    assert winner.cause in CAUSES if winner.value is None else winner.value in ("A", "B")
+    assert isinstance(SCORE.without_score(reply), str)
+
+
+@given(HOSTILE)
+def test_any_reply_has_a_verdict_or_a_cause(reply: str) -> None:
+    check_any(reply)
+
+
+@pytest.mark.proof
+@settings(max_examples=10_000)
+@given(st.one_of(HOSTILE, HOSTILE.map("Score: ".__add__), HOSTILE.map("Winner: ".__add__), st.text()))
+def test_any_of_thousands_has_a_verdict_or_a_cause(reply: str) -> None:
+    check_any(reply)

@@ -1,0 +1,104 @@
+"""Hostile rewards and environments: what a user's function does, and what a run says of it."""
+
+from __future__ import annotations
+
+WRITES = """import os
+    for n in range(3, 99):
+        try: os.write(n, b'{}\\n')
+        except OSError: pass
+    return 1.0"""
+
+REWARDS: dict[str, tuple[str, str]] = {
+    # name: (body of f(prompt, response, answer, row), text that the run's last words hold; "" is a run that goes well)
+    "10**400": ("return 10 ** 400", "return a finite number"),
+    "a complex number": ("return 1j", "return a finite number"),
+    "text": ("return '1.0'", "return a finite number"),
+    "text that moves the cursor": ("return '\\x1b[2J\\u202e'", "return a finite number"),
+    "a list": ("return [1.0]", "return a finite number"),
+    "an array": ("import numpy; return numpy.array(1.0)", "return a finite number"),
+    "a Decimal of NaN": ("import decimal; return decimal.Decimal('NaN')", "return a finite number"),
+    "a Decimal that signals": ("import decimal; return decimal.Decimal('sNaN')", "return a finite number"),
+    "a Fraction": ("import fractions; return fractions.Fraction(len(response), 7)", ""),
+    "minus infinity": ("return float('-inf')", "return a finite number"),
+    "3e38 and more": ("return 1e300", "return a finite number"),
+    "a number below all others": ("return 5e-324", ""),
+    "a coroutine": ("async def later(): return 1.0\n    return later()", "return a finite number"),
+    "a generator": ("return (x for x in [1.0])", "return a finite number"),
+    "what cannot be shown": (
+        "class Odd:\n        def __repr__(self): raise KeyError('no')\n    return Odd()",
+        "return a finite number",
+    ),
+    "what is long to show": ("return 'x' * 5_000_000", "return a finite number"),
+    "what claims to be a number": (
+        "import numbers\n    class Odd(float):\n        def __float__(self): raise KeyError('no')\n    return Odd(1)",
+        "return a finite number",
+    ),
+    "an error that cannot be shown": (
+        "class Odd(Exception):\n        def __str__(self): raise KeyError('no')\n    raise Odd()",
+        "raised Odd",
+    ),
+    "an error of 5 MB": ("raise ValueError('x' * 5_000_000)", "raised ValueError"),
+    "an error that moves the cursor": ("raise ValueError('\\x1b[2J\\u202e')", "␛[2J"),
+    "an error of many lines": ("raise ValueError('one\\nlockstep: two\\nthree')", "one"),
+    "a group of errors": ("raise ExceptionGroup('many', [ValueError('a'), KeyError('b')])", "raised ExceptionGroup"),
+    "an end": ("raise SystemExit('enough')", "ended its process"),
+    "an interrupt": ("raise KeyboardInterrupt", "ended its process"),
+    "a generator's end": ("raise StopIteration(5)", "raised StopIteration"),
+    "no end of calls": ("def f(): return f()\n    return f()", "raised RecursionError"),
+    "no standard output": ("import sys; sys.stdout = sys.stderr = None; return 1.0", ""),
+    "closed descriptors": ("import os; os.closerange(0, 64); return 1.0", "ended its process"),
+    "half a character printed": ("print('\\ud800'); return 1.0", ""),
+    "20 MB printed": ("print('x' * 20_000_000); return 1.0", ""),
+    "bytes on the connection": (
+        WRITES.format("nonsense"),
+        "reward.function",
+    ),
+    "a reply of its own": (
+        WRITES.format('["reply", 9]'),
+        "reward.function",
+    ),
+    "the folder removed": ("import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d); return 1.0", ""),
+    "a killed parent of none": ("import os; os.abort()", "ended its process"),
+}
+
+IMPORTS: dict[str, tuple[str, str]] = {
+    "an end": ("raise SystemExit(0)", "cannot be imported (SystemExit"),
+    "an error that cannot be shown": (
+        "class Odd(Exception):\n    def __str__(self): raise KeyError('no')\nraise Odd()",
+        "cannot be imported",
+    ),
+    "an error that moves the cursor": ("raise ValueError('\\x1b[2J')", "␛[2J"),
+    "no Python": ("def f(:", "cannot be imported"),
+    "a NUL": ("x = '\0'", "cannot be imported"),
+    "not UTF-8": ("x = 'caf\udce9'", "cannot be imported"),
+    "20 MB of brackets": ("x = " + "(" * 5_000, "cannot be imported"),
+}
+
+STEPS: dict[str, tuple[str, str]] = {
+    # name: (body of step(self, response), text that is said)
+    "nothing": ("return None", "return (observation, reward, done)"),
+    "four values": ("return '', 1.0, True, {}", "return (observation, reward, done)"),
+    "bytes": ("return b'', 1.0, True", "return text"),
+    "an observation of 5 MB": ("return 'x ' * 2_500_000, 1.0, False", ""),
+    "half a character": ("return '\\ud800', 1.0, False", ""),
+    "a reward of 10**400": ("return '', 10 ** 400, True", "finite number"),
+    "a reward of NaN": ("return '', float('nan'), True", "finite number"),
+    "an end of a word": ("return '', 1.0, 'yes'", "return True or False"),
+    "an end of an array": ("import numpy; return '', 1.0, numpy.array([True, False])", ""),
+    "an end that cannot be compared": (
+        "class Odd:\n            def __eq__(self, other): raise KeyError('no')\n        return '', 1.0, Odd()",
+        "",
+    ),
+    "what cannot be shown": (
+        "class Odd:\n            def __repr__(self): raise KeyError('no')\n        return Odd()",
+        "",
+    ),
+    "an error that cannot be shown": (
+        "class Odd(Exception):\n            def __str__(self): raise KeyError('no')\n        raise Odd()",
+        "raised Odd",
+    ),
+    "an error that moves the cursor": ("raise ValueError('\\x1b[2J')", "␛[2J"),
+    "an error of 5 MB": ("raise ValueError('x' * 5_000_000)", "raised ValueError"),
+    "an end": ("raise SystemExit(3)", "ended its process"),
+    "rewards that add up to infinity": ("return '', 1.7e308, False", "finite number"),
+}
