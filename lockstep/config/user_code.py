@@ -11,6 +11,7 @@ import numbers
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -116,17 +117,24 @@ def find_own_file(kind: type) -> Path | None:
     return next((path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None)
 
 
+_LARGEST_REWARD = 3.4e38
+"""Rewards are fp32; beyond they would be infinite, and an infinite one is no verdict."""
+
+
 def read_reward(reward: object) -> float | None:
     """A reward that the user's code returned; None: no verdict.
 
     Raises:
-        ValueError: It is neither None nor a finite number; the text begins with the value.
+        ValueError: It is neither None nor a number that fp32 holds; the text begins with the value.
     """
     if reward is None:
         return None
-    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        raise ValueError(f"{reward!r}; return a finite number, or None for no verdict")
-    return float(reward)
+    number = math.nan
+    with suppress(OverflowError):  # of an integer that no float holds
+        number = float(reward) if isinstance(reward, numbers.Real) else number
+    if not abs(number) <= _LARGEST_REWARD:
+        raise ValueError(f"{reward!r:.80}; return a finite number, or None for no verdict")
+    return number
 
 
 def describe_error(error: Exception) -> str:

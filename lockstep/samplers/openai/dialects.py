@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, Field, NonNegativeInt
 
+from lockstep.borders import LARGEST_LOGPROB
 from lockstep.errors import InputError
 from lockstep.types import SamplingParams
 
@@ -102,7 +103,7 @@ class Message(BaseModel):
 class Logprobs(BaseModel):
     """Log-probabilities of the sampled tokens, in nats."""
 
-    token_logprobs: list[float]
+    token_logprobs: list[Annotated[float, Field(allow_inf_nan=False, le=LARGEST_LOGPROB)]]
 
 
 class Choice(BaseModel):
