@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,13 +19,18 @@ from torch import Tensor
 from lockstep.algorithms.distill.options import DistillSection
 from lockstep.algorithms.distill.step import DistillSettings, DistillWorkers, add_teacher_logprobs
 from lockstep.algorithms.dpo import step as dpo
+from lockstep.algorithms.policy_gradient import step as policy_gradient
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
+from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.reward_model.step import measure_held_out_pairs
+from lockstep.algorithms.self_rewarding import step as self_rewarding
 from lockstep.algorithms.sft.step import measure_held_out_loss
 from lockstep.batch import Batch
 from lockstep.borders import NotFiniteError, require_finite, require_logprobs
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
+from lockstep.config.loading import load
 from lockstep.errors import RunError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
@@ -230,6 +236,25 @@ def test_a_policy_that_breaks_is_named_at_its_validation(tmp_path: Path) -> None
 def test_a_reference_that_breaks_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match=r"^the reference policy's log-probabilities are nan for token"):
         dpo.with_reference(PAIRS, broken(tmp_path))
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(("model", "name"), [("policy", "the policy"), ("reference", "the reference policy")])
+def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name: str) -> None:
+    sound = LearnerSpec(str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0).build()
+    models = {"policy": sound, "reference": sound, model: broken(tmp_path)}
+    settings = policy_gradient.build_settings(load("tiny.yaml", ["ppo.kl.coef=0.1"]).expect(PPORecipe), ())
+    workers = PolicyGradientWorkers(**models, collector=cast(Any, None), phase=skip_timing)
+    batch = BATCH.with_columns({"sampler_logprob": torch.zeros(26)}, {"version": torch.zeros(4)})
+    with pytest.raises(NotFiniteError, match=f"^{name}'s log-probabilities are nan for token"):
+        policy_gradient.prepare_batch(0, 0, batch, workers, settings)
+
+
+@pytest.mark.usefixtures("run")
+def test_a_reference_of_self_rewarding_is_named(tmp_path: Path) -> None:
+    workers = cast(self_rewarding.SelfRewardingWorkers, SimpleNamespace(reference=broken(tmp_path)))
+    with pytest.raises(NotFiniteError, match="the reference policy's log-probabilities are nan for token"):
+        self_rewarding.with_reference(PAIRS, workers)
 
 
 def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
