@@ -67,9 +67,11 @@ def require_responses(whose: str, batch: Batch, requests: Sequence[Request], sam
     asked_B = torch.tensor([len(request.tokens) for request in requests])
     if len(batch) != len(asked_B):
         raise NotFiniteError(f"{whose} gave {len(batch)} responses to {len(asked_B)} requests; start it anew", batch)
-    made_B = batch.per_sample(batch.mask.long())
-    wrong_B = (made_B < 1) | (made_B > sampling.max_tokens) | (asked_B + made_B != batch.lengths)
-    if bool(wrong_B.any()):
+    room_B = batch.lengths - asked_B
+    low, high = (int(end) for end in room_B.aminmax())
+    if low < 1 or high > sampling.max_tokens or int(batch.mask.count_nonzero()) != int(room_B.sum()):
+        made_B = batch.per_sample(batch.mask.long())
+        wrong_B = (made_B < 1) | (made_B > sampling.max_tokens) | (made_B != room_B)
         row = int(wrong_B.nonzero()[0])
         raise NotFiniteError(
             f"{whose} gave {int(made_B[row])} tokens in a sequence of {int(batch.lengths[row])} for row {row + 1} of "

@@ -244,7 +244,9 @@ def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name:
     sound = LearnerSpec(str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0).build()
     models = {"policy": sound, "reference": sound, model: broken(tmp_path)}
     settings = policy_gradient.build_settings(load("tiny.yaml", ["ppo.kl.coef=0.1"]).expect(PPORecipe), ())
-    workers = PolicyGradientWorkers(**models, collector=cast(Any, None), phase=skip_timing)
+    workers = PolicyGradientWorkers(
+        policy=models["policy"], reference=models["reference"], collector=cast(Any, None), phase=skip_timing
+    )
     batch = BATCH.with_columns({"sampler_logprob": torch.zeros(26)}, {"version": torch.zeros(4)})
     with pytest.raises(NotFiniteError, match=f"^{name}'s log-probabilities are nan for token"):
         policy_gradient.prepare_batch(0, 0, batch, workers, settings)
