@@ -11,6 +11,7 @@ from typing import TypeVar, assert_never
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.borders import require_responses
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import Item
 from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
@@ -141,6 +142,7 @@ class SamplerPool:
 
         Raises:
             SamplerLost: If workers die too often.
+            NotFiniteError: What a worker gave is not what was asked, or not finite.
         """
         waiting, idle, busy = iter(blocks), list(self.remotes), dict[Remote, _Work]()
         try:
@@ -154,7 +156,9 @@ class SamplerPool:
                 for remote in [remote for remote in busy if self._advance(remote, busy[remote], sampling)]:
                     work = busy.pop(remote)
                     idle.append(remote)
-                    yield work.number, gather_pieces(work.pieces)
+                    batch = gather_pieces(work.pieces)
+                    require_responses(remote.name, batch, work.requests, sampling)
+                    yield work.number, batch
         except RemoteError:
             for work in busy.values():
                 work.wait()

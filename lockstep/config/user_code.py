@@ -116,11 +116,15 @@ def find_own_file(kind: type) -> Path | None:
     return next((path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None)
 
 
+_LARGEST_REWARD = 3.4e38
+"""Rewards are fp32; beyond they would be infinite, and an infinite one is no verdict."""
+
+
 def read_reward(reward: object) -> float | None:
     """A reward that the user's code returned; None: no verdict.
 
     Raises:
-        ValueError: It is neither None nor a finite number; the text begins with the value.
+        ValueError: It is neither None nor a number that fp32 holds; the text begins with the value.
     """
     if reward is None:
         return None
@@ -128,13 +132,9 @@ def read_reward(reward: object) -> float | None:
         number = float(reward) if isinstance(reward, numbers.Real) else math.nan
     except Exception:  # too large, or of a class of the user's
         number = math.nan
-    if not abs(number) <= _MOST_REWARD:
+    if not abs(number) <= _LARGEST_REWARD:
         raise ValueError(f"{show(reward)}; return a finite number, or None for no verdict")
     return number
-
-
-_MOST_REWARD = 3.4e38
-"""Batches hold rewards in fp32."""
 
 
 def show(thing: object, write: Callable[[Any], str] = repr) -> str:

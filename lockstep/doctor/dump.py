@@ -24,13 +24,13 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from lockstep.borders import LARGEST_LOGPROB
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.notes import Ticker
 from lockstep.data.rows import DataError, Rows
 from lockstep.doctor.statistics import Compared
 
 _ROWS_AT_ONCE = 64
-_MOST_LOGPROB = 0.1  # nats; a log-softmax in bf16 may come out above 0, a probability or a loss is farther up
 
 
 @dataclass(frozen=True)
@@ -217,11 +217,11 @@ def _sequence(where: str, row: Mapping[str, Any], columns: Columns) -> _Row:
     ids = None if columns.ids is None else _whole(where, columns.ids, _behind(where, row, columns.ids, tokens))
     keep, cut = _generated(where, row, columns, infer)
     for name, side in ((columns.train, train), (columns.infer, infer)):
-        wrong = keep & (side.isnan() | (side > _MOST_LOGPROB))
+        wrong = keep & (side.isnan() | (side > LARGEST_LOGPROB))
         if bool(wrong.any()):
             entry = int(wrong.nonzero()[0])
             raise DataError(f"{where}: {name} has {float(side[entry])} at entry {entry}, which is no log-probability")
-        if bool(keep.any()) and bool((side[keep] > _MOST_LOGPROB / 10).all()):
+        if bool(keep.any()) and bool((side[keep] > LARGEST_LOGPROB / 10).all()):
             raise DataError(f"{where}: {name} is above 0 at every entry; write log-probabilities, not probabilities")
     in_front = 0 if columns.ids is None else len(row[columns.ids]) - tokens
     told = {

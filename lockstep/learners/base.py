@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.borders import NotFiniteError
 from lockstep.errors import RunError
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
@@ -88,19 +89,6 @@ class Learner(Protocol):
         ...
 
 
-class NotFiniteError(RunError):
-    """A loss or gradient is no finite number; no weight has been changed by it.
-
-    Attributes:
-        batch: The batch of the loss.
-        loss: Name of the loss.
-    """
-
-    def __init__(self, message: str, batch: Batch, loss: str) -> None:
-        super().__init__(message)
-        self.batch, self.loss = batch, loss
-
-
 def train(learner: Learner, batch: Batch, loss: Loss, inspect: Callable[[Metrics], None] | None = None) -> Metrics:
     """One optimizer step on one batch.
 
@@ -119,7 +107,7 @@ def train(learner: Learner, batch: Batch, loss: Loss, inspect: Callable[[Metrics
             inspect(metrics)
         return metrics + learner.optim_step()
     except FloatingPointError as error:
-        raise NotFiniteError(str(error), batch, type(loss).__name__) from error
+        raise NotFiniteError(f"{type(loss).__name__}: {error}", batch) from error
 
 
 def hand_over(learner: Learner, successor: Learner) -> None:

@@ -31,6 +31,7 @@ from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
+from lockstep.models.weight_files import require_finite_tensor
 from lockstep.weight_sync.buckets import WeightPart
 
 Passes = Sequence[Sequence[int]] | None
@@ -188,9 +189,17 @@ class RankLearner(SendsWeights):
         if self._optimizer is not None:
             with Boxes(find_written(folder, "optimizer")) as saved:
                 self._optimizer.restore(saved)
+        self._require_finite(folder)
         self._count.zero_()
         self._has_gathered = False
         self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
+
+    def _require_finite(self, folder: Path) -> None:
+        """Refuses weights and moments that a checkpoint holds and no training could continue with."""
+        for piece in self.pieces:
+            require_finite_tensor(folder, piece.name, piece.local)
+        for tensor in [] if self._optimizer is None else self._optimizer.tensors():
+            require_finite_tensor(folder, "a moment of the optimizer", tensor)
 
     @abstractmethod
     def _lay_out(self, batch: Batch) -> LaidOut:

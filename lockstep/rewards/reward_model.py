@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.borders import require_finite
 from lockstep.learners.base import Learner
 
 
@@ -21,6 +22,11 @@ class RewardModelScorer:
     learner: Learner
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Computes r(x, y) of each sequence, fp32 [B]."""
+        """Computes r(x, y) of each sequence, fp32 [B].
+
+        Raises:
+            NotFiniteError: One is NaN or infinite.
+        """
         _, reward_B = self.learner.values(replace(batch, sampling=None))
+        require_finite("the reward model's scores", batch, reward_B)
         return reward_B

@@ -19,7 +19,7 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.batch import Batch
-from lockstep.config import EnvironmentSection
+from lockstep.config import EnvironmentSection, user_code
 from lockstep.config.named_code import name_code
 from lockstep.environments import environment
 from lockstep.errors import InputError
@@ -86,6 +86,10 @@ class _Episode:
         self.heard.append(reply["observation"])
         reward: float | None = reply["reward"]
         self.reward = None if self.reward is None or reward is None else self.reward + reward
+        try:
+            user_code.read_reward(self.reward)
+        except ValueError:
+            self.fail(f"gave rewards that add up to {self.reward:g}, which 32 bits do not hold")
         self.ended |= reply["done"]
 
     def fail(self, why: str) -> None:

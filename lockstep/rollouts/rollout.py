@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch, concat
+from lockstep.borders import require_finite
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.rewards.reward_model import RewardModelScorer
@@ -18,6 +19,9 @@ from lockstep.rewards.rewards import NoReward, Reward, judge
 from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
+
+_UNKNOWN = float("nan")
+_GIVE_FINITE = "let the reward be a number that 32 bits hold, or None for no verdict"
 
 
 @dataclass(frozen=True)
@@ -162,15 +166,18 @@ class RolloutCollector:
         if isinstance(self.reward, NoReward):
             return {"score": batch["environment_reward"]}
         columns = self._score(batch, prompts, responses)
-        return columns | {"score": columns["score"].masked_fill(batch["environment_fault"], float("nan"))}
+        return columns | {"score": columns["score"].masked_fill(batch["environment_fault"], _UNKNOWN)}
 
     def _score(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> dict[str, Tensor]:
         if isinstance(self.reward, RewardModelScorer):
             return {"score": self.reward(batch)}
         verdicts = judge(self.reward, prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
-        known = [float("nan") if reward is None else reward for reward in verdicts.rewards]
+        known = [_UNKNOWN if reward is None else reward for reward in verdicts.rewards]
+        score_B = torch.tensor(known, dtype=torch.float32)
+        unknown_B = torch.tensor([reward is None for reward in verdicts.rewards])
+        require_finite("rewards", batch, score_B.masked_fill(unknown_B, 0.0), cure=_GIVE_FINITE)
         found = {} if verdicts.tampering is None else {"tampering": torch.tensor(verdicts.tampering)}
-        return {"score": torch.tensor(known, dtype=torch.float32), **found}
+        return {"score": score_B, **found}
 
 
 def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.borders import require_responses
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.samplers.base import Sampler
@@ -76,9 +77,12 @@ class SamplerSession:
 
         Raises:
             RuntimeError: Outside the session.
+            NotFiniteError: What the sampler gave is not what was asked, or not finite.
         """
         self._require_open()
-        return self._sampler.generate(requests, sampling)
+        batch = self._sampler.generate(requests, sampling)
+        require_responses(f"the sampler with the weights of step {self._sampler.version}", batch, requests, sampling)
+        return batch
 
     def logprobs(self, batch: Batch) -> Tensor:
         """Scores, see `Sampler.logprobs`.

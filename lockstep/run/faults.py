@@ -1,9 +1,9 @@
-"""The batch whose loss or gradient is not finite, kept in the run's folder so that the user can look for the cause."""
+"""The batch with numbers that are not finite, kept in the run's folder so that the user can look for the cause."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +11,18 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from lockstep.batch import Batch
+from lockstep.borders import NotFiniteError
 from lockstep.errors import RunError
-from lockstep.learners.base import NotFiniteError
 
 
 @contextmanager
-def keep_fault(folder: Path, step: int, position: int) -> Iterator[None]:
-    """Writes the batch into `folder` if a loss or gradient of the step in the block is not finite.
+def keep_fault(where: Path, during: str, context: Mapping[str, int]) -> Iterator[None]:
+    """Writes the batch into a folder if a number in the block is not finite.
+
+    Args:
+        where: The folder, which is made.
+        during: Words for what the block does, as in "step 3".
+        context: Is written beside the batch.
 
     Raises:
         RunError: In place of NotFiniteError; names the folder.
@@ -25,9 +30,8 @@ def keep_fault(folder: Path, step: int, position: int) -> Iterator[None]:
     try:
         yield
     except NotFiniteError as error:
-        where = folder / f"step_{step + 1:06d}"
-        sentence = f"step {step + 1}, {error.loss}: {error}"
-        _write(where, error.batch, {"step": step + 1, "position": position, "error": sentence})
+        sentence = f"{during}, {error}"
+        _write(where, error.batch, {**context, "error": sentence})
         raise RunError(f"{sentence}; the batch that made it is in {where}") from error
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, assert_never
 
 from lockstep.algorithms.job import Job
@@ -18,6 +19,7 @@ from lockstep.report.held_out import sentence
 from lockstep.report.log import suggest_metric
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
+from lockstep.run.faults import keep_fault
 from lockstep.run.saver import Saver
 from lockstep.run.trackers.run import RunTracker
 
@@ -36,6 +38,7 @@ class Hooks:
     Attributes:
         run: The section `run`, which says how often.
         job: The job that runs.
+        folder: Folder of the run.
         tracker: Writes the logs.
         saver: Writes the checkpoints.
         progress: Reports to the user.
@@ -45,6 +48,7 @@ class Hooks:
 
     run: RunSection
     job: Job
+    folder: Path
     tracker: RunTracker
     saver: Saver
     progress: Progress
@@ -72,7 +76,8 @@ class Hooks:
 
     def _measure(self, step: int) -> dict[str, float]:
         assert self.job.validate is not None, "asked only where there are held-out rows"
-        with self.progress.phase("validate"):
+        where = self.folder / "faults" / f"validation_{step:06d}"
+        with self.progress.phase("validate"), keep_fault(where, f"validation after step {step}", {"step": step}):
             found = self.job.validate(step)
             values = found.metrics.floats()
         if values:

@@ -93,7 +93,7 @@ class Session:
         start = self._restore(checkpoints)
         self.tracker.rewind(start.step if start.step else -1)
         with Saver(checkpoints, job.state) as saver:
-            hooks = Hooks(self.options, job, self.tracker, saver, progress, self.callbacks, self.identity)
+            hooks = Hooks(self.options, job, self.folder, self.tracker, saver, progress, self.callbacks, self.identity)
             if job.validate is not None and start.step == 0:
                 hooks.validate(0)
             if job.run_length.over(0, 0):
@@ -111,7 +111,9 @@ class Session:
     @contextmanager
     def _guard(self, hooks: Hooks, step: int, position: int) -> Iterator[None]:
         """Keeps a faulty batch of a step, and saves the run as it was before the step if its sampler is lost."""
-        with keep_fault(self.folder / "faults", step, position), hooks.save_if_lost(step, position):
+        number = step + 1
+        where, context = self.folder / "faults" / f"step_{number:06d}", {"step": number, "position": position}
+        with keep_fault(where, f"step {number}", context), hooks.save_if_lost(step, position):
             yield
 
     def _restore(self, checkpoints: Checkpoints) -> Start:

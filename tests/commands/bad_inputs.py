@@ -423,6 +423,7 @@ RUNS = {
         said("ppo.overlong_filtering=true sampling.max_tokens=1 run.max_steps=2").late, code=exit_codes.INCONCLUSIVE
     ),
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").lost,
+    "run: values break": said("critic.lr=1e30 ppo.global_batch_size=16 run.max_steps=3").lost,
     "run: heads that cannot be divided": said("learner.parallel.tp=3"),
     "run: a critic on other ranks": said("learner.parallel.dp=2 critic.parallel.tp=4"),
     "run: a critic's heads that cannot be divided": said("learner.parallel.dp=3 critic.parallel.tp=3"),

@@ -62,6 +62,11 @@ class Maybe(Counting):
         observation, reward, done = super().step(response)
         return observation, reward, "yes" if self.row["bad"] and self.turns == 2 else done
 
+class Rich(Counting):
+    def step(self, response):
+        observation, reward, done = super().step(response)
+        return observation, 2e38 if self.row["bad"] else reward, done
+
 class Narrow(Counting):
     def step(self):
         "Takes no response."
@@ -158,6 +163,7 @@ def test_processes_and_company_change_nothing(folder: Path, sampler: TorchSample
         ("Ending", "ended its process (exit status 3)"),
         ("Nonsense", "returned 'only text'; return (observation, reward, done)"),
         ("Maybe", "returned 'yes' for whether it is done; return True or False"),
+        ("Rich", "gave rewards that add up to 4e+38, which 32 bits do not hold"),
     ],
 )
 @pytest.mark.parametrize("processes", [1, 2])

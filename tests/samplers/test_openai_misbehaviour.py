@@ -261,6 +261,16 @@ def test_log_probabilities_that_do_not_come_are_said(script: Script, logprobs: o
         list(script.client().replies([Request((5, 6), 7)], SAMPLING, logprobs=True))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5])
+def test_log_probabilities_that_are_none_are_refused(script: Script, value: float) -> None:
+    logprobs = {"token_logprobs": [-1.0, -1.0, value, -1.0]}
+    script.says = first(completed(token_ids=[2, 3, 4, 5], logprobs=logprobs))
+    with pytest.raises(
+        ServerError, match=r"not as OpenAI's protocol has it \(choices.0.logprobs.token_logprobs.2: Input"
+    ):
+        list(script.client().replies([Request((5, 6), 7)], SAMPLING, logprobs=True))
+
+
 def test_no_more_is_under_way_than_allowed_and_no_less(script: Script) -> None:
     script.says = lambda n: time.sleep(0.05) or completed()
     places = [place for place, _ in script.client(max_concurrency=3).replies([Request((5,), 0)] * 12, SAMPLING)]

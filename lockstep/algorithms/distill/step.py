@@ -17,6 +17,7 @@ from lockstep.algorithms.distill.options import DistillSection
 from lockstep.algorithms.policy_gradient.step import minibatches
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
+from lockstep.borders import require_logprobs
 from lockstep.data.demonstrations import Demonstrations, batch_of
 from lockstep.learners.base import Learner, train
 from lockstep.losses.distill import Distillation
@@ -92,6 +93,7 @@ def add_teacher_logprobs(
     k, whole = settings.options.top_k or settings.vocabulary, settings.vocabulary
     with workers.phase("teachers"):
         token_NK, logprob_NK = _topk_of_teachers(batch, rows, workers, settings.options.teacher_field, k)
+    require_logprobs("the teacher's log-probabilities", batch, logprob_NK)
     columns = {"mask": batch.mask, "teacher_logprob": logprob_NK}
     if k == whole:
         return replace(batch, token=columns, sample={}, sampling=None, top_k=whole)
@@ -132,6 +134,7 @@ class StudentSequences:
             rollouts = collector.collect(position, count, self.sampling, self.options.num_generations)
         with self.phase("logprobs"):
             old_logprob_N = self.policy.logprobs(rollouts.batch)
+        require_logprobs("the policy's log-probabilities", rollouts.batch, old_logprob_N)
         batch = rollouts.batch
         shown = batch.with_columns({"old_logprob": old_logprob_N}, {"shaped_score": batch["score"].nan_to_num(0.0)})
         with self.phase("watch"):

@@ -17,6 +17,7 @@ from lockstep.algorithms.policy_gradient.step import (
     measure_advantages,
     minibatches,
     prepare_batch,
+    require_credit,
     sample_step,
     train_policy,
 )
@@ -44,6 +45,7 @@ def learn(step: int, sampled: SampledStep, workers: PolicyGradientWorkers, setti
     """The rest of an iteration: compare responses within their groups, and improve the policy."""
     batch, preparation = prepare_batch(step, step, sampled.rollouts.batch, workers, settings)
     batch, credit = with_advantages(batch, settings.options)
+    require_credit(batch)
     metrics = sampled.metrics + preparation + credit
     for epoch in range(settings.options.ppo_epochs):
         improved = Metrics()

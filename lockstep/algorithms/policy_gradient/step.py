@@ -13,6 +13,7 @@ from lockstep import keyed
 from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.batch import Batch
+from lockstep.borders import require_finite, require_logprobs
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.metrics import Mean, Metrics, Sum
@@ -138,6 +139,7 @@ def prepare_batch(
     """
     with workers.phase("logprobs"):
         batch = _add_old_logprobs(step, batch, workers, settings)
+    require_logprobs("the policy's log-probabilities", batch, batch["old_logprob"])
     age_B = version - batch["version"]
     metrics = Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     if bool(age_B.any()):
@@ -183,6 +185,12 @@ def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batc
 def of_epoch(metrics: Metrics, epoch: int, settings: PolicyGradientSettings) -> Metrics:
     """Metrics of an epoch; where there are several epochs, also under the epoch's own name."""
     return metrics if settings.options.ppo_epochs == 1 else metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
+
+
+def require_credit(batch: Batch) -> None:
+    """Raises NotFiniteError where advantages, or a critic's returns, are NaN or infinite."""
+    columns = [batch.token[name] for name in ("advantage", "return") if name in batch.token]
+    require_finite("advantages", batch, *columns, cure="look at the sizes of rewards, values and kl.coef")
 
 
 def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
@@ -240,6 +248,7 @@ def _with_reference(
     assert workers.reference is not None, "a KL needs a reference policy"
     with workers.phase("reference"):
         ref_logprob_N = workers.reference.logprobs(batch)  # log π_ref(y_t | x, y_<t)
+    require_logprobs("the reference policy's log-probabilities", batch, ref_logprob_N)
     kl_N = trainable(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
     columns = {"ref_logprob": ref_logprob_N, "kl": kl_N}
     if not section.in_loss:

@@ -21,12 +21,14 @@ from lockstep.algorithms.policy_gradient.step import (
     minibatches,
     of_epoch,
     prepare_batch,
+    require_credit,
     sample_step,
     train_policy,
 )
 from lockstep.algorithms.ppo.options import PPORecipe, PPOSection
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
+from lockstep.borders import require_finite
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedValue
 from lockstep.metrics import Metrics
@@ -62,9 +64,11 @@ def learn(step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSet
     batch = sampled.rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
+    require_finite("the critic's values", batch, value_N, final_value_B)
     batch = batch.with_columns({"old_value": value_N}, {"final_value": final_value_B})
     batch, preparation = prepare_batch(step, policy_version(step, settings.options), batch, workers, settings)
     batch, credit = with_advantages(batch, settings.options)
+    require_credit(batch)
     metrics = sampled.metrics + preparation + credit
     for epoch in range(settings.options.ppo_epochs):
         metrics += _train_epoch(batch, step, epoch, workers, settings)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
+from lockstep.borders import require_finite
 from lockstep.data.pairs import Pairs
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Outputs
@@ -43,5 +44,6 @@ def reward_model_step(
 def measure_held_out_pairs(reward_model: Learner, batch: Batch, loss: BradleyTerry) -> Metrics:
     """Metrics of training on held-out pairs, and the 95 % interval of `acc`; no gradients."""
     _, reward_B = reward_model.values(batch)
+    require_finite("the reward model's scores", batch, reward_B)
     _, metrics = loss(Outputs(final_value=reward_B), batch)
     return metrics + interval_of_acc(metrics)

@@ -22,6 +22,7 @@ from lockstep.algorithms.self_rewarding.skill import Skill
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import Step, StepResult
 from lockstep.batch import Batch, concat
+from lockstep.borders import require_logprobs
 from lockstep.data.prompts import Prompts
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import Preference
@@ -252,4 +253,6 @@ def _train_on_pairs(
 
 def with_reference(batch: Batch, workers: SelfRewardingWorkers) -> Batch:
     """Adds log π_ref(y | x) to the batch."""
-    return batch.with_columns({"ref_logprob": workers.reference.logprobs(batch)})
+    ref_logprob_N = workers.reference.logprobs(batch)
+    require_logprobs("the reference policy's log-probabilities", batch, ref_logprob_N)
+    return batch.with_columns({"ref_logprob": ref_logprob_N})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
+from lockstep.borders import require_logprobs
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
@@ -33,6 +34,8 @@ def sft_step(step: int, position: int, workers: SFTWorkers, global_batch_size: i
 
 def measure_held_out_loss(policy: Learner, batch: Batch) -> Metrics:
     """Cross-entropy per trainable token of held-out rows, nats, and its exponential; no gradients."""
-    total = -policy.logprobs(batch).double()[batch.mask].sum()
+    logprob_N = policy.logprobs(batch)
+    require_logprobs("the policy's log-probabilities", batch, logprob_N)
+    total = -logprob_N.double()[batch.mask].sum()
     loss = Mean(total, batch.mask.sum())
     return Metrics(loss=loss, perplexity=Mean((total / batch.mask.sum()).exp()))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
+from lockstep.borders import LARGEST_LOGPROB
 from lockstep.errors import InputError
 from lockstep.types import SamplingParams
 
@@ -70,9 +71,6 @@ DIALECTS = {
 """The dialects, by the name that a server gives itself in `owned_by` of the models that it lists."""
 
 
-_MOST_LOGPROB = 0.1
-"""Nats; a log-softmax in bf16 may come out above 0, a probability or a loss is farther up."""
-
 _ID = "token_id:"
 """Begins the name of a token that a server does not spell."""
 
@@ -118,7 +116,7 @@ class Message(ServerWords):
 class Logprobs(ServerWords):
     """Log-probabilities of the sampled tokens, in nats; `tokens` are these, as `token_id:7` where a server says so."""
 
-    token_logprobs: list[Annotated[float, Field(le=_MOST_LOGPROB, allow_inf_nan=False)]]
+    token_logprobs: list[Annotated[float, Field(le=LARGEST_LOGPROB, allow_inf_nan=False)]]
     tokens: list[str] | None = None
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
-from lockstep.errors import RunError
+from lockstep.borders import NotFiniteError
 from lockstep.models.folder import context_of
 from lockstep.models.heads import LogitsHead, canonical
 from lockstep.samplers.base import Piece, gather_pieces
@@ -139,11 +139,20 @@ class ModelSampler(ABC):
             },
         )
 
-    def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> RunError:
+    def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> NotFiniteError:
         weights = "as it was opened" if self.version is None else f"with the weights of step {self.version}"
         folder, prompt = self._lm.config.name_or_path or "memory", len(requests[row].tokens)
-        return RunError(
+        return NotFiniteError(
             f"the model in {folder}, {weights}, gives logits that are not finite for token {token + 1} of the response "
             f"to row {row} of {len(requests)}, a prompt of {prompt} tokens; lower the learning rate, or look at the "
-            "model's weights"
+            "model's weights",
+            join_prompts(requests),
         )
+
+
+def join_prompts(requests: Sequence[Request]) -> Batch:
+    """The requests' tokens as a batch."""
+    return Batch(
+        torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64),
+        torch.tensor([len(request.tokens) for request in requests], dtype=torch.int64),
+    )

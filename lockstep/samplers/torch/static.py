@@ -15,7 +15,7 @@ from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.heads import PLAIN
 from lockstep.samplers.base import Piece, require_room
-from lockstep.samplers.torch.model_sampler import ModelSampler
+from lockstep.samplers.torch.model_sampler import ModelSampler, join_prompts
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.types import Request, SamplingParams
 
@@ -49,7 +49,7 @@ class StaticSampler(ModelSampler):
 
     @torch.no_grad()
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        prompts = _prompts(requests).to(self._lm.device)
+        prompts = join_prompts(requests).to(self._lm.device)
         room_B = (self._context - prompts.lengths).clamp(max=sampling.max_tokens).to(self._lm.device)
         # Autocast keeps its bf16 copies of the weights until it is left; in `inference_mode` it would keep none.
         with self._autocast():
@@ -104,14 +104,6 @@ class StaticSampler(ModelSampler):
         return self._lm(
             input_ids=tokens, position_ids=position, use_cache=False, layout=cache, logits_to_keep=keep
         ).logits
-
-
-def _prompts(requests: Sequence[Request]) -> Batch:
-    """The requests' tokens as a batch."""
-    return Batch(
-        torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64),
-        torch.tensor([len(request.tokens) for request in requests], dtype=torch.int64),
-    )
 
 
 def _last(prompts: Batch) -> Tensor:

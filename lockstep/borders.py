@@ -1,0 +1,100 @@
+"""Checks of values where they cross from one part to another: what is NaN, infinite or out of range ends the step.
+
+What crosses lies in the host's memory, so no check waits for a device. Each reads its numbers once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.errors import RunError
+from lockstep.types import Request, SamplingParams
+
+LARGEST_LOGPROB = 0.1
+"""Nats; a log-softmax in bf16 may come out above 0, a probability or a loss is farther up."""
+_LOOK = "look at that model's weights and, if it learns, lower its learning rate"
+
+
+class NotFiniteError(RunError):
+    """A number is NaN, infinite or out of range; no weight has been changed by it.
+
+    Attributes:
+        batch: The batch that it is of.
+    """
+
+    def __init__(self, message: str, batch: Batch) -> None:
+        super().__init__(message)
+        self.batch = batch
+
+
+def require_finite(what: str, batch: Batch, *columns: Tensor, cure: str = _LOOK) -> None:
+    """Refuses numbers that are NaN or infinite.
+
+    Args:
+        what: What the numbers are, and whose, as in "the critic's values".
+        batch: The batch that they are of.
+        columns: [N], [N, K] or [B].
+        cure: What to do.
+
+    Raises:
+        NotFiniteError: Names the first of them and its place.
+    """
+    _require(what, batch, columns, math.inf, cure)
+
+
+def require_logprobs(what: str, batch: Batch, *columns: Tensor) -> None:
+    """Refuses log-probabilities that are NaN, infinite or above 0; see `require_finite`."""
+    _require(what, batch, columns, LARGEST_LOGPROB, _LOOK)
+
+
+def require_responses(whose: str, batch: Batch, requests: Sequence[Request], sampling: SamplingParams) -> None:
+    """Refuses responses that are not to these requests or longer than was asked, and their log-probabilities likewise.
+
+    Args:
+        whose: The sampler, as in "the judge's sampler".
+        batch: See `samplers.base.Sampler.generate`.
+        requests: What was asked.
+        sampling: The distribution, and the longest response.
+
+    Raises:
+        NotFiniteError: Names the first wrong response.
+    """
+    asked_B = torch.tensor([len(request.tokens) for request in requests])
+    if len(batch) != len(asked_B):
+        raise NotFiniteError(f"{whose} gave {len(batch)} responses to {len(asked_B)} requests; start it anew", batch)
+    room_B = batch.lengths - asked_B
+    low, high = (int(end) for end in room_B.aminmax())
+    if low < 1 or high > sampling.max_tokens or int(batch.mask.count_nonzero()) != int(room_B.sum()):
+        made_B = batch.per_sample(batch.mask.long())
+        wrong_B = (made_B < 1) | (made_B > sampling.max_tokens) | (made_B != room_B)
+        row = int(wrong_B.nonzero()[0])
+        raise NotFiniteError(
+            f"{whose} gave {int(made_B[row])} tokens in a sequence of {int(batch.lengths[row])} for row {row + 1} of "
+            f"{len(batch)}, whose prompt has {int(asked_B[row])} and whose response was to have 1 to "
+            f"{sampling.max_tokens}; look at the engine's version and settings",
+            batch,
+        )
+    require_logprobs(f"{whose}'s log-probabilities", batch, batch["sampler_logprob"])
+
+
+def _require(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cure: str) -> None:
+    for column in columns:
+        if not column.numel():
+            continue
+        low, high = (float(end) for end in column.aminmax())  # both are NaN where one number is
+        if math.isfinite(low) and math.isfinite(high) and high <= most:
+            continue
+        index, *rest = (~(column.isfinite() & (column <= most))).nonzero()[0].tolist()
+        value, place = float(column[index, *rest]), _describe_place(batch, column, index)
+        raise NotFiniteError(f"{what} are {value:g} for {place}; {cure}", batch)
+
+
+def _describe_place(batch: Batch, column: Tensor, index: int) -> str:
+    if len(column) != batch.tokens.numel():
+        return f"row {index + 1} of {len(batch)}"
+    return f"token {int(batch.position[index]) + 1} of row {int(batch.row[index]) + 1} of {len(batch)}"

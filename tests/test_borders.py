@@ -1,0 +1,308 @@
+"""Values that cross from one part to another: one that is not finite or out of range is named, and not learned from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import OPTIMIZER, SECTION, VOCABULARY, SquaredError, model_folder, ragged, requests
+from torch import Tensor
+
+from lockstep.algorithms.distill.options import DistillSection
+from lockstep.algorithms.distill.step import DistillSettings, DistillWorkers, add_teacher_logprobs
+from lockstep.algorithms.dpo import step as dpo
+from lockstep.algorithms.policy_gradient import step as policy_gradient
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.reward_model.step import measure_held_out_pairs
+from lockstep.algorithms.self_rewarding import step as self_rewarding
+from lockstep.algorithms.sft.step import measure_held_out_loss
+from lockstep.batch import Batch
+from lockstep.borders import NotFiniteError, require_finite, require_logprobs
+from lockstep.cluster.sampler_pool import SamplerPool
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import LearnerSection, SamplerSection
+from lockstep.config.loading import load
+from lockstep.errors import RunError
+from lockstep.learners.base import train
+from lockstep.learners.rank import RankLearner
+from lockstep.losses.cross_entropy import CrossEntropyLoss
+from lockstep.losses.distill import Distillation
+from lockstep.losses.preference import Preference
+from lockstep.losses.reward import BradleyTerry
+from lockstep.models.folder import ModelError
+from lockstep.rewards.reward_model import RewardModelScorer
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.samplers.base import Piece
+from lockstep.types import Prompt, Request, SamplingParams, skip_timing
+
+Run = Callable[..., list[dict[str, Any]]]
+NAN, INF = math.nan, math.inf
+SAMPLING = SamplingParams(max_tokens=4)
+BATCH = ragged((5, 7, 6, 8)).with_columns(sample={"score": torch.tensor([1.0, 0.0, 1.0, 0.5])})
+PAIRS = replace(BATCH, group_size=2)
+
+
+def broken(root: Path, head: Any = "logits") -> RankLearner:
+    """A learner with one weight that is NaN."""
+    learner = cast(RankLearner, LearnerSpec(str(model_folder(root, "llama")), head, SECTION, OPTIMIZER, 0).build())
+    learner.pieces[-1].local.view(-1)[0] = NAN
+    return learner
+
+
+# The words themselves.
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_the_first_number_and_its_place_are_named(value: float) -> None:
+    column_N = torch.zeros(26)
+    column_N[[13, 20]] = torch.tensor([value, NAN])
+    with pytest.raises(NotFiniteError, match=rf"^V are {value} for token 2 of row 3 of 4; look at") as caught:
+        require_finite("V", BATCH, torch.zeros(4), column_N)
+    assert caught.value.batch is BATCH
+    with pytest.raises(NotFiniteError, match=rf"^r are {value} for row 2 of 4; stop$"):
+        require_finite("r", BATCH, torch.tensor([0.0, value, 0.0, NAN]), cure="stop")
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 0.1])
+def test_a_log_probability_is_finite_and_not_above_0(value: float) -> None:
+    column_NK = torch.full((26, 3), -1.0)
+    column_NK[25, 2] = value
+    with pytest.raises(NotFiniteError, match=rf"^p are {value} for token 8 of row 4 of 4"):
+        require_logprobs("p", BATCH, column_NK)
+    require_logprobs("p", BATCH, torch.tensor([1e-6]), torch.zeros(0))
+
+
+# Samplers.
+
+
+@dataclass
+class Altering:
+    """A sampler that alters what the one behind it says."""
+
+    sampler: Any
+    alter: Callable[[Batch], Batch]
+
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        for places, batch in self.sampler.pieces(requests, sampling):
+            yield places, self.alter(batch)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return self.alter(self.sampler.generate(requests, sampling))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+
+def say_nan(batch: Batch) -> Batch:
+    logprob_N = batch["sampler_logprob"].clone()
+    logprob_N[-1] = NAN
+    return batch.with_columns({"sampler_logprob": logprob_N})
+
+
+def say_more(batch: Batch) -> Batch:
+    """One response twice as long, by tokens of the next sequence's prompt."""
+    lengths = batch.lengths.clone()
+    lengths[0], lengths[1] = lengths[0] + 1, lengths[1] - 1
+    mask = batch.mask.clone()
+    mask[int(lengths[0]) - 1] = True
+    return replace(batch, lengths=lengths, token={**batch.token, "mask": mask})
+
+
+def say_nothing(batch: Batch) -> Batch:
+    return batch.with_columns({"mask": batch.mask & (batch.row > 0)})
+
+
+def lose_one(batch: Batch) -> Batch:
+    return batch.select(range(len(batch) - 1))
+
+
+ALTERED = [
+    (say_nan, r"'s log-probabilities are nan for token \d+ of row 3 of 3; look at"),
+    (say_more, r" gave 5 tokens in a sequence of 10 for row 1 of 3, whose prompt has 5 and .* 1 to 4; look at"),
+    (say_nothing, " gave 0 tokens in a sequence of 9 for row 1 of 3"),
+    (lose_one, " gave 2 responses to 3 requests; start it anew"),
+]
+ASKED = requests((5, 3, 9))
+
+
+@pytest.mark.parametrize(("alter", "sentence"), ALTERED)
+def test_what_a_sampler_says_is_checked(tmp_path: Path, alter: Callable[[Batch], Batch], sentence: str) -> None:
+    section = SamplerSection()
+    sampler = SamplerSpec(str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")).open_here()
+    session = SamplerSession(cast(Any, Altering(sampler, alter)))
+    with session.at(0), pytest.raises(NotFiniteError, match=f"^the sampler with the weights of step None{sentence}"):
+        session.generate(ASKED, SAMPLING)
+
+
+class AlteringSpec(SamplerSpec):
+    """Builds, in a worker, a sampler that says NaN."""
+
+    def build(self) -> Any:
+        return Altering(super().build(), say_nan)
+
+
+def test_what_a_worker_sends_is_checked_too(tmp_path: Path) -> None:
+    spec = AlteringSpec(str(model_folder(tmp_path, "llama")), SamplerSection(), LearnerSection(device="cpu"))
+    pool = SamplerPool(spec, print)
+    try:
+        pool.ready()
+        with pytest.raises(NotFiniteError, match=r"^sampler 1's log-probabilities are nan for token"):
+            list(pool.blocks([(0, ASKED)], SAMPLING))
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_weights_that_break_are_seen_at_the_first_token_that_they_sample(run: Run, replicas: int) -> None:
+    options = ("policy.lr=1e30", "ppo.global_batch_size=16", "run.max_steps=2", f"sampler.replicas={replicas}")
+    with pytest.raises(RunError, match=r"the model in .*, with the weights of step 1, gives logits that are not"):
+        run(*options)
+    if replicas == 1:
+        said = json.loads(Path("run/faults/step_000002/fault.json").read_text())
+        assert said["error"].startswith("step 2, the model in")
+        assert len(load_file("run/faults/step_000002/batch.safetensors")["lengths"]) == 16
+
+
+# Rewards.
+
+
+class OneAnswer:
+    """A stream of one prompt."""
+
+    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+        return [Prompt("rows.jsonl:1", "?", ASKED[0].tokens, {})] * count
+
+    def answer(self, prompt: Prompt) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("value", [NAN, INF, 1e39])
+def test_a_reward_that_32_bits_do_not_hold_is_not_taken_for_no_verdict(tmp_path: Path, value: float) -> None:
+    section = SamplerSection()
+    sampler = SamplerSpec(str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")).open_here()
+    session = SamplerSession(sampler)
+    for second in (None, value):
+        reward = lambda prompts, responses, answers, second=second: [1.0, second, None]  # noqa: E731
+        collector = RolloutCollector(session, OneAnswer(), reward, str, seed=0)
+        with session.at(0):
+            if second is None:
+                assert collector.collect(0, 1, SAMPLING, 3).batch["score"].isnan().tolist() == [False, True, True]
+                continue
+            with pytest.raises(NotFiniteError, match=r"^rewards are (nan|inf) for row 2 of 3; let the reward be"):
+                collector.collect(0, 1, SAMPLING, 3)
+
+
+def test_a_reward_model_that_gives_nan_is_not_taken_for_no_verdict(tmp_path: Path) -> None:
+    with pytest.raises(NotFiniteError, match=r"^the reward model's scores are nan for row 1 of 4"):
+        RewardModelScorer(broken(tmp_path, "reward"))(BATCH)
+
+
+@pytest.mark.parametrize("reward", ["1e39", "10**400", "-1e39"])
+def test_a_reward_function_gives_what_32_bits_hold(run: Run, reward: str) -> None:
+    Path("rewards.py").write_text(f"def parity(prompt, response, answer, row):\n    return {reward}\n")
+    with pytest.raises(ValueError, match=r"jsonl:1: reward\.function .* returned .*; return a finite number"):
+        run()
+
+
+# Critics, references, teachers, policies.
+
+
+def test_a_critic_that_breaks_is_named_and_its_batch_is_kept(run: Run) -> None:
+    with pytest.raises(RunError, match=r"^step 2, the critic's values are (nan|inf|-inf) for token .* of 16; look at"):
+        run("critic.lr=1e30", "ppo.global_batch_size=16")
+    assert (Path("run/faults/step_000002/batch.safetensors")).is_file()
+
+
+def test_a_policy_that_breaks_is_named_at_its_validation(tmp_path: Path) -> None:
+    policy, batch = broken(tmp_path), PAIRS.with_columns({"ref_logprob": torch.zeros(26)})
+    with pytest.raises(NotFiniteError, match=r"^the policy's log-probabilities are nan for token"):
+        measure_held_out_loss(policy, BATCH)
+    with pytest.raises(NotFiniteError, match=r"^the policy's log-probabilities are nan for token"):
+        dpo.measure_held_out_preference(policy, batch, Preference(beta=0.1))
+    with pytest.raises(NotFiniteError, match=r"^the reward model's scores are nan for row"):
+        measure_held_out_pairs(broken(tmp_path, "reward"), PAIRS, BradleyTerry())
+
+
+def test_a_reference_that_breaks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFiniteError, match=r"^the reference policy's log-probabilities are nan for token"):
+        dpo.with_reference(PAIRS, broken(tmp_path))
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(("model", "name"), [("policy", "the policy"), ("reference", "the reference policy")])
+def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name: str) -> None:
+    sound = LearnerSpec(str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0).build()
+    models = {"policy": sound, "reference": sound, model: broken(tmp_path)}
+    settings = policy_gradient.build_settings(load("tiny.yaml", ["ppo.kl.coef=0.1"]).expect(PPORecipe), ())
+    workers = PolicyGradientWorkers(
+        policy=models["policy"], reference=models["reference"], collector=cast(Any, None), phase=skip_timing
+    )
+    batch = BATCH.with_columns({"sampler_logprob": torch.zeros(26)}, {"version": torch.zeros(4)})
+    with pytest.raises(NotFiniteError, match=f"^{name}'s log-probabilities are nan for token"):
+        policy_gradient.prepare_batch(0, 0, batch, workers, settings)
+
+
+@pytest.mark.usefixtures("run")
+def test_a_reference_of_self_rewarding_is_named(tmp_path: Path) -> None:
+    workers = cast(self_rewarding.SelfRewardingWorkers, SimpleNamespace(reference=broken(tmp_path)))
+    with pytest.raises(NotFiniteError, match="the reference policy's log-probabilities are nan for token"):
+        self_rewarding.with_reference(PAIRS, workers)
+
+
+def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
+    workers = DistillWorkers(broken(tmp_path), {"one": broken(tmp_path)}, lambda step, position: None, skip_timing)  # pyright: ignore[reportArgumentType] (not called)
+    options = DistillSection(num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2)
+    settings = DistillSettings(options, VOCABULARY, 0, Distillation("forward"))
+    with pytest.raises(NotFiniteError, match=r"^the teacher's log-probabilities are nan for token"):
+        add_teacher_logprobs(BATCH, [{}] * 4, workers, settings)
+
+
+def test_advantages_that_overflow_are_named(run: Run) -> None:
+    reward = "3e38 * (1 if '2' in response else -1)"
+    Path("rewards.py").write_text(f"def parity(prompt, response, answer, row):\n    return {reward}\n")
+    with pytest.raises(RunError, match=r"^step 1, advantages are (nan|inf|-inf) for token .*; look at the sizes of"):
+        run()
+
+
+# Gradients, checkpoints.
+
+
+def test_a_gradient_that_breaks_changes_no_weight(tmp_path: Path) -> None:
+    learner = broken(tmp_path)
+    before = [piece.local.clone() for piece in learner.pieces]
+    with pytest.raises(NotFiniteError, match=r"^CrossEntropyLoss: the gradient's norm is nan at update 0"):
+        train(learner, BATCH, CrossEntropyLoss())
+    assert all(
+        torch.equal(a, piece.local.nan_to_num())
+        for a, piece in zip(map(Tensor.nan_to_num, before), learner.pieces, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+def test_a_checkpoint_whose_numbers_broke_is_refused(tmp_path: Path, name: str) -> None:
+    learner = cast(
+        RankLearner, LearnerSpec(str(model_folder(tmp_path, "llama")), "value", SECTION, OPTIMIZER, 0).build()
+    )
+    train(learner, BATCH, SquaredError())
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    learner.save(folder)
+    learner.poll_save(wait=True)
+    learner.load(folder)
+    file = folder / f"{name}.safetensors"
+    tensors = load_file(file)
+    key = next(key for key in tensors if "norm" in key and not key.startswith("step."))
+    tensors[key][0] = INF
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"saved: .* holds infinite numbers; .*: take an earlier checkpoint"):
+        learner.load(folder)
