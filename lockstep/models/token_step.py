@@ -152,7 +152,7 @@ class TokenStep:
         """Logits [M, V] of those tokens that are kept."""
         hidden = F.embedding(token_N, self._embedding)
         cos, sin = self._angles(position_N)
-        # Of prompts, the last layer computes behind its attention only what has logits; leaving out less would cost more.
+        # Behind its attention, the last layer computes only what has logits, where that is at most half.
         few = 2 * len(keep_M) <= len(token_N)
         for number, layer in enumerate(self._layers):
             q, k, v = self._project(layer, layer.before(hidden), cos, sin)
