@@ -117,15 +117,17 @@ class Extents:
 
     def add(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], lengths: Sequence[int], pool: Pool) -> None:
         """Takes rows of so many tokens, whose keys and values are in blocks of a pool."""
-        alike = defaultdict[tuple[int, int], list[int]](list)
+        alike = defaultdict[int, defaultdict[int, list[int]]](lambda: defaultdict(list))
         for index, length in enumerate(lengths):
-            alike[self.room(length + 1), len(blocks[index])].append(index)
-        for (room, _), some in alike.items():
+            alike[self.room(length + 1)][len(blocks[index])].append(index)
+        for room, by_blocks in alike.items():
             arena = self._arenas.setdefault(room, Arena(room))
-            places = arena.append([rows[index] for index in some])
-            block_RB = torch.tensor([blocks[index] for index in some], device=pool.device)
-            for layer in pool.layers:
-                arena.write(layer, places, *pool.read(layer, block_RB))
+            start = arena.append([rows[index] for some in by_blocks.values() for index in some]).start
+            for some in by_blocks.values():
+                places = slice(start, start := start + len(some))
+                block_RB = torch.tensor([blocks[index] for index in some], device=pool.device)
+                for layer in pool.layers:
+                    arena.write(layer, places, *pool.read(layer, block_RB))
 
     def remove(self, rows: Iterable[int]) -> None:
         """Forgets rows."""

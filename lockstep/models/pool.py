@@ -33,8 +33,10 @@ class Pool:
         """Writes the keys and values of tokens to their blocks."""
         if layer not in self.layers:
             self.layers[layer] = self._make(key_NHD), self._make(value_NHD)
+        heads = key_NHD.shape[1]
+        place_NH = (block_N[:, None] * heads + torch.arange(heads, device=self.device)) * BLOCK + offset_N[:, None]
         for held, new_NHD in zip(self.layers[layer], (key_NHD, value_NHD), strict=True):
-            held[block_N, :, offset_N] = new_NHD
+            held.flatten(0, 2).index_copy_(0, place_NH.flatten(), new_NHD.flatten(0, 1))
 
     def read(self, layer: int, block_RB: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of rows, each [R, H, 16 · B, D]."""

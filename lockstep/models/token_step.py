@@ -152,13 +152,17 @@ class TokenStep:
         """Logits [M, V] of those tokens that are kept."""
         hidden = F.embedding(token_N, self._embedding)
         cos, sin = self._angles(position_N)
+        # Behind its attention, the last layer computes only what has logits, where that is at most half.
+        few = 2 * len(keep_M) <= len(token_N)
         for number, layer in enumerate(self._layers):
             q, k, v = self._project(layer, layer.before(hidden), cos, sin)
-            out = layout.attend_by(self._kernel, number, q, k, v, self._scaling, layer.window)
-            hidden = hidden + layer.out(out.reshape(len(hidden), -1))
+            out = layout.attend_by(self._kernel, number, q, k, v, self._scaling, layer.window).reshape(len(hidden), -1)
+            if few and layer is self._layers[-1]:
+                hidden, out = hidden.index_select(0, keep_M), out.index_select(0, keep_M)
+            hidden = hidden + layer.out(out)
             gate, up = layer.gate_up(layer.between(hidden)).chunk(2, -1)
-            hidden = hidden + layer.down(self._activation(gate) * up)
-        return self._head(self._norm(hidden.index_select(0, keep_M)))
+            hidden = hidden + layer.down(self._activation(gate).mul_(up))
+        return self._head(self._norm(hidden if few else hidden.index_select(0, keep_M)))
 
     def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each [1, heads, N, D]."""
@@ -167,7 +171,7 @@ class TokenStep:
         q_k = all_NHD[:, :keys]
         if layer.q_norm is not None and layer.k_norm is not None:
             q_k = torch.cat([layer.q_norm(q_k[:, : self._heads]), layer.k_norm(q_k[:, self._heads :])], 1)
-        turned = q_k * cos + q_k.roll(self._size // 2, -1) * sin
+        turned = (q_k * cos).add_(q_k.roll(self._size // 2, -1) * sin)
         q, k, v = (
             x.transpose(0, 1)[None]
             for x in (*turned.split_with_sizes([self._heads, keys - self._heads], 1), all_NHD[:, keys:])

@@ -108,7 +108,7 @@ def test_it_says_how_it_is_set_up(backend: VLLMBackend, hf: HFBackend) -> None:
     settings = backend.settings()
     told = {
         "dtype": "fp32", "logprobs_mode": "processed_logprobs", "cache": "float32", "enable_prefix_caching": True,
-        "enable_chunked_prefill": False, "batch_size": 8,
+        "enable_chunked_prefill": False, "batch_size": 8, "model_runner": 1,
     }  # fmt: skip
     assert {name: settings[name] for name in told} == told
     assert settings["kernel"]

@@ -56,7 +56,8 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 def _silu(x: Tensor) -> Tensor:
     wide = x.float()
-    return torch.div(wide, wide.neg().exp_().add_(1.0)).to(x.dtype)
+    divisor = wide.neg().exp_().add_(1.0)
+    return torch.div(wide, divisor, out=divisor).to(x.dtype)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -173,6 +173,7 @@ class VLLMSampler:
             "enable_prefix_caching": config.cache_config.enable_prefix_caching,
             "kv_cache_dtype": config.cache_config.cache_dtype,
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "model_runner": 2 if config.use_v2_model_runner else 1,
         } | json.loads(self._on_worker("attention_of_layers"))
 
     def wake(self) -> None:
