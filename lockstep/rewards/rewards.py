@@ -14,6 +14,7 @@ from typing import Any, Protocol, assert_never
 from lockstep import exit_codes
 from lockstep.config import RewardSection, Verifier
 from lockstep.config.named_code import name_code
+from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint

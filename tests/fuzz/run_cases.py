@@ -203,9 +203,7 @@ CASES: dict[str, Case] = {
     "environment: threads of a word": Case(
         unfinished(change("run/environment.json", threads="all")), RUN, 2, "environment.json"
     ),
-    "environment: no threads": Case(
-        unfinished(change("run/environment.json", threads=None)), RUN, 0, "run: run"
-    ),
+    "environment: no threads": Case(unfinished(change("run/environment.json", threads=None)), RUN, 0, "run: run"),
     "environment: threads below 1": Case(
         unfinished(change("run/environment.json", threads=-3)), RUN, 2, "environment.json"
     ),
