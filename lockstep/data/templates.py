@@ -23,6 +23,7 @@ _KINDS: Mapping[type, FieldType] = {
     list: "list",
     dict: "object",
 }
+_RIGHT = {"any": "text, a number, a list or an object"}
 
 
 def render(template: str, row: Row, where: str) -> str:
@@ -84,8 +85,7 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
             asker = (asking or {}).get(name, "a template, data.fields or the reward")
             return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
         if not _is_a(kind, value):
-            right = "text, a number, a list or an object" if kind == "any" else kind
-            return f"has {_kind(value)} in the field {name!r}, which should be {right}"
+            return f"has {_kind(value)} in the field {name!r}, which should be {_RIGHT.get(kind, kind)}"
     return None
 
 
