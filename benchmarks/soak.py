@@ -34,7 +34,7 @@ import yaml
 from benchmarks.harness import environment, save, status_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIM = ROOT / "tests/fixtures/disk_faults.c"
+SHIM = ROOT / "tests/fixtures/fault_shim.c"
 REWARD = """
 def count_even(prompt, response, answer, row):
     return sum(character in "02468" for character in response) / max(1, len(response))
@@ -45,8 +45,10 @@ import ctypes, json, os, signal
 
 def arm(number, frame):
     with open(os.environ["LOCKSTEP_SOAK"] + "/fault.json") as file:
-        folder, at, fault = json.load(file)
-    ctypes.CDLL(os.environ["LD_PRELOAD"]).arm(folder.encode(), ctypes.c_long(at), fault, 0, -1)
+        kind, at, fault, counter, journal, folder = json.load(file)
+    os.environ["FAULT"] = f"{kind} {at} {fault} {os.getpid()} {counter} {journal} {folder}"
+    ctypes.CDLL(os.environ["LD_PRELOAD"]).arm()
+    del os.environ["FAULT"]
 
 signal.signal(signal.SIGUSR1, arm)
 """
@@ -66,7 +68,7 @@ RECIPE = {
         "max_prompt_tokens": 64,
     },
     "learner": {"device": "cpu"},
-    "reward": {"type": "python", "function": "rewards.py:count_even"},
+    "reward": {"type": "python", "function": "../rewards.py:count_even"},
     "sampling": {"max_tokens": 12},
     "validation_sampling": {"max_tokens": 12, "temperature": 0.0},
     "ppo": {"num_prompts_per_step": 8, "num_generations": 2, "global_batch_size": 8},
@@ -76,11 +78,13 @@ RECIPE = {
 }  # fmt: skip
 KILL_RUN, KILL_SAMPLER = "run killed", "sampler killed"
 FAULTS = (KILL_RUN, errno.EIO, KILL_SAMPLER, errno.ESTALE, KILL_RUN, errno.ENOSPC)
+DISK = 0
+"""The calls that count, as `fault_shim.c` numbers them."""
 CALLS = 40
 """The disk's call that fails is one of so many, those of a step or two."""
 CLOCKS = ("timings.jsonl", "messages.jsonl", "report.html", "crash.txt", ".lock")
-TORCH = "torchinductor_"
-"""A temporary folder that torch makes for all its processes, and keeps."""
+KEPT = ("torchinductor_", "pymp-")
+"""Temporary folders: torch's for all its processes; of Python's server of processes, which ends with a killed run."""
 TENTHS = 10
 TOO_LONG_S = 600.0
 """A run that logs no step for so long hangs."""
@@ -142,14 +146,14 @@ class Soak:
         (folder / "tmp").mkdir(parents=True)
         (folder / "at_start").mkdir(exist_ok=True)
         (folder / "at_start" / "sitecustomize.py").write_text(AT_START)
-        self._shim = folder / "disk_faults.so"
+        (folder / "rewards.py").write_text(REWARD)  # one file of both runs: its path is in code.json
+        self._shim = folder / "fault_shim.so"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._shim, SHIM, "-ldl"], check=True)
 
     def run(self, name: str, disturb: bool) -> Outcome:
         """Makes one run to its end, and cleans nothing up."""
         work = self._folder / name
         work.mkdir()
-        (work / "rewards.py").write_text(REWARD)
         (work / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
         command = [sys.executable, "-m", "lockstep", "train", "tiny.yaml", f"run.max_steps={self._steps}"]
         command += [f"sampler.replicas={self._samplers}", f"sampler.max_restarts={self._steps}"]
@@ -180,7 +184,7 @@ class Soak:
 
     def _left_over(self, run: Path, shared: set[Path]) -> list[str]:
         aside = [path for path in run.rglob(".*") if path.name not in CLOCKS]
-        temporary = [path for path in (self._folder / "tmp").iterdir() if not path.name.startswith(TORCH)]
+        temporary = [path for path in (self._folder / "tmp").iterdir() if not path.name.startswith(KEPT)]
         places = [*aside, *temporary, *(_shared_memory() - shared)]
         return [*map(str, places), *(f"process {pid}: {_command_of(pid)}" for pid in self._processes())]
 
@@ -207,7 +211,9 @@ class Soak:
         if main is None:  # the fault before has ended it only now
             return "none, between two processes"
         if isinstance(kind, int):
-            plan = [str(run.resolve()), self._chance.randrange(CALLS), kind]
+            counter = self._folder / f"counter_{time.monotonic_ns()}"  # processes may still count in the one before
+            counter.write_bytes(bytes(8))
+            plan = [DISK, self._chance.randrange(CALLS), kind, str(counter), os.devnull, str(run.resolve())]
             (self._folder / "fault.json").write_text(json.dumps(plan))
             os.kill(main, signal.SIGUSR1)
             return errno.errorcode[kind]

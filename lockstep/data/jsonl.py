@@ -337,7 +337,7 @@ def _mark_bytes(start: bytes, path: Path) -> int:
         if begins.match(start.removeprefix(_UTF8_MARK)):
             raise DataError(f"{path}{what}")
     if start.startswith(_GZIP_MARK):
-        cure = "twice; unpack it once" if path.suffix == ".gz" else "; give it a name that ends in .gz"
+        cure = " twice; unpack it once" if path.suffix == ".gz" else "; give it a name that ends in .gz"
         raise DataError(f"{path}: is packed by gzip{cure}")
     if path.suffix in _TABLES:
         raise DataError(f"{path}: tables as text are not read; save it as JSONL or Parquet (pandas does both)")

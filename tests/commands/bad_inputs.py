@@ -6,6 +6,8 @@ The commands are given in a folder of `workspace.furnish`.
 from __future__ import annotations
 
 import gzip
+import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,6 +88,11 @@ def code_of_its_own(folder: Path) -> None:
     (folder / "model/abacus.py").write_text("raise RuntimeError")
 
 
+def known_with_code(folder: Path) -> None:
+    change("model/config.json", auto_map={"AutoConfig": "x.Config", "AutoModelForCausalLM": "x.Model"})(folder)
+    (folder / "model/x.py").write_text("raise RuntimeError")
+
+
 def a_run(folder: Path) -> None:
     """A run that has just begun."""
     (folder / "run").mkdir()
@@ -115,6 +122,7 @@ BY_ROW = "reward={type: by_row, verifier: kind, code: {tests: tests}}"
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 4\n"
 TINY = "base: tiny.yaml\n"
+ALIASES = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
 WITHOUT_A_LENGTH = """
 algorithm: sft
 model: {path: model}
@@ -149,6 +157,9 @@ RECIPES = {
             WITHOUT_A_LENGTH,
         ),
     ),
+    "recipe: flat keys": BadInput("train bad.yaml", write("bad.yaml", TINY + "ppo.clip: 0.1\n")),
+    "recipe: a merge key": BadInput("train bad.yaml", write("bad.yaml", TINY + "x: &x {clip: 0.1}\nppo:\n  <<: *x\n")),
+    "recipe: aliases of aliases": BadInput("train bad.yaml", write("bad.yaml", ALIASES)),
     "recipe: a typo in a file": BadInput("train bad.yaml", write("bad.yaml", TINY + "ppo: {clpi: 0.1}\n")),
     "override: a typo": said("ppo.clop=0.1"),
     "override: no section": said("lr=0.1"),
@@ -231,6 +242,9 @@ MODELS = {
         change("model/config.json", model_type="abacus", auto_map={"AutoConfig": "abacus.Abacus"})
     ),
     "model: trusted overrides": own(overrides="--trust seed=1"),
+    "model: trusted and not used": own(known_with_code, "--trust model/x.py"),
+    "model: a number that is none": own(change("model/config.json", rms_norm_eps=math.nan)),
+    "model: a stop token that is not there": own(change("model/generation_config.json", eos_token_id=10**9)),
     "model: quantized": own(change("model/config.json", quantization_config={"quant_method": "bitsandbytes"})),
     "model: too many layers": own(change("model/config.json", num_hidden_layers=10_000_000)),
     "model: adapters alone": own(adapters_only),
@@ -296,6 +310,20 @@ DATA = {
     "data: a pointer of Git LFS": own(write("rows.jsonl", POINTER)),
     "data: no JSON": own(add_row('{"question": "Wh')),
     "data: no object": own(add_row("[1, 2]")),
+    "data: an object over several lines": own(write("rows.jsonl", '{\n "question": "a",\n "answer": "1"\n}\n')),
+    "data: nested": own(add_row(f'{{"question": {"[" * 200}{"]" * 200}}}')),
+    "data: a number too long": own(add_row(f'{{"question": {"9" * 5000}}}')),
+    "data: a web page": own(write("rows.jsonl", "<!DOCTYPE html>\n<html>404</html>\n")),
+    "data: carriage returns": own(write("rows.jsonl", '{"question": "a", "answer": "1"}\r' * 24)),
+    "data: packed twice": own(write("r.jsonl.gz", gzip.compress(gzip.compress(b"{}"))), "data.train=r.jsonl.gz"),
+    "data: a pipe": own(lambda folder: os.mkfifo(folder / "pipe.jsonl"), "data.train=pipe.jsonl"),
+    "data: an empty prompt": own(
+        add_row('{"question": "", "answer": "1"}', first=True), "data.prompt='\"{question}\"'"
+    ),
+    "data: a score that is none": BadInput(
+        "train dpo.yaml data.chosen_score=good data.rejected_score=bad",
+        add_row('{"question": "a", "answer": "1", "good": NaN, "bad": 1}', first=True),
+    ),
     "data: not UTF-8": own(write("rows.jsonl", b'{"question": "\xff"}\n')),
     "data: UTF-16": own(write("rows.jsonl", '{"question": "a"}\n'.encode("utf-16"))),
     "data: a field missing": own(add_row('{"text": "a"}')),
@@ -362,6 +390,7 @@ REWARDS = {
     "reward: returns NaN": reward("rewards.py:no_number").late,
     "reward: hangs": reward("rewards.py:hanging", "reward.timeout_s=0.3").late,
     "reward: ends its process": reward("rewards.py:ending").late,
+    "reward: the system ends its process": reward("rewards.py:killed").lost,
     "reward: unknown instruction": rewarded('"asked": [{"id": "wrods", "at_least": 3}]', f"'{FOLLOWED}'"),
     "reward: an instruction without a number": rewarded('"asked": [{"id": "words"}]', f"'{FOLLOWED}'"),
     "reward: an argument that is unknown": rewarded('"asked": [{"id": "words", "minimum": 3}]', f"'{FOLLOWED}'"),
@@ -404,6 +433,9 @@ JUDGED = {
     ),
 }
 
+AWAY = "'sampler={backend: openai, openai: {base_url: \"http://127.0.0.1:9/v1\", model: m, max_retries: 0}}'"
+AWAY += " data.max_prompt_tokens=40 sampling.max_tokens=8"
+PROBABILITIES = '{"old_log_probs": [0.1, 0.05], "rollout_log_probs": [0.1, 0.05]}\n' * 3
 RUNS = {
     "run: folder cannot be made": said("run.folder=rewards.py/run"),
     "run: a folder that leads nowhere": own(lambda folder: (folder / "run").symlink_to("nowhere")),
@@ -439,6 +471,10 @@ RUNS = {
     "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,
     "generate: a recipe of another command": BadInput("generate model rows.jsonl --recipe own.yaml"),
     "generate: a run that is not finished": BadInput("generate run rows.jsonl", a_run),
+    "generate: a server that is away": BadInput(f"generate model rows.jsonl {AWAY}", code=exit_codes.CRASH),
+    "plan: memory of no number": BadInput("plan own.yaml --gpus 1 --memory nanGB"),
+    "plan: too many GPUs": BadInput("plan own.yaml --gpus 10000000 --memory 80GB"),
+    "doctor: probabilities": BadInput("doctor analyze dump.jsonl", write("dump.jsonl", PROBABILITIES)),
     "check: no run": BadInput("check model"),
     "report: a torn recipe": BadInput(
         "report run", lambda folder: [a_run(folder), write("run/recipe.yaml", "run: {")(folder)]
