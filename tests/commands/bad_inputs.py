@@ -90,7 +90,7 @@ def code_of_its_own(folder: Path) -> None:
 
 def known_with_code(folder: Path) -> None:
     change("model/config.json", auto_map={"AutoConfig": "x.Config", "AutoModelForCausalLM": "x.Model"})(folder)
-    (folder / "model/x.py").write_text("raise RuntimeError")
+    (folder / "model/x.py").write_text("raise KeyError")  # no other file's content: this one stays trusted
 
 
 def a_run(folder: Path) -> None:
