@@ -65,6 +65,6 @@ def _find_mask(bounds: Tensor, tokens: int, window: int | None) -> BlockMask:
 
 
 @cache
-def _compute_on(device: str) -> Callable[..., tuple[Tensor, Any]]:
+def _compute_on(device_type: str) -> Callable[..., tuple[Tensor, Any]]:
     """FlexAttention; compiled once on a GPU, where it exists in no other way, for batches of all sizes."""
-    return cast("Any", torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention)
+    return cast("Any", torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention)

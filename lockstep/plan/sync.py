@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, assert_never
 
 from lockstep.algorithms.base import Inference
 from lockstep.cluster.placement import Placement, choose_route
@@ -56,8 +56,13 @@ class SyncEstimate:
         """Traffic of a weight sync, once per step. Ranks cast before they gather, but for a copy."""
         gathered = (FP32 if self.copied else self.item) * self.rank.sizes.policy
         found = [Flow("weights gathered for the sampler", "dp·cp·tp", ring(gathered, self._pieces))]
-        if self.route.transfer != "cuda_ipc":
-            found.append(Flow("weights to each sampler", "first rank", self.weights))
+        match self.route.transfer:
+            case "cuda_ipc":
+                """The engine reads them where the rank on its GPU has put them."""
+            case "shared_memory" | "process_group":
+                found.append(Flow("weights to each sampler", "first rank", self.weights))
+            case _:
+                assert_never(self.route.transfer)
         return [flow for flow in found if flow.size]
 
     @property

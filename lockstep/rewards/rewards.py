@@ -145,6 +145,14 @@ class PythonReward:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function, self.confined))
+        self._start()
+
+    def _start(self) -> None:
+        """Starts the process, where none runs.
+
+        Raises:
+            RewardError: Its import fails.
+        """
         attempts, imported = Attempts("helper", self.note), f"reward.function {self.function}: importing it"
         while True:
             try:
@@ -190,9 +198,13 @@ class PythonReward:
     ) -> str:
         """Takes the missing rewards into `found`; returns a fault that may pass where one is still missing."""
         lost = list[str]()
-        with self._child.ask_streaming([questions[place] for place in missing]) as reply:
-            for place in missing:
-                self._take(place, prompts[place], reply, found, lost)
+        self._start()
+        try:
+            with self._child.ask_streaming([questions[place] for place in missing]) as reply:
+                for place in missing:
+                    self._take(place, prompts[place], reply, found, lost)
+        except ChildDied as error:  # while it was told what to score
+            raise _Killed(f"reward.function {self.function}: its process ended ({error})") from None
         return lost[0] if lost else ""
 
     def _take(

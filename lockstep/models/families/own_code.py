@@ -70,7 +70,7 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
     Raises:
         InputError: It names code that is not there.
     """
-    kind, places = fields.get("model_type"), fields.get("auto_map")
+    kind, places = str(fields.get("model_type")), fields.get("auto_map")
     if not isinstance(places, dict) or (kind in CONFIG_MAPPING and not is_own(kind)):
         return []
     todo = [_module_of(folder, place) for place in (places.get(_CONFIG), places.get(_MODEL))]
@@ -105,7 +105,9 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     refused = [file for file in files if not is_trusted(content[file.stem])]
     if refused:
         raise UntrustedCode.of(folder, kind, refused)
-    digest = hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:12]
+    places = fields["auto_map"]
+    named = sorted(content.items()), places[_CONFIG], places[_MODEL]
+    digest = hashlib.sha256(repr(named).encode()).hexdigest()[:12]
     package = f"lockstep_model_{digest}"
     if kind in _OWN and _OWN[kind].package != package:
         raise InputError(
@@ -116,7 +118,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
         if multiprocessing.parent_process() is None:  # workers run the same
             note(f"the model in {folder} runs {', '.join(map(describe_file, files))}")
         sys.meta_path.insert(0, _Files(package, folder, content))
-        _register(folder, kind, package, fields["auto_map"])
+        _register(folder, kind, package, places)
         _OWN[kind] = _Own(package, content)
 
 
