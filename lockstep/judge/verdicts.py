@@ -43,6 +43,11 @@ _UNAMBIGUOUS = (
     r"|\s+(?:or|and)\s+(?:higher|more|above|better|up|lower|less|below|worse|down)\b)"
 )
 _SCALE = r"(?:stars?|points?|pts)?\s*(?:/|(?:out )?of\b|on an? scale (?:of|from) [0-9.]+ ?(?:to|-|–) ?)"
+_SCALE_IN_PARENTHESES = re.compile(
+    r"(?:\b(?:of|to|max(?:imum)?|scale)\b[ :]*|[0-9.][ \t]*[-–—/][ \t]*|^\s*/?\s*)((?:[0-9]+\.)?[0-9]+)"
+    r"(?![\w.]|\s*[-–—/=]|\s+to\b)",
+    re.IGNORECASE,
+)
 _SCORE = re.compile(
     rf"{_BEFORE}(?P<number>{_NUMBER})(?>{_AFTER})(?:\s*\(?\s*{_SCALE}\s*{_BEFORE}(?P<scale>{_NUMBER})(?>{_AFTER}))?"
     rf"{_UNAMBIGUOUS}(?!\s*/)",
@@ -125,7 +130,7 @@ class ScoreParser:
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_number")
         score, scales = float(said["number"].replace("−", "-")), [said["scale"]] if said["scale"] else []
-        scales += re.findall(r"(?:[0-9]+\.)?[0-9]+", self._parenthesis(reply))[-1:]
+        scales += _SCALE_IN_PARENTHESES.findall(self._parenthesis(reply))
         if not self._low <= score <= self._high or any(float(scale) != self._high for scale in scales):
             return Verdict(None, "out_of_range")
         if not (self._decimals or score.is_integer()):
