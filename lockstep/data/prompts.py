@@ -34,7 +34,12 @@ def prompts_of(
 
     A plain prompt gets the special tokens that the tokenizer puts around text; a chat template brings its own.
     """
-    return _build_prompts([(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data)
+    prompts = _build_prompts([(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data)
+    empty = next((i for i, prompt in zip(numbers, prompts, strict=True) if not prompt.tokens), None)
+    if empty is not None:
+        where = rows.where(empty)
+        raise DataError(f"{where}: its prompt is empty, and nothing cannot be continued; correct the row, or remove it")
+    return prompts
 
 
 def _build_prompts(
@@ -58,9 +63,6 @@ def _build_prompts(
         Prompt(name, text, tuple(ids), row, talk)
         for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
-    empty = next((where for (_, where), prompt in zip(names, whole, strict=True) if not prompt.tokens), None)
-    if empty is not None:
-        raise DataError(f"{empty}: its prompt is empty, and nothing cannot be continued; correct the row, or remove it")
     return [_truncate(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
 
 
