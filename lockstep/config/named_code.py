@@ -64,7 +64,7 @@ def say_changed_code(folder: Path, code: Mapping[str, Path]) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        noted = json.loads(file.read_text(encoding="utf-8"))
+        noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
     return noted if isinstance(noted, dict) else {}

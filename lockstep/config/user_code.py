@@ -91,7 +91,7 @@ def find_file(reference: str) -> Path | None:
     if not place:
         return None
     inside = place.replace(".", "/")
-    packages = (Path(entry, name) for entry in sys.path for name in (f"{inside}.py", f"{inside}/__init__.py"))
+    packages = (Path(entry, name) for entry in sys.path for name in (f"{inside}/__init__.py", f"{inside}.py"))
     try:
         return next((path for path in ([Path(place)] if place.endswith(".py") else packages) if path.is_file()), None)
     except (OSError, ValueError):  # text that is no name of a file at all

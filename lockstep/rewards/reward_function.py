@@ -73,8 +73,10 @@ def _score(judge: Function, given: list[Any]) -> dict[str, Any]:
 
 def _may_pass(error: BaseException | None) -> bool:
     """True if a connection or a disk is behind an error, which may do better later; a file's name does not."""
-    while error is not None:
+    seen = set[int]()  # `raise error from error` is its own cause
+    while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and not isinstance(error, _OF_NAMES):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False

@@ -145,6 +145,14 @@ class PythonReward:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function, self.confined))
+        self._start()
+
+    def _start(self) -> None:
+        """Starts the process, where none runs.
+
+        Raises:
+            RewardError: Its import fails.
+        """
         attempts, imported = Attempts("helper", self.note), f"reward.function {self.function}: importing it"
         while True:
             try:
@@ -189,13 +197,27 @@ class PythonReward:
         found: dict[int, float | None],
     ) -> str:
         """Takes the missing rewards into `found`; returns a fault that may pass where one is still missing."""
+        self._start()
+        try:
+            with self._child.ask_streaming([questions[place] for place in missing]) as reply:
+                return self._read_rewards(prompts, missing, reply, found)
+        except ChildDied as error:  # while it was told what to score
+            raise _Killed(f"reward.function {self.function}: its process ended ({error})") from None
+
+    def _read_rewards(
+        self,
+        prompts: Sequence[Prompt],
+        missing: Sequence[int],
+        reply: Callable[[float], Any],
+        found: dict[int, float | None],
+    ) -> str:
+        """Reads the replies about responses; see `_ask`."""
         lost = ""
-        with self._child.ask_streaming([questions[place] for place in missing]) as reply:
-            for place in missing:
-                try:
-                    found[place] = self._read_reward(prompts[place], reply)
-                except _Lost as error:
-                    lost = lost or str(error)
+        for place in missing:
+            try:
+                found[place] = self._read_reward(prompts[place], reply)
+            except _Lost as error:
+                lost = lost or str(error)
         return lost
 
     def _read_reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ open("ran", "w").close()
 PLACES = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
 
 
-def bring(folder: Path, kind: str = "lockstep_test_mine", places: object = PLACES, code: str = MINE) -> Path:
+def bring(folder: Path, kind: Any = "lockstep_test_mine", places: object = PLACES, code: str = MINE) -> Path:
     """A folder whose classes lie in two files of its own."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": places}))
@@ -108,10 +109,11 @@ def test_what_is_trusted_is_the_content_and_nothing_else_of_the_folder(in_tmp: P
         ("lockstep_test_x", PLACES, "1 / 0", r"mine\.py cannot be imported \(ZeroDivisionError: division by zero\)"),
         ("lockstep_test_x", PLACES, "def", r"mine\.py is no Python"),
         ("lockstep_test_x", None, MINE, "knows no model type 'lockstep_test_x'"),
+        ([], PLACES, MINE, r"with model_type = '\[\]'"),
     ],
 )
 def test_code_that_cannot_be_used_is_refused_by_name(
-    kind: str, places: object, code: str, why: str, in_tmp: Path
+    kind: Any, places: object, code: str, why: str, in_tmp: Path
 ) -> None:
     folder = bring(in_tmp / "model", kind, places, code)
     trust(folder / "mine.py", folder / "parts.py")
@@ -129,6 +131,9 @@ def test_two_codes_of_one_type_are_refused(in_tmp: Path) -> None:
         read_config(other)
     with pytest.raises(ModelError, match="vllm does not run a model's own code"):
         refuse_own_code(str(copy), "sampler.backend=vllm", "use another")
+    bring(copy, places={**PLACES, "AutoModelForCausalLM": "mine.AnotherOfMine"})
+    with pytest.raises(InputError, match="is not that of a model opened before"):
+        read_config(copy)
 
 
 @pytest.mark.usefixtures("untrusting")

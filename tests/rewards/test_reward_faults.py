@@ -63,9 +63,12 @@ def test_one_that_stays_away_ends_the_run_and_may_do_better_later(quick: Path) -
     assert lost.value.exit_code == exit_codes.CRASH
 
 
-@pytest.mark.parametrize("raises", ["KeyError('a')", "FileNotFoundError(2, 'No such file', 'a')"])
+ITS_OWN_CAUSE = "(lambda error: error.__setattr__('__cause__', error) or error)(ValueError('a'))"
+
+
+@pytest.mark.parametrize("raises", ["KeyError('a')", "FileNotFoundError(2, 'No such file', 'a')", ITS_OWN_CAUSE])
 def test_a_mistake_is_not_tried_again(quick: Path, raises: str) -> None:
-    with pytest.raises(RewardError, match=r"rows\.jsonl:1: ") as wrong:
+    with pytest.raises(RewardError, match=r"rows\.jsonl:1: .* raised ") as wrong:
         score(f"if response == '1' and count('n') < 2: raise {raises}")
     assert wrong.value.exit_code == exit_codes.INPUT
 
@@ -90,3 +93,28 @@ def test_an_import_that_is_killed_is_tried_again(quick: Path) -> None:
     assert PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS[:1], [""], [""]) == [1.0]
     ended = "reward.function mine.py:f: importing it ended the process (killed by SIGKILL)"
     assert told == [f"{ended}; starting it again (1 of 1 times)"]
+
+
+def test_an_import_that_is_killed_while_a_killed_one_is_started_again_is_tried_again(quick: Path) -> None:
+    Path("mine.py").write_text(
+        f"{COUNTING}\nif count('n') == 2: os.kill(os.getpid(), 9)\n"
+        "def f(*given):\n    if count('m') < 2: os.kill(os.getpid(), 9)\n    return 1.0\n"
+    )
+    told: list[str] = []
+    assert PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS[:1], [""], [""]) == [1.0]
+    assert ["importing it ended" in line for line in told] == [False, True]
+
+
+def test_one_that_is_killed_while_it_is_told_what_to_score_is_started_again(quick: Path) -> None:
+    Path("mine.py").write_text(
+        f"{COUNTING}\nimport threading, time\n"
+        "def end():\n    time.sleep(0.5)\n    os.kill(os.getpid(), 9)\n"
+        "if count('n') < 2:\n    threading.Thread(target=end).start()\n"
+        "    import socket\n    socket.SocketIO.readinto = lambda *given: time.sleep(9)\n"
+        "def f(*given): return 1.0\n"
+    )
+    told: list[str] = []
+    assert PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS[:1], ["a" * 10_000_000], [""]) == [1.0]
+    assert told == [
+        "reward.function mine.py:f: its process ended (killed by SIGKILL); starting it again (1 of 1 times)"
+    ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from lockstep.cli import main
 from lockstep.config import EnvironmentSection, registry
 from lockstep.config.loading import load_run
 from lockstep.config.named_code import CODE
+from lockstep.config.user_code import find_file
 from lockstep.helpers import process
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes
 
@@ -94,3 +97,17 @@ def test_a_run_notes_its_code_and_says_where_it_has_changed(
     Path("older", CODE).write_text("[1]")
     load_run(Path("older"))
     assert capfd.readouterr().err == ""
+    Path("older", CODE).unlink()
+    os.mkfifo(Path("older", CODE))  # whose reader would wait for ever
+    load_run(Path("older"))
+    assert capfd.readouterr().err == ""
+
+
+def test_the_file_that_is_named_is_the_one_that_an_import_finds(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (in_tmp / "named_twice").mkdir()
+    for file in ("named_twice/__init__.py", "named_twice.py"):
+        (in_tmp / file).write_text("")
+    monkeypatch.syspath_prepend(in_tmp)
+    imported = importlib.import_module("named_twice").__file__
+    assert imported is not None
+    assert find_file("named_twice:f") == Path(imported)

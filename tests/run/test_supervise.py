@@ -18,6 +18,8 @@ from killing import assert_same, final, started, steps_logged, wait_for
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep import exit_codes
+from lockstep.cli import main
+from lockstep.config.trust import VARIABLE, is_trusted
 from lockstep.errors import InputError
 from lockstep.fault_policy import POLICY
 from lockstep.run.checkpoint import Checkpoints
@@ -151,3 +153,15 @@ def test_lost_checkpoints_are_told_before_logs_are_cut(run: Callable[..., list[d
     Path("elsewhere").rename("run/checkpoints")
     run(*options)
     assert Path("run/final").is_dir()
+
+
+def test_a_restart_trusts_what_was_trusted_and_not_what_the_file_has_become(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setattr(Supervisor, "run", lambda supervisor: commands.append(supervisor._command) or 0)
+    (tiny / "mine.py").write_text("")
+    assert main(["train", "--supervise", "tiny.yaml", "--trust", "mine.py"]) == 0
+    assert "--trust" not in commands[0]
+    assert is_trusted(b"")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer, Said, listening
+from raw_server import http, sending
 
 from lockstep.config import OpenAI
 from lockstep.inference.generate import generate
@@ -108,6 +109,17 @@ def test_a_server_is_asked_again_after_one_answer_that_is_none(script: Script, s
     script.says = first((200, said), completed())
     assert script.reply() == Reply("so", 4, "length", None)
     assert len(script.bodies) == 2
+
+
+@pytest.mark.parametrize(("asked", "least_s"), [("1", 1.0), ("²", 0.5), ("soon", 0.5)])
+def test_a_busy_server_is_left_alone_as_long_as_it_asks(asked: str, least_s: float) -> None:
+    busy = http({"error": {"message": "busy"}}, "503 Busy", {"Retry-After": asked})
+    start = time.monotonic()
+    with sending(busy) as url:
+        client = OpenAIClient(OpenAI(base_url=url, model="m", max_retries=1), 20.0, vocabulary=64, note=str)
+        with pytest.raises(ServerError, match="answers 503 after 2 attempts"):
+            list(client.replies([Request((5, 6), 7)], SAMPLING))
+    assert time.monotonic() - start >= least_s
 
 
 @pytest.mark.parametrize("status", [400, 422])

@@ -106,7 +106,9 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     refused = [file for file in files if not is_trusted(content[file.stem])]
     if refused:
         raise UntrustedCode.of(folder, kind, refused)
-    digest = hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:12]
+    places = fields["auto_map"]
+    named = sorted(content.items()), places[_CONFIG], places[_MODEL]
+    digest = hashlib.sha256(repr(named).encode()).hexdigest()[:12]
     package = f"lockstep_model_{digest}"
     if kind in _OWN and _OWN[kind].package != package:
         raise InputError(
@@ -117,7 +119,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
         if multiprocessing.parent_process() is None:  # workers run the same
             note(f"the model in {folder} runs {', '.join(map(describe_file, files))}")
         sys.meta_path.insert(0, _Files(package, folder, content))
-        _register(folder, kind, package, fields["auto_map"])
+        _register(folder, kind, package, places)
         _OWN[kind] = _Own(package, content)
 
 

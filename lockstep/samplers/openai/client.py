@@ -327,7 +327,7 @@ def _may_pass(error: Exception) -> bool:
 def _find_retry_after(error: Exception) -> float:
     """Seconds that a busy server asks to be left alone, as far as that is a minute."""
     asked = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
-    return min(float(asked), _LONGEST_WAIT_S) if asked.isdigit() else 0.0
+    return min(float(asked), _LONGEST_WAIT_S) if asked.isdecimal() else 0.0
 
 
 def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Completion | None:
