@@ -80,11 +80,11 @@ class Attempts:
         """Counts anew, after something has been achieved."""
         self.used = 0
 
-    def next_wait(self, fault: str = "") -> float | None:
-        """Tells of a fault; returns the seconds until the next attempt, None where there is none."""
+    def next_wait(self, fault: str = "", least_s: float = 0.0) -> float | None:
+        """Tells of a fault; returns the seconds until the next attempt, at least so many, None where there is none."""
         if self.limit is not None and self.used >= self.limit:
             return None
-        wait_s = self._persistence.waits_s[min(self.used, len(self._persistence.waits_s) - 1)]
+        wait_s = max(self._persistence.waits_s[min(self.used, len(self._persistence.waits_s) - 1)], least_s)
         self.used += 1
         if self._persistence.again:
             pause = f" in {wait_s:g} s" if wait_s else ""

@@ -114,12 +114,13 @@ def test_a_server_is_asked_again_after_one_answer_that_is_none(script: Script, s
 @pytest.mark.parametrize(("asked", "least_s"), [("1", 1.0), ("²", 0.5), ("soon", 0.5)])
 def test_a_busy_server_is_left_alone_as_long_as_it_asks(asked: str, least_s: float) -> None:
     busy = http({"error": {"message": "busy"}}, "503 Busy", {"Retry-After": asked})
-    start = time.monotonic()
+    start, told = time.monotonic(), list[str]()
     with sending(busy) as url:
-        client = OpenAIClient(OpenAI(base_url=url, model="m", max_retries=1), 20.0, vocabulary=64, note=str)
+        client = OpenAIClient(OpenAI(base_url=url, model="m", max_retries=1), 20.0, vocabulary=64, note=told.append)
         with pytest.raises(ServerError, match="answers 503 after 2 attempts"):
             list(client.replies([Request((5, 6), 7)], SAMPLING))
     assert time.monotonic() - start >= least_s
+    assert [line.split("; ")[-1] for line in told] == [f"asking again in {least_s:g} s (1 of 1 times)"]
 
 
 @pytest.mark.parametrize("status", [400, 422])

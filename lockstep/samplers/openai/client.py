@@ -258,13 +258,12 @@ class _Server:
             except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
                 message = f"{self._options.base_url}: {self._sentence(error, attempts.used + 1)}"
                 message = message.replace(self._key, "[key]") if self._key else message
-                wait_s = attempts.next_wait(message) if _may_pass(error) else None
+                wait_s = attempts.next_wait(message, _find_retry_after(error)) if _may_pass(error) else None
                 if wait_s is None:
                     raise ServerError(message) from error
-                delay_s = max(wait_s, _find_retry_after(error))
             finally:
                 slow.cancel()
-            await anyio.sleep(delay_s)
+            await anyio.sleep(wait_s)
 
     async def _ask_once(self, client: openai.AsyncOpenAI, path: str, body: Mapping[str, object] | None) -> object:
         if body is None:
