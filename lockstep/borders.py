@@ -86,8 +86,8 @@ def _require(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cu
     for column in columns:
         if not column.numel():
             continue
-        low, high = (float(end) for end in column.aminmax())  # both are NaN where one number is
-        if math.isfinite(low) and math.isfinite(high) and high <= most:
+        low, high = column.aminmax()  # both are NaN where one number is
+        if bool(low.isfinite() & high.isfinite() & (high <= most)):
             continue
         index, *rest = (~(column.isfinite() & (column <= most))).nonzero()[0].tolist()
         value, place = float(column[index, *rest]), _describe_place(batch, column, index)

@@ -7,6 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
+_MAIN = Path(__file__).with_name("__main__.py")
+
 
 def command(*words: object) -> str:
     """`lockstep` with these words, quoted where a shell needs it, under the name by which this process was started.
@@ -20,13 +22,12 @@ def command(*words: object) -> str:
 def repeat_command(*more: object) -> str | None:
     """The command of this process, with more words behind it; None where another program imports the package."""
     started = Path(sys.argv[0] if sys.argv else "")
-    is_own = started.name == "lockstep" or started == Path(__file__).with_name("__main__.py")
-    return command(*sys.argv[1:], *more) if is_own else None
+    return command(*sys.argv[1:], *more) if started.name == "lockstep" or started == _MAIN else None
 
 
 def _program() -> tuple[str, ...]:
     started = sys.argv[0] if sys.argv else ""
-    if Path(started) == Path(__file__).with_name("__main__.py"):
+    if Path(started) == _MAIN:
         return sys.orig_argv[0], "-m", "lockstep"
     if Path(started).name != "lockstep":
         beside = Path(sys.executable).with_name("lockstep")

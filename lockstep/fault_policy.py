@@ -105,7 +105,7 @@ class Seldom:
 
     Args:
         note: Shows the user a line.
-        every_s: The minute.
+        every_s: Seconds between two lines.
     """
 
     def __init__(self, note: Callable[[str], object], every_s: float = 60.0) -> None:

@@ -18,18 +18,20 @@ T = TypeVar("T")
 
 
 def is_file(path: Path) -> bool:
-    """True for a file, False where nothing is.
+    """True for a file, False where nothing is; raises as `refuse_other`."""
+    refuse_other(path)
+    return path.is_file()
+
+
+def refuse_other(path: Path) -> None:
+    """Refuses what is there and is no file.
 
     Raises:
-        InputError: If something else is there: a pipe or a device, whose reader would wait for ever, a folder, or a
-            link that leads nowhere.
+        InputError: It is a pipe or a device, whose reader would wait for ever, a folder, or a link that leads nowhere.
     """
-    if path.is_file():
-        return True
-    if os.path.lexists(path):
+    if os.path.lexists(path) and not path.is_file():
         kind = "a folder" if path.is_dir() else "no file, but a pipe, a device or a link that leads nowhere"
         raise InputError(f"{path} is {kind}, where a file of text belongs; remove it, or put the file back")
-    return False
 
 
 def read_record(path: Path, shape: type[T], cure: str) -> T:
@@ -43,7 +45,7 @@ def read_record(path: Path, shape: type[T], cure: str) -> T:
     Raises:
         InputError: If it is no file, no JSON, or has another shape.
     """
-    is_file(path)
+    refuse_other(path)
     return check_shape(path.read_bytes(), shape, f"{path} is not as Lockstep writes it", cure)
 
 
@@ -52,10 +54,14 @@ def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:
     try:
         return _adapter(shape).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        what = f"{place}: {first['msg']}" if place else first["msg"]
-        raise InputError(f"{refusal} ({what}); {cure}") from error
+        raise InputError(f"{refusal} ({first_fault(error)}); {cure}") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong in a value, and its place there."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 @cache

@@ -8,7 +8,7 @@ is text as written, and an equal key is an error. No tag is followed, so nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -54,6 +54,13 @@ def parse(text: str) -> Any:
         raise InputError(f"line {line}: this is no YAML: it holds the character U+{error.character:04X}") from None
     except RecursionError:
         raise InputError(_TOO_DEEP) from None
+
+
+def value_at(tree: Any, path: Iterable[str]) -> Any:
+    """The value at a path of keys in a tree of mappings; None where there is none."""
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def dump(tree: Any, width: float = 120) -> str:

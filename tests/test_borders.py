@@ -26,7 +26,7 @@ from lockstep.algorithms.reward_model.step import measure_held_out_pairs
 from lockstep.algorithms.self_rewarding import step as self_rewarding
 from lockstep.algorithms.sft.step import measure_held_out_loss
 from lockstep.batch import Batch
-from lockstep.borders import NotFiniteError, require_finite, require_logprobs
+from lockstep.borders import LARGEST_LOGPROB, NotFiniteError, require_finite, require_logprobs
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
@@ -73,13 +73,13 @@ def test_the_first_number_and_its_place_are_named(value: float) -> None:
         require_finite("r", BATCH, torch.tensor([0.0, value, 0.0, NAN]), cure="stop")
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF, 0.1])
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 0.2])
 def test_a_log_probability_is_finite_and_not_above_0(value: float) -> None:
     column_NK = torch.full((26, 3), -1.0)
     column_NK[25, 2] = value
     with pytest.raises(NotFiniteError, match=rf"^p are {value} for token 8 of row 4 of 4"):
         require_logprobs("p", BATCH, column_NK)
-    require_logprobs("p", BATCH, torch.tensor([1e-6]), torch.zeros(0))
+    require_logprobs("p", BATCH, torch.tensor([1e-6, LARGEST_LOGPROB]), torch.zeros(0))
 
 
 # Samplers.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.commands.arguments import Parsers
 from lockstep.paths import path_argument
-from lockstep.records import is_file
+from lockstep.records import refuse_other
 
 
 def add(parsers: Parsers) -> None:
@@ -33,6 +33,6 @@ def run(options: argparse.Namespace) -> int:
     if options.out is None:
         print(text, end="")
     else:
-        is_file(Path(options.out))
+        refuse_other(Path(options.out))
         Path(options.out).write_text(text, encoding="utf-8")
     return 0

@@ -237,16 +237,9 @@ def _refuse_buried(overriding: Sequence[Layer]) -> None:
     """Raises RecipeError where an override sets an option within what another sets to a scalar, which it would undo."""
     for layer in overriding:
         for keys in _options(layer.tree):
-            inner = [other.source for other in overriding if isinstance(_value_at(other.tree, keys), dict)]
-            if inner and _value_at(layer.tree, keys) not in (None, {}):
+            inner = [other.source for other in overriding if isinstance(yaml12.value_at(other.tree, keys), dict)]
+            if inner and yaml12.value_at(layer.tree, keys) not in (None, {}):
                 raise RecipeError(f"{layer.source}: this is undone by {inner[0]}, which is within it; leave one out")
-
-
-def _value_at(tree: Any, path: Keys) -> Any:
-    """The value at a path of keys; None where there is none."""
-    for key in path:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
 
 
 def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:

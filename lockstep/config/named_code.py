@@ -15,6 +15,7 @@ from typing import Any
 from lockstep.config.trust import describe_file, digest_content
 from lockstep.config.user_code import find_file
 from lockstep.whole_files import write_whole
+from lockstep.yaml12 import value_at
 
 CODE = "code.json"
 """File in a run's folder: SHA-256 of each file of code that its recipe names, by option and reference."""
@@ -34,14 +35,8 @@ def name_code(option: str, reference: str) -> None:
 
 def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
     """The files of functions and classes that a recipe's options name, by option; see `registry` for its algorithm."""
-    found = {option: find_file(str(_look_up(options, option))) for option in _OPTIONS}
+    found = {option: find_file(str(value_at(options, option.split(".")))) for option in _OPTIONS}
     return {option: file for option, file in found.items() if file is not None}
-
-
-def _look_up(options: Any, option: str) -> Any:
-    for key in option.split("."):
-        options = options.get(key) if isinstance(options, Mapping) else None
-    return options
 
 
 def write_code(folder: Path, code: Mapping[str, Path]) -> None:

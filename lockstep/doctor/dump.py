@@ -14,12 +14,10 @@ Columns are known by the names that frameworks give them, and by any other name 
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +25,9 @@ from torch import Tensor
 from lockstep.borders import LARGEST_LOGPROB
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.notes import Ticker
-from lockstep.data.rows import DataError, Rows
+from lockstep.data.rows import DataError, Rows, read_number
 from lockstep.doctor.statistics import Compared
+from lockstep.errors import shorten
 
 _ROWS_AT_ONCE = 64
 
@@ -172,11 +171,8 @@ def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _less(own: Any, apart: Any) -> Any:
     """The inference side's log-probability; None, which is refused by its place, where one of them is no number."""
-    return own - apart if _is_number(own) and _is_number(apart) else None
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    train, gap = read_number(own), read_number(apart)
+    return None if train is None or gap is None else train - gap
 
 
 def _found(file: Path, row: Mapping[str, Any], columns: Columns) -> Columns:
@@ -248,7 +244,9 @@ def _generated(where: str, row: Mapping[str, Any], columns: Columns, infer: Tens
     if columns.mask is not None:
         mask = _behind(where, row, columns.mask, infer.numel(), flags=True)
         if not bool(((mask == 0) | (mask == 1)).all()):
-            raise DataError(f"{where}: {columns.mask} has entries besides 0 and 1")
+            raise DataError(
+                f"{where}: {columns.mask} has entries besides 0 and 1; write 1 for each token of a response, else 0"
+            )
         return mask == 1, 0
     entry = torch.arange(infer.numel())
     if columns.prompt_length is not None:
@@ -273,9 +271,8 @@ def _list(where: str, row: Mapping[str, Any], name: str, flags: bool = False) ->
     if not isinstance(values, list):
         raise DataError(f"{where}: {name} is no list of numbers; write one entry for each token")
     for entry, value in enumerate(values):
-        if not (_is_number(value) or isinstance(value, float) or (isinstance(value, bool) and flags)):
-            shown = repr(value)[:60]
-            raise DataError(f"{where}: {name} has {shown} at entry {entry}, which is no number")
+        if not (read_number(value) is not None or isinstance(value, float) or (isinstance(value, bool) and flags)):
+            raise DataError(f"{where}: {name} has {shorten(repr(value))} at entry {entry}, which is no number")
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -284,17 +281,19 @@ def _whole(where: str, name: str, ids: Tensor) -> Tensor:
     wrong = ~((ids >= 0) & (ids < _MOST_ID) & (ids == ids.floor()))
     if bool(wrong.any()):
         entry = int(wrong.nonzero()[0])
-        raise DataError(f"{where}: {name} has {float(ids[entry]):g} at entry {entry}, which is no token id")
+        raise DataError(
+            f"{where}: {name} has {float(ids[entry]):g} at entry {entry}, which is no token id; correct the row"
+        )
     return ids
 
 
 def _number(where: str, row: Mapping[str, Any], name: str, least: float, most: float) -> float:
-    value = row.get(name)
-    if not _is_number(value) or not math.isfinite(value):
-        raise DataError(f"{where}: {name} is {repr(value)[:60]}, which is no number")
-    if not least <= value <= most:
-        raise DataError(f"{where}: {name} is {value:g}, and not from {least:g} to {most:g}")
-    return float(value)
+    number = read_number(row.get(name))
+    if number is None:
+        raise DataError(f"{where}: {name} is {shorten(repr(row.get(name)))}, which is no number; correct the row")
+    if not least <= number <= most:
+        raise DataError(f"{where}: {name} is {number:g}, and not from {least:g} to {most:g}; correct the row")
+    return number
 
 
 def _compared(read: Sequence[_Row], columns: Columns) -> Compared:

@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.borders import NotFiniteError
+from lockstep.borders import NotFiniteError, require_logprobs
 from lockstep.errors import RunError
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
@@ -87,6 +87,13 @@ class Learner(Protocol):
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote, bit for bit."""
         ...
+
+
+def compute_logprobs(learner: Learner, batch: Batch, whose: str) -> Tensor:
+    """`Learner.logprobs` of a learner, such as "the policy"; raises NotFiniteError as `require_logprobs`."""
+    logprob_N = learner.logprobs(batch)
+    require_logprobs(f"{whose}'s log-probabilities", batch, logprob_N)
+    return logprob_N
 
 
 def train(learner: Learner, batch: Batch, loss: Loss, inspect: Callable[[Metrics], None] | None = None) -> Metrics:

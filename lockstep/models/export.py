@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,7 +24,7 @@ from lockstep.config import DType, LoRA
 from lockstep.disk import naming, sync, sync_tree
 from lockstep.errors import InputError, RunError, first_line
 from lockstep.models.families.own_code import is_own, list_own_files, register_own
-from lockstep.models.folder import read_json
+from lockstep.models.folder import read_fields
 from lockstep.models.lora import config_of, in_adapter_file
 from lockstep.models.tokenizer import is_misread
 
@@ -71,7 +70,7 @@ def assemble(
         reward_model: It is one: a sequence classifier of one label.
         adapter: Writes a folder of the adapters that have been merged into the weights; None: there were none.
     """
-    register_own(frame, _fields(frame))
+    register_own(frame, read_fields(frame))
     config = AutoConfig.from_pretrained(frame, trust_remote_code=False, **({"num_labels": 1} if reward_model else {}))
     kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
     with torch.device("meta"):
@@ -151,12 +150,8 @@ tokenizer = {opener}.from_pretrained(FOLDER){why}
 
 def _frame(source: Path) -> list[Path]:
     found = {path for pattern in _FRAME for path in source.glob(pattern)}
-    found.update(list_own_files(source, _fields(source)))
+    found.update(list_own_files(source, read_fields(source)))
     return sorted(path for path in found if not path.name.endswith(_OF_WEIGHTS))
-
-
-def _fields(folder: Path) -> dict[str, Any]:
-    return read_json(folder, "config.json", "it is no Hugging Face model folder")
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class Flex(Blockwise):
         q, k, v = cast_as_autocast(query, key, value)
         mask, softcap = _find_mask(bounds, q.shape[2], window), self.softcap
         cap = None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap)
-        out, aux = _compute_on(q.device.type)(
+        out, aux = _choose_attention(q.is_cuda)(
             q, k, v, cap, mask, scaling, enable_gqa=True, return_aux=AuxRequest(lse=self.sinks is not None)
         )
         if self.sinks is not None:
@@ -65,6 +65,6 @@ def _find_mask(bounds: Tensor, tokens: int, window: int | None) -> BlockMask:
 
 
 @cache
-def _compute_on(device_type: str) -> Callable[..., tuple[Tensor, Any]]:
+def _choose_attention(on_gpu: bool) -> Callable[..., tuple[Tensor, Any]]:
     """FlexAttention; compiled once on a GPU, where it exists in no other way, for batches of all sizes."""
-    return cast("Any", torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention)
+    return cast("Any", torch.compile(flex_attention, dynamic=True) if on_gpu else flex_attention)

@@ -78,7 +78,7 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
             f"{path} holds adapters ({_ADAPTER}) beside a model, and which of the two is meant is unclear; merge them "
             "into it with peft, or take them out"
         )
-    fields = read_json(path, "config.json", "it is no Hugging Face model folder; give the folder of a downloaded model")
+    fields = read_fields(path)
     require_usable(fields, f"{path}/config.json")
     register_own(path, fields)
     try:
@@ -93,6 +93,11 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     if named and not is_own(config.model_type) and not any(name in causal or name.endswith(also) for name in named):
         raise ModelError(f"{path} holds a {' or '.join(named)}, which is no causal language model; give one that is")
     return config
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """The fields of a folder's config.json; raises as `read_json`."""
+    return read_json(folder, "config.json", "it is no Hugging Face model folder; give the folder of a downloaded model")
 
 
 def refuse_own_code(folder: str, option: str, instead: str) -> None:

@@ -55,14 +55,10 @@ class SyncEstimate:
     def flows(self) -> list[Flow]:
         """Traffic of a weight sync, once per step. Ranks cast before they gather, but for a copy."""
         gathered = (FP32 if self.copied else self.item) * self.rank.sizes.policy
-        found = [Flow("weights gathered for the sampler", "dp·cp·tp", ring(gathered, self._pieces))]
-        match self.route.transfer:
-            case "cuda_ipc":
-                """The engine reads them where the rank on its GPU has put them."""
-            case "shared_memory" | "process_group":
-                found.append(Flow("weights to each sampler", "first rank", self.weights))
-            case _:
-                assert_never(self.route.transfer)
+        found = [
+            Flow("weights gathered for the sampler", "dp·cp·tp", ring(gathered, self._pieces)),
+            Flow("weights to each sampler", "first rank", self._handed_over),
+        ]
         return [flow for flow in found if flow.size]
 
     @property
@@ -81,6 +77,17 @@ class SyncEstimate:
         largest = self.rank.sizes.largest
         leaving = 0 if self._from_host else FP32 * largest // self._pieces + 2 * self.item * largest
         return leaving + (0 if self.route.is_between_gpus else self._bucket)
+
+    @property
+    def _handed_over(self) -> int:
+        """Bytes that an engine gets from the first rank; by CUDA IPC it reads them where they are."""
+        match self.route.transfer:
+            case "cuda_ipc":
+                return 0
+            case "process_group" | "shared_memory":
+                return self.weights
+            case _:
+                assert_never(self.route.transfer)
 
     @property
     def _bucket(self) -> int:

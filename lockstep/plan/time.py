@@ -19,7 +19,7 @@ from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE
 from lockstep.plan.memory import BF16, FP32, Rank
 from lockstep.plan.sizes import Sizes
-from lockstep.records import is_file
+from lockstep.records import refuse_other
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rates:
         """
         names = {field.name for field in fields(cls)}
         try:
-            is_file(path)
+            refuse_other(path)
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["rates"][dtype]
             return cls(**{name: float(found[name]) for name in names})
         except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

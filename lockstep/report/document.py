@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.disk import own_copy
-from lockstep.records import is_file
+from lockstep.records import refuse_other
 from lockstep.whole_files import open_aside
 
 
@@ -53,7 +53,7 @@ class Document:
         Raises:
             InputError: If something else than a file is there, such as a device, which would be replaced.
         """
-        is_file(path)
+        refuse_other(path)
         with open_aside(path, own_copy(path)) as file:
             self.write_to(file, blocks)
             if late_blocks is not None:

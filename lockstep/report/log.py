@@ -25,8 +25,8 @@ from pydantic import PositiveInt
 
 from lockstep import yaml12
 from lockstep.config import old_names
-from lockstep.errors import InputError
-from lockstep.records import is_file, read_record
+from lockstep.errors import InputError, shorten
+from lockstep.records import is_file, read_record, refuse_other
 
 METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
 MESSAGES, LOCK, CRASH = "messages.jsonl", ".lock", "crash.txt"
@@ -75,7 +75,7 @@ def require_run(folder: Path) -> None:
 def read_recipe(folder: Path) -> dict[str, Any]:
     """The options of a run's recipe under the names of today; raises InputError where its file holds none."""
     file = folder / "recipe.yaml"
-    is_file(file)
+    refuse_other(file)
     try:
         recipe = yaml12.parse(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -162,5 +162,6 @@ def _number(where: str, name: str, value: Any) -> float:
         case int() | float() if abs(value) <= sys.float_info.max:
             return value
         case _:
-            shown = repr(value)[:60]
-            raise InputError(f"{where} has {shown} for {name}, which is no number; restore the file or remove it")
+            raise InputError(
+                f"{where} has {shorten(repr(value))} for {name}, which is no number; restore the file or remove it"
+            )

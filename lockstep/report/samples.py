@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lockstep.errors import InputError
+from lockstep.records import first_fault
 from lockstep.report.columns import pack, shorten
 from lockstep.report.log import SAMPLES, lines
 
@@ -97,9 +98,7 @@ def _require_sample(row: Mapping[str, Any], where: str) -> None:
     try:
         _LoggedSample.model_validate(row)
     except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise InputError(f"{where} is no sample ({what}); restore the file or remove it") from None
+        raise InputError(f"{where} is no sample ({first_fault(error)}); restore the file or remove it") from None
 
 
 class _Index:

@@ -59,17 +59,12 @@ def _takes_four(found: Callable[..., Any], function: str) -> None:
         ) from None
 
 
-def _trace() -> str:
-    """The trace of the error that is handled, but for what its own code cannot tell."""
-    return traceback.format_exc()[-_TRACE:]
-
-
 def _score(judge: Function, given: list[Any]) -> dict[str, Any]:
     try:
         reward = judge(*given)
     except Exception as error:  # any error of the user's code
-        about = {"trace": _trace(), "may_pass": _may_pass(error)}
-        return {"wrong": user_code.describe_error(error), **about}
+        trace = traceback.format_exc()[-_TRACE:]
+        return {"wrong": user_code.describe_error(error), "trace": trace, "may_pass": _may_pass(error)}
     try:
         return {"reward": user_code.read_reward(reward)}
     except ValueError as error:

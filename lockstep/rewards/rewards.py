@@ -197,25 +197,31 @@ class PythonReward:
         found: dict[int, float | None],
     ) -> str:
         """Takes the missing rewards into `found`; returns a fault that may pass where one is still missing."""
-        lost = list[str]()
         self._start()
         try:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
-                for place in missing:
-                    self._take(place, prompts[place], reply, found, lost)
+                return self._read_rewards(prompts, missing, reply, found)
         except ChildDied as error:  # while it was told what to score
             raise _Killed(f"reward.function {self.function}: its process ended ({error})") from None
-        return lost[0] if lost else ""
 
-    def _take(
+    def _read_rewards(
         self,
-        place: int,
-        prompt: Prompt,
+        prompts: Sequence[Prompt],
+        missing: Sequence[int],
         reply: Callable[[float], Any],
         found: dict[int, float | None],
-        lost: list[str],
-    ) -> None:
-        """Takes a reward into `found`, or what may pass of the reasons why there is none into `lost`."""
+    ) -> str:
+        """Reads the replies about responses; see `_ask`."""
+        lost = ""
+        for place in missing:
+            try:
+                found[place] = self._read_reward(prompts[place], reply)
+            except _Lost as error:
+                lost = lost or str(error)
+        return lost
+
+    def _read_reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
+        """Reads the reply about a response; raises _Lost or _Killed where another attempt may have one."""
         asked = f"{prompt.id}: reward.function {self.function}"
         try:
             result = reply(self.timeout_s)
@@ -231,14 +237,17 @@ class PythonReward:
         if not isinstance(result, dict) or not result.keys() & {"wrong", "reward"}:
             raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
         if "wrong" not in result:
-            found[place] = result["reward"]
-            return
+            return result["reward"]
         wrong = f"{asked} {make_printable(result['wrong'])}"
-        if not result["may_pass"]:
-            error = RewardError(wrong)
-            error.add_note(make_printable(result["trace"]))
-            raise error
-        lost.append(wrong)
+        if result["may_pass"]:
+            raise _Lost(wrong)
+        error = RewardError(wrong)
+        error.add_note(make_printable(result["trace"]))
+        raise error
+
+
+class _Lost(Exception):
+    """A reward function failed in a way that may pass, such as a lost connection; the text says over what."""
 
 
 class _Killed(Exception):
@@ -266,15 +275,15 @@ class ByRow:
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
         """Rewards responses, each by its verifier."""
         rewards: list[float | None] = [None] * len(prompts)
-        attempts = [False] * len(prompts)
+        tampering = [False] * len(prompts)
         for name, verifier in self.verifiers.items():
             own = [i for i, prompt in enumerate(prompts) if prompt.row[self.field] == name]
             found = judge(verifier, [prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
             for place, i in enumerate(own):
                 rewards[i] = found.rewards[place]
-                attempts[i] = found.tampering is not None and found.tampering[place]
+                tampering[i] = found.tampering is not None and found.tampering[place]
         looks = any(isinstance(verifier, CodeReward) for verifier in self.verifiers.values())
-        return Verdicts(rewards, attempts if looks else None)
+        return Verdicts(rewards, tampering if looks else None)
 
 
 @dataclass(frozen=True)

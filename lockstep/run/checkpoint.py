@@ -176,8 +176,9 @@ class Checkpoints:
 
     def _find_free(self, name: str) -> Path:
         """A folder aside that is not there; what could not be removed may have its first name."""
-        names = (f"{_ASIDE}{name}" + f"_{number}" * bool(number) for number in itertools.count())
-        return next(path for path in map(self.folder.joinpath, names) if not os.path.lexists(path))
+        first = self.folder / f"{_ASIDE}{name}"
+        others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(1))
+        return next(path for path in itertools.chain([first], others) if not os.path.lexists(path))
 
     def _find_surplus(self) -> list[Path]:
         found = [path for _, path in self.find()]

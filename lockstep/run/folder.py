@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.config.loading import Loaded, describe, load_run
 from lockstep.errors import InputError, shorten
-from lockstep.records import is_file
+from lockstep.records import is_file, refuse_other
 from lockstep.report.log import LOCK
 from lockstep.run.identity import ChangedError, differences, recipe_identity
 from lockstep.whole_files import write_whole
@@ -131,7 +131,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     Raises:
         FolderInUseError: If another process has it.
     """
-    is_file(folder / LOCK)
+    refuse_other(folder / LOCK)
     with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,6 +15,7 @@ from lockstep.algorithms.job import Job
 from lockstep.algorithms.step import StepEvent
 from lockstep.config import RunSection
 from lockstep.errors import InputError
+from lockstep.records import first_fault
 from lockstep.report.log import read_metrics
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
@@ -44,11 +45,9 @@ def _read_state(checkpoint: Checkpoint) -> _SavedState:
     try:
         return _SavedState.model_validate(checkpoint.state)
     except ValidationError as error:
-        first = error.errors()[0]
         raise InputError(
             f"{checkpoint.folder}/manifest.json has another state than this version of Lockstep saves "
-            f"({'.'.join(map(str, first['loc']))}: {first['msg']}); resume with the version that made it, or start "
-            "another run by run.folder"
+            f"({first_fault(error)}); resume with the version that made it, or start another run by run.folder"
         ) from None
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from lockstep.disk import naming, sync
 from lockstep.errors import RunError
-from lockstep.records import is_file
+from lockstep.records import is_file, refuse_other
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
 
 Outcome = Literal["finished", "failed", "interrupted"]
@@ -99,7 +99,7 @@ def append(path: Path, lines: bytes) -> None:
         RunError: If the disk is full; none of the lines is then written.
         InputError: If the name is that of something else than a file, such as a pipe.
     """
-    is_file(path)
+    refuse_other(path)
     with naming(path), path.open("ab", buffering=0) as file:
         written = file.write(lines)
         if written != len(lines):

@@ -24,7 +24,7 @@ from lockstep.fault_policy import Attempts
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.export import copy_frame
 from lockstep.models.families.own_code import list_own_files
-from lockstep.models.folder import read_json
+from lockstep.models.folder import read_fields
 from lockstep.models.source import ModelSource, open_source, scratch_model
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import PAGE, has_trained, summary
@@ -86,8 +86,7 @@ def train(
 def _note_code(loaded: Loaded, folder: Path, model: Path, allow_changes: bool) -> None:
     """Notes once which code the run was made with, or again where it may change; a resumed run is compared later."""
     if allow_changes or not (folder / CODE).is_file():
-        fields = read_json(model, "config.json", "it is no Hugging Face model folder")
-        own = {f"model {file.name}": file for file in list_own_files(model, fields)}
+        own = {f"model {file.name}": file for file in list_own_files(model, read_fields(model))}
         write_code(folder, registry.list_code(loaded.dump()) | own)
 
 

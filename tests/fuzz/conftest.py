@@ -17,6 +17,7 @@ import lockstep.inference.generate
 import lockstep.inference.judge_eval
 import lockstep.plan.command
 import lockstep.report.html
+import lockstep.run.dry_run
 import lockstep.run.export
 import lockstep.run.train
 

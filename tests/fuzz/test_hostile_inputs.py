@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from forked import import_all, run_command
+from forked_commands import run_command
 from hostile_data import DATA
 from hostile_models import MODELS
 from hostile_recipes import NEW_MODELS, OVERRIDES, RECIPES, REWARDS
@@ -15,13 +15,12 @@ from workspace import furnish
 from lockstep import exit_codes
 
 INPUTS = {**RECIPES, **NEW_MODELS, **OVERRIDES, **DATA, **MODELS, **REWARDS}
-LONGEST_SENTENCE = 1500
+LONGEST_SENTENCE, LONGEST_S = 1500, 300.0
 REFUSED = (exit_codes.INPUT, exit_codes.INCONCLUSIVE)
 
 
 @pytest.fixture(scope="module")
 def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import_all()
     folder = tmp_path_factory.mktemp("furnished")
     furnish(folder)
     return folder
@@ -36,7 +35,7 @@ def test_a_hostile_input_gets_one_sentence(name: str, furnished: Path, tmp_path:
     shutil.copytree(furnished, here)
     if hostile.spoil is not None:
         hostile.spoil(here)
-    outcome = run_command(hostile.command, here)
+    outcome = run_command(here, hostile.command, silence_s=LONGEST_S, longest_s=LONGEST_S)
     assert outcome.code is not None, f"it hangs: {outcome.said}"
     if hostile.accepted:
         assert outcome.code == exit_codes.OK, outcome.said

@@ -19,7 +19,7 @@ from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.borders import require_logprobs
 from lockstep.data.demonstrations import Demonstrations, batch_of
-from lockstep.learners.base import Learner, train
+from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.distill import Distillation
 from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement
@@ -133,8 +133,7 @@ class StudentSequences:
         with self.phase("generate"), collector.engine.at(step) as refitted:
             rollouts = collector.collect(position, count, self.sampling, self.options.num_generations)
         with self.phase("logprobs"):
-            old_logprob_N = self.policy.logprobs(rollouts.batch)
-        require_logprobs("the policy's log-probabilities", rollouts.batch, old_logprob_N)
+            old_logprob_N = compute_logprobs(self.policy, rollouts.batch, "the policy")
         batch = rollouts.batch
         shown = batch.with_columns({"old_logprob": old_logprob_N}, {"shaped_score": batch["score"].nan_to_num(0.0)})
         with self.phase("watch"):

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.borders import require_logprobs
 from lockstep.data.pairs import Pairs
-from lockstep.learners.base import Learner, train
+from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Outputs
 from lockstep.losses.preference import Preference, interval_of_acc
 from lockstep.metrics import Metrics
@@ -46,15 +45,11 @@ def dpo_step(
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:
     """Adds the reference policy's log-probabilities, which no step changes."""
-    ref_logprob_N = reference.logprobs(batch)
-    require_logprobs("the reference policy's log-probabilities", batch, ref_logprob_N)
-    return batch.with_columns({"ref_logprob": ref_logprob_N})
+    return batch.with_columns({"ref_logprob": compute_logprobs(reference, batch, "the reference policy")})
 
 
 def measure_held_out_preference(policy: Learner, batch: Batch, loss: Preference) -> Metrics:
     """Metrics of training on held-out pairs, which have their reference log-probabilities, and the 95 % interval of
     `acc`; no gradients."""
-    logprob_N = policy.logprobs(batch)
-    require_logprobs("the policy's log-probabilities", batch, logprob_N)
-    _, metrics = loss(Outputs(logprob=logprob_N), batch)
+    _, metrics = loss(Outputs(logprob=compute_logprobs(policy, batch, "the policy")), batch)
     return metrics + interval_of_acc(metrics)

@@ -14,7 +14,7 @@ from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.batch import Batch
 from lockstep.borders import require_finite, require_logprobs
-from lockstep.learners.base import Learner, train
+from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
@@ -247,8 +247,7 @@ def _with_reference(
         return batch, Metrics()
     assert workers.reference is not None, "a KL needs a reference policy"
     with workers.phase("reference"):
-        ref_logprob_N = workers.reference.logprobs(batch)  # log π_ref(y_t | x, y_<t)
-    require_logprobs("the reference policy's log-probabilities", batch, ref_logprob_N)
+        ref_logprob_N = compute_logprobs(workers.reference, batch, "the reference policy")  # log π_ref(y_t | x, y_<t)
     kl_N = trainable(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
     columns = {"ref_logprob": ref_logprob_N, "kl": kl_N}
     if not section.in_loss:

@@ -16,7 +16,7 @@ from lockstep.algorithms.self_rewarding.step import (
     with_reference,
 )
 from lockstep.batch import Batch
-from lockstep.borders import require_logprobs
+from lockstep.learners.base import compute_logprobs
 from lockstep.losses.base import Outputs
 from lockstep.losses.preference import interval_of_acc
 from lockstep.metrics import Metrics, merge_metrics
@@ -94,14 +94,11 @@ class Twins:
             pairs = self._pairs = self._make_pairs(iteration, version)
         metrics, loss = pairs.metrics.with_prefix("val"), settings.loss(iteration)
         if pairs.batches:
-            learned = merge_metrics(loss(self._score(batch), batch)[1] for batch in pairs.batches)
+            policy = self._workers.policy
+            scored = ((batch, compute_logprobs(policy, batch, "the policy")) for batch in pairs.batches)
+            learned = merge_metrics(loss(Outputs(logprob=logprob_N), batch)[1] for batch, logprob_N in scored)
             metrics += (learned + interval_of_acc(learned)).with_prefix("val")
         return metrics, pairs.table
-
-    def _score(self, batch: Batch) -> Outputs:
-        logprob_N = self._workers.policy.logprobs(batch)
-        require_logprobs("the policy's log-probabilities", batch, logprob_N)
-        return Outputs(logprob=logprob_N)
 
     def _make_pairs(self, iteration: int, version: int) -> _Pairs:
         """Answers and judges all held-out prompts, in batches of a training step's size."""

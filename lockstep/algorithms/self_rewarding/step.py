@@ -22,9 +22,8 @@ from lockstep.algorithms.self_rewarding.skill import Skill
 from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
 from lockstep.algorithms.step import Step, StepResult
 from lockstep.batch import Batch, concat
-from lockstep.borders import require_logprobs
 from lockstep.data.prompts import Prompts
-from lockstep.learners.base import Learner, hand_over, train
+from lockstep.learners.base import Learner, compute_logprobs, hand_over, train
 from lockstep.losses.preference import Preference
 from lockstep.losses.preference import build as preference_loss
 from lockstep.metrics import Last, Mean, Metrics, Sum
@@ -253,6 +252,4 @@ def _train_on_pairs(
 
 def with_reference(batch: Batch, workers: SelfRewardingWorkers) -> Batch:
     """Adds log π_ref(y | x) to the batch."""
-    ref_logprob_N = workers.reference.logprobs(batch)
-    require_logprobs("the reference policy's log-probabilities", batch, ref_logprob_N)
-    return batch.with_columns({"ref_logprob": ref_logprob_N})
+    return batch.with_columns({"ref_logprob": compute_logprobs(workers.reference, batch, "the reference policy")})

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
-from lockstep.borders import require_logprobs
 from lockstep.data.demonstrations import Demonstrations
-from lockstep.learners.base import Learner, train
+from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.metrics import Mean, Metrics
 from lockstep.types import Phase
@@ -34,8 +33,6 @@ def sft_step(step: int, position: int, workers: SFTWorkers, global_batch_size: i
 
 def measure_held_out_loss(policy: Learner, batch: Batch) -> Metrics:
     """Cross-entropy per trainable token of held-out rows, nats, and its exponential; no gradients."""
-    logprob_N = policy.logprobs(batch)
-    require_logprobs("the policy's log-probabilities", batch, logprob_N)
-    total = -logprob_N.double()[batch.mask].sum()
+    total = -compute_logprobs(policy, batch, "the policy").double()[batch.mask].sum()
     loss = Mean(total, batch.mask.sum())
     return Metrics(loss=loss, perplexity=Mean((total / batch.mask.sum()).exp()))

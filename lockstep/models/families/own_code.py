@@ -20,11 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lockstep.config.trust import UntrustedCode, describe_file, is_trusted
 from lockstep.data.notes import note
 from lockstep.errors import InputError, first_line
+from lockstep.models.families.known import is_known
 
 _CONFIG, _MODEL = "AutoConfig", "AutoModelForCausalLM"
 
@@ -70,8 +71,8 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
     Raises:
         InputError: It names code that is not there.
     """
-    kind, places = str(fields.get("model_type")), fields.get("auto_map")
-    if not isinstance(places, dict) or (kind in CONFIG_MAPPING and not is_own(kind)):
+    kind, places = fields.get("model_type"), fields.get("auto_map")
+    if not isinstance(places, dict) or _is_of_transformers(kind):
         return []
     todo = [_module_of(folder, place) for place in (places.get(_CONFIG), places.get(_MODEL))]
     found = dict[str, Path]()
@@ -95,7 +96,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
         InputError: They cannot be used.
     """
     kind = str(fields.get("model_type"))
-    if kind in CONFIG_MAPPING and not is_own(kind):
+    if _is_of_transformers(kind):
         _refuse_shadow(folder, kind, fields)
         return
     files = list_own_files(folder, fields)
@@ -120,6 +121,11 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
         sys.meta_path.insert(0, _Files(package, folder, content))
         _register(folder, kind, package, places)
         _OWN[kind] = _Own(package, content)
+
+
+def _is_of_transformers(kind: object) -> bool:
+    """True for a type that `transformers` computes itself, and not by classes that it was told."""
+    return is_known(kind) and not is_own(kind)
 
 
 def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:

@@ -292,14 +292,14 @@ class _Server:
             case openai.AuthenticationError() | openai.PermissionDeniedError():
                 return f"wants a key; put it into the environment variable {variable}"
             case openai.NotFoundError():
-                return f"has nothing at this address ({_detail(error)}); base_url usually ends in /v1"
+                return f"has nothing at this address ({_detail(error.body)}); base_url usually ends in /v1"
             case openai.RateLimitError() | openai.InternalServerError():
                 return (
-                    f"answers {error.status_code} after {attempts} ({_detail(error)}); look at its log, lower "
+                    f"answers {error.status_code} after {attempts} ({_detail(error.body)}); look at its log, lower "
                     "max_concurrency, or raise max_retries"
                 )
             case openai.APIStatusError():
-                return f"refuses a request with {error.status_code} ({_detail(error)})"
+                return f"refuses a request with {error.status_code} ({_detail(error.body)})"
             case ValidationError():
                 problem = error.errors(include_url=False)[0]
                 where = ".".join(map(str, problem["loc"])) or "the whole"
@@ -311,7 +311,7 @@ def _read(shape: type[_Shape], answer: object) -> _Shape:
     """Reads a reply as one of its kind; some servers tell of an error with the status of a success."""
     match answer:
         case {"error": error, **rest} if not rest:
-            raise ReplyRefused(f"it answers with an error ({_one_line(error)}); look at its log")
+            raise ReplyRefused(f"it answers with an error ({_detail(error)}); look at its log")
         case _:
             return shape.model_validate(answer)
 
@@ -339,12 +339,8 @@ def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Comp
         return None
 
 
-def _detail(error: openai.APIStatusError) -> str:
+def _detail(body: object) -> str:
     """Returns the server's own account of an error, in one line."""
-    return _one_line(error.body or "no more is said")
-
-
-def _one_line(body: object) -> str:
     said = body.get("message") if isinstance(body, dict) else body
     return " ".join(str(said or "no more is said").split())[:300]
 
