@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -338,14 +339,15 @@ def test_the_command_writes_the_page_of_a_doctors_folder(result: Result, capsys:
     assert main(["report", str(folder)]) == 0
     assert str(folder / "report.html") in capsys.readouterr().out
     assert "Lockstep doctor" in (folder / "report.html").read_text()
-    assert main(["report", str(folder), str(folder)]) == 2
+    other = shutil.copytree(folder, folder.with_name("other"))
+    assert main(["report", str(folder), str(other)]) == 2
     assert "name it alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not as Lockstep writes it"),
         ('{"schema": "lockstep.doctor.table/9"}', "table/9"),
         (None, "columns.safetensors cannot be read"),
     ],
