@@ -19,7 +19,7 @@ from floors import FLOORS
 from model_types import decisions_by_model_type
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("lockstep", "lockstep_logprobs", "tests", "benchmarks", "examples")
+SOURCES = ("lockstep", "lockstep_logprobs", "lockstep_doctor", "tests", "benchmarks", "examples")
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 NEIGHBOURS = {("losses", "objectives")}  # importer and imported on one floor, beside modules of one folder
 LOWEST_WITH_TRANSFORMERS = FLOOR["data"]
@@ -40,7 +40,9 @@ LAZY_ENGINES = {
     "lockstep/models/lora.py",
 }  # may name their engine, but only inside functions
 
-LOGPROBS = "lockstep_logprobs/"
+ALONE = {"lockstep_logprobs": ("torch",), "lockstep_doctor": ("torch", "numpy", "safetensors", "rich")}
+"""Packages beside the house, and all that they import."""
+
 FAMILIES = "lockstep/models/families/"
 OWN_CLASS = re.compile(r"\.(?!Auto|PreTrained|Generation)\w+(For[A-Z]\w+|Model|Config)$")
 """A class of `transformers` that is of one architecture, by its name."""
@@ -66,7 +68,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("lockstep/losses/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/__init__.py", "imports_point_down"): "the public face, which imports on first use",
     **{
-        (f"lockstep_logprobs/fused/{name}.py", "logprobs_need_torch_alone"): "imported on a GPU alone, by kernel.py"
+        (f"lockstep_logprobs/fused/{name}.py", "packages_stand_alone"): "imported on a GPU alone, by kernel.py"
         for name in ("hidden", "lanes", "rows", "support")
     },
     ("lockstep/api/options.py", "files_are_short"): "made by `make face`, and read by editors",
@@ -161,7 +163,7 @@ def imports_point_down(file: SourceFile) -> Iterator[Finding]:
 
 def package_imports_no_folder_beside_it(file: SourceFile) -> Iterator[Finding]:
     """The wheel holds the packages alone, so an import of anything else works in a checkout only."""
-    if file.part is None and not file.path.startswith(LOGPROBS):
+    if file.part is None and file.path.split("/")[0] not in ALONE:
         return
     for imported in imports(file):
         if imported.module.split(".")[0] in ("benchmarks", "examples", "tests"):
@@ -169,7 +171,7 @@ def package_imports_no_folder_beside_it(file: SourceFile) -> Iterator[Finding]:
 
 
 def engines_stay_in_their_place(file: SourceFile) -> Iterator[Finding]:
-    if file.part is None and not file.path.startswith(LOGPROBS):
+    if file.part is None and file.path.split("/")[0] not in ALONE:
         return
     for imported in imports(file):
         for engine in filter(imported.of, ENGINES):
@@ -192,13 +194,15 @@ def families_alone_know_model_types(file: SourceFile) -> Iterator[Finding]:
         yield line, f"a decision by model_type; say in {FAMILIES} what is particular to an architecture"
 
 
-def logprobs_need_torch_alone(file: SourceFile) -> Iterator[Finding]:
-    if not file.path.startswith(LOGPROBS):
+def packages_stand_alone(file: SourceFile) -> Iterator[Finding]:
+    package = file.path.split("/")[0]
+    if package not in ALONE:
         return
     for imported in imports(file):
         root = imported.module.split(".")[0]
-        if root not in sys.stdlib_module_names and root not in ("torch", "lockstep_logprobs") and not imported.lazy:
-            yield imported.line, f"{imported.module}: lockstep_logprobs imports torch and the standard library alone"
+        if root not in sys.stdlib_module_names and root not in (*ALONE[package], package) and not imported.lazy:
+            needed = ", ".join(ALONE[package])
+            yield imported.line, f"{imported.module}: {package} imports {needed} and the standard library alone"
 
 
 def transformers_only_from_models_up(file: SourceFile) -> Iterator[Finding]:
@@ -338,7 +342,7 @@ RULES: tuple[Rule, ...] = (
     nothing_asks_which_algorithm,
     nothing_knows_a_task,
     families_alone_know_model_types,
-    logprobs_need_torch_alone,
+    packages_stand_alone,
     no_module_is_called_utils,
     no_mocks,
     no_test_imports_a_test,
@@ -431,7 +435,8 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (families_alone_know_model_types, "lockstep/models/cut.py", "b = c.model_type.startswith('qwen')\n", 1),
     (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import LlamaForCausalLM\n", 1),
     (families_alone_know_model_types, "lockstep/models/cut.py", "import transformers.models.gemma\n", 1),
-    (logprobs_need_torch_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
+    (packages_stand_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
+    (packages_stand_alone, "lockstep_doctor/cuts.py", "import torch\nimport transformers\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
     (no_module_is_called_utils, "tests/utils.py", "", 1),
     (no_mocks, "tests/data/test_x.py", "from unittest import mock\n", 1),

@@ -59,7 +59,11 @@ PROMPTS = ("lockstep/judge/templates.py", "lockstep/judge/new_prompts.py")
 
 def files() -> dict[str, str]:
     """Text by path, of the package and of the one beside it."""
-    paths = sorted(path for folder in ("lockstep", "lockstep_logprobs") for path in (ROOT / folder).rglob("*.py"))
+    paths = sorted(
+        path
+        for folder in ("lockstep", "lockstep_logprobs", "lockstep_doctor")
+        for path in (ROOT / folder).rglob("*.py")
+    )
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 

@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = made / "source"
-    for folder in ("lockstep", "lockstep_logprobs"):
+    for folder in ("lockstep", "lockstep_logprobs", "lockstep_doctor"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -67,7 +67,9 @@ def test_the_wheel_starts_trains_and_reports(installed: Lockstep) -> None:
 
 
 def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
-    assert all((site / package / "py.typed").is_file() for package in ("lockstep", "lockstep_logprobs"))
+    assert all(
+        (site / package / "py.typed").is_file() for package in ("lockstep", "lockstep_logprobs", "lockstep_doctor")
+    )
     [found] = distributions(path=[str(site)])
     about = found.metadata
     assert about["Name"] == "lockstep-rl"

@@ -1,0 +1,109 @@
+"""The cut points of a decoder: one name for one value, whatever an engine calls the module that makes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+End = Literal["in", "out"]
+
+
+@dataclass(frozen=True)
+class CutPoint:
+    """A value that flows through the model.
+
+    Attributes:
+        stage: `embed`, `resid_in`, `attn_norm`, `q`, `k`, `v`, `attn`, `o`, `resid_mid`, `mlp_norm`, `router`,
+            `routed`, `experts`, `gate`, `up`, `act`, `down`, `resid_out`, `final_norm`, `logits`, `output`; an engine's
+            own name of anything else.
+        layer: Of a decoder layer, from 0; None outside of layers.
+    """
+
+    stage: str
+    layer: int | None = None
+
+    def __str__(self) -> str:
+        return self.stage if self.layer is None else f"layers.{self.layer}.{self.stage}"
+
+    @staticmethod
+    def parse(name: str) -> CutPoint:
+        """Returns the cut that prints as `name`."""
+        found = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+        return CutPoint(found[2], int(found[1])) if found else CutPoint(name)
+
+
+OUTPUT = CutPoint("output")
+"""The logits that the model returns, with all that is done to those of its head."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One pass over one sequence.
+
+    Attributes:
+        logits: Of every position, [T, V].
+        seen: What flowed through each cut, in order of execution, before anything was put in its place.
+    """
+
+    logits: Tensor
+    seen: Mapping[CutPoint, Tensor]
+
+
+ROUTED = "routed"
+"""The stage of what experts are given: states, ids of experts, weights."""
+
+_LAYER = re.compile(r"^(?:.*\.)?(?:layers|h|blocks)\.(\d+)\.(.+)$")
+
+_OUTSIDE: tuple[tuple[str, str | None, str | None], ...] = (
+    (r"embed_tokens|wte|embed_in|word_embeddings", None, "embed"),
+    (r"norm|ln_f|final_layernorm|final_layer_norm", "resid_out", "final_norm"),
+    (r"lm_head|embed_out|output_layer", None, "logits"),
+)
+
+_INSIDE: tuple[tuple[str, str | None, str | None], ...] = (
+    (r"input_layernorm|ln_1", "resid_in", "attn_norm"),
+    (r"pre_feedforward_layernorm|ln_2", "resid_mid", "mlp_norm"),
+    (r"post_attention_layernorm", "resid_mid", "mlp_norm"),
+    (r".*\.q_proj", None, "q"),
+    (r".*\.k_proj", None, "k"),
+    (r".*\.v_proj", None, "v"),
+    (r".*\.(c_attn|qkv_proj|query_key_value|linear_qkv)", None, "qkv"),
+    (r".*\.(o_proj|out_proj)|attn\.c_proj|attention\.dense", "attn", "o"),
+    (r".*\.(gate|router)", None, "router"),
+    (r".*\.experts", ROUTED, "experts"),
+    (r".*\.gate_proj", None, "gate"),
+    (r".*\.(up_proj|c_fc|fc1|dense_h_to_4h)", None, "up"),
+    (r".*\.gate_up_proj", None, "gate_up"),
+    (r".*\.(down_proj|fc2|dense_4h_to_h)|mlp\.c_proj", "act", "down"),
+)
+"""Modules inside a layer: what they are called, and the cuts at their input and output."""
+
+_NORMED_TWICE = ("post_attention_layernorm", "post_feedforward_layernorm")
+"""Norms behind a block's output, in models that have one before the MLP, too."""
+
+
+def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
+    """Names the inputs and outputs of modules.
+
+    Args:
+        paths: Of all modules that are watched, by the names of `transformers`.
+    """
+    normed_twice = any(path.endswith("pre_feedforward_layernorm") for path in paths)
+    named: dict[tuple[str, End], CutPoint] = {}
+    for path in paths:
+        found = _LAYER.match(path)
+        layer, inner = (int(found[1]), found[2]) if found else (None, path.rpartition(".")[2])
+        if normed_twice and inner in _NORMED_TWICE:
+            named[path, "out"] = CutPoint(inner, layer)
+            continue
+        table = _INSIDE if found else _OUTSIDE
+        row = next((row for row in table if re.fullmatch(row[0], inner)), (inner, None, inner))
+        if row[1]:
+            named[path, "in"] = CutPoint(row[1], layer)
+        if row[2]:
+            named[path, "out"] = CutPoint(row[2], layer)
+    return named

@@ -1,0 +1,252 @@
+"""The place of a disagreement between two engines: segments that give other values for the same inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+
+from torch import Tensor
+
+from lockstep_doctor.cuts import Capture, CutPoint
+from lockstep_doctor.operators import Frame, Operator, first_rearranged, suspects
+from lockstep_doctor.tap import Tap
+
+ENOUGH = 0.9
+"""Share of the gap whose removal proves a place."""
+
+LOOSE = 5e-5
+"""Relative error up to which two fp32 programs may round differently."""
+
+_SAME = 1e-7
+_ROW = 1e-5
+_MOST_NATS = 3.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch between two cuts that gives other values for the same inputs.
+
+    Attributes:
+        start: The cut before it; None: the ids.
+        end: The cut behind it.
+        error: |difference| over |value| at the end, root mean squares, given the reference's inputs.
+        first: The first position that differs.
+        missing: Cuts between them that the reference has and the other engine did not come by.
+    """
+
+    start: CutPoint | None
+    end: CutPoint
+    error: float
+    first: int
+    missing: tuple[CutPoint, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.start or 'ids'} → {self.end}"
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An operator that read equal values and gave another one.
+
+    Attributes:
+        engine: In which it ran.
+        operator: With the lines that called it, innermost first.
+    """
+
+    engine: str
+    operator: Operator
+
+
+@dataclass(frozen=True)
+class Location:
+    """Result of `locate`.
+
+    Attributes:
+        gap: Root mean square difference of log-probabilities, nats.
+        segments: The fewest whose undoing removes the gap, in order of execution.
+        removed: Share of the gap that is gone when their ends have the reference's values.
+        suspects: Operators of the first segment, the likeliest first.
+        errors: By engine, the relative error of the first segment's end against float64, given the same inputs.
+        operators: All that ran in the first segment, in either engine.
+        seen: The reference's values.
+        tolerance: Relative error that was taken for rounding.
+    """
+
+    gap: float
+    segments: Sequence[Segment]
+    removed: float
+    suspects: Sequence[Suspect] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
+    operators: Sequence[Operator] = ()
+    seen: Mapping[CutPoint, Tensor] = field(default_factory=dict)
+    tolerance: float = LOOSE
+
+
+def locate(
+    reference: Tap, other: Tap, tokens_T: Tensor, witness: Tap | None = None, tolerance: float = LOOSE
+) -> Location:
+    """Finds the place where two engines disagree about one sequence.
+
+    The other engine reads the sequence with the reference's value at every cut, so that each segment is given the same
+    inputs in both. Segments whose outputs differ are undone, alone and together, until the gap is gone; in the first of
+    them the operators of both engines are compared.
+
+    Args:
+        reference: The engine that the other one is compared with.
+        other: The engine that is examined.
+        tokens_T: Ids of one sequence.
+        witness: The model in float64, which says who is wrong.
+        tolerance: Relative error of a cut that rounding explains.
+    """
+    right = reference.run(tokens_T, {})
+    gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
+    segments = [one for one in _compare(right, other.run(tokens_T, right.seen)) if one.error > tolerance]
+    if not gap or not segments:
+        return Location(gap, [], 0.0)
+
+    def undo(some: Sequence[Segment]) -> float:
+        forced = {one.end: right.seen[one.end] for one in some}
+        return 1 - nats(right.logits, other.run(tokens_T, forced).logits, tokens_T) / gap
+
+    order = list(right.seen)
+    chosen = sorted(_choose_fewest(segments, undo), key=lambda one: order.index(one.end))
+    suspected, ran = _open(reference, other, tokens_T, right, chosen[0], tolerance)
+    errors = {} if witness is None else _judge(witness, (reference, other), tokens_T, right, chosen[0])
+    return Location(gap, chosen, undo(chosen), suspected, errors, ran, right.seen, tolerance)
+
+
+def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
+    """Returns the root mean square difference of the log-probabilities of the tokens, each at most 3 nats."""
+    first, second = (x[:-1].double().log_softmax(-1).gather(-1, tokens_T[1:, None]) for x in (a_TV, b_TV))
+    off = (first - second).nan_to_num(_MOST_NATS).clamp(-_MOST_NATS, _MOST_NATS)
+    return float(off.square().mean().sqrt())
+
+
+def _compare(right: Capture, replayed: Capture) -> list[Segment]:
+    """The stretches between cuts that both engines have, in the reference's order."""
+    found: list[Segment] = []
+    before: CutPoint | None = None
+    missing: list[CutPoint] = []
+    for cut, value in right.seen.items():
+        own = replayed.seen.get(cut)
+        if own is None or value.numel() != own.numel():
+            missing.append(cut)
+            continue
+        is_second = bool(found) and cut.stage.startswith(f"{found[-1].end.stage}.")  # of the same module's outputs
+        start = found[-1].start if is_second else before
+        found.append(Segment(start, cut, *_differ(value, own), tuple(missing)))
+        if missing and found[-1].error <= _SAME:
+            continue  # another branch, which does not read what is missing
+        before, missing = cut, []
+    return found
+
+
+def _differ(right: Tensor, own: Tensor) -> tuple[float, int]:
+    """Relative error, and the first position that has one."""
+    width = right.shape[-1] if right.ndim > 1 else 1
+    first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
+    off, scale = (first - second).nan_to_num(1e3), float(first.square().mean().sqrt()) or 1.0
+    rows = (off.square().mean(-1).sqrt() > _ROW * scale).nonzero()
+    return float(off.square().mean().sqrt()) / scale, int(rows[0, 0]) if len(rows) else 0
+
+
+def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]) -> list[Segment]:
+    """The fewest kinds of segments that remove the gap; the same stretch in all layers is one kind.
+
+    Kinds are added, the largest error first, while something is left of the gap; then those that are not needed go.
+    """
+    kinds: dict[str, list[Segment]] = {}
+    for one in segments:
+        kinds.setdefault(one.end.stage, []).append(one)
+    chosen, removed = list[list[Segment]](), 0.0
+    for kind in sorted(kinds.values(), key=lambda some: -max(one.error for one in some)):
+        chosen.append(kind)
+        removed = undo(_flat(chosen))
+        if removed > ENOUGH:
+            break
+    for kind in list(chosen):
+        fewer = [one for one in chosen if one is not kind]
+        if fewer and undo(_flat(fewer)) >= min(ENOUGH, removed):
+            chosen = fewer
+    return _flat(chosen)
+
+
+def _flat(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
+    return [one for kind in kinds for one in kind]
+
+
+def _open(
+    reference: Tap, other: Tap, tokens_T: Tensor, right: Capture, segment: Segment, tolerance: float
+) -> tuple[list[Suspect], list[Operator]]:
+    """The operators of a segment that begin to differ, of both engines in turn; and all that ran there."""
+    forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
+    theirs, own = (tap.trace(tokens_T, forced, segment.start, segment.end) for tap in (reference, other))
+    ran = [*own.operators, *theirs.operators]
+    here = [Suspect(other.name, one) for one in suspects(own, theirs, tolerance)]
+    there = [Suspect(reference.name, one) for one in suspects(theirs, own, tolerance)]
+    pairs = zip_longest(there, here) if segment.missing else zip_longest(here, there)
+    found = [one for pair in pairs for one in pair if one is not None]
+    if segment.missing:
+        less = reference.functions(tokens_T) - other.functions(tokens_T)
+        return [replace(one, operator=_find_caller(one.operator, less)) for one in found], ran
+    if found:
+        return found, ran
+    moved = first_rearranged(own, theirs, tolerance)
+    # Where every value is there in its place, another one of them is handed on.
+    last = [Suspect(reference.name, one) for one in theirs.operators[-1:]]
+    return ([Suspect(other.name, moved)] if moved else last), ran
+
+
+def _find_caller(operator: Operator, less: Counter[str]) -> Operator:
+    """The same with the lines from the one on that calls what runs less often in the other engine."""
+    missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
+    stack: tuple[Frame, ...] = operator.stack[max(missing, default=-1) + 1 :]
+    return replace(operator, stack=stack or operator.stack)
+
+
+def _judge(witness: Tap, taps: Sequence[Tap], tokens_T: Tensor, right: Capture, segment: Segment) -> dict[str, float]:
+    """Returns by engine how far the end of a segment is from float64's, given the same inputs."""
+    exact = witness.run(tokens_T, right.seen).seen.get(segment.end)
+    if exact is None:
+        return {}
+    runs = {tap.name: tap.run(tokens_T, right.seen).seen.get(segment.end) for tap in taps}
+    return {
+        name: _differ(exact, own)[0] for name, own in runs.items() if own is not None and own.numel() == exact.numel()
+    }
+
+
+def describe(found: Location) -> Iterator[str]:
+    """Yields what was found, line by line, for people."""
+    if not found.segments:
+        yield f"the engines differ by {found.gap:.2g} nats, and no segment gives other values for the same inputs"
+        return
+    yield f"the engines differ by {found.gap:.2g} nats (root mean square)"
+    yield f"undoing this removes {found.removed:.0%} of it:"
+    for segment in found.segments:
+        missing = f"; {', '.join(map(str, segment.missing))} did not run" if segment.missing else ""
+        since = f", from position {segment.first} on" if segment.first else ""
+        yield f"  {segment}: off by {segment.error:.2g} of its size{since}{missing}"
+    for engine, error in found.errors.items():
+        yield f"  {engine} is {error:.2g} from float64 at {found.segments[0].end}"
+    for suspect in found.suspects[:3]:
+        lines = " ← ".join(
+            f"{Path(frame.file).name}:{frame.line} {frame.function}" for frame in suspect.operator.stack[:2]
+        )
+        yield f"  {suspect.engine}: {suspect.operator.name} at {lines}"
+    yield from _arguments_that_differ(found.suspects[:2])
+
+
+def _arguments_that_differ(suspects: Sequence[Suspect]) -> Iterator[str]:
+    """Yields the arguments that differ, of one operator in both engines."""
+    match suspects:
+        case [Suspect(engine, one), Suspect(other, its)] if one.name == its.name and len(one.scalars) == len(
+            its.scalars
+        ):
+            for own, theirs in zip(one.scalars, its.scalars, strict=True):
+                if own != theirs:
+                    yield f"  an argument is {own} in {engine} and {theirs} in {other}"
+        case _:
+            pass

@@ -1,0 +1,183 @@
+"""The operators of one segment: what each read and gave, and the line of Python that called it."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_OWN = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_STDLIB = sysconfig.get_path("stdlib")
+
+
+MASKED = 3e4
+"""A number so large stands for a masked place: it says nothing about the others."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of Python.
+
+    Attributes:
+        file: Its path.
+        line: Its number.
+        function: The function that it is in, with its class.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator that ran.
+
+    Attributes:
+        name: As torch prints it, such as `aten.mm.default`.
+        stack: The lines that called it, innermost first; only those of models.
+        inputs: Indices into the values of the trace.
+        outputs: The same.
+        scalars: The other arguments, in order.
+    """
+
+    name: str
+    stack: tuple[Frame, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    scalars: tuple[Any, ...]
+
+
+@dataclass
+class OperatorTrace:
+    """A graph of operators over values.
+
+    Attributes:
+        values: Copies of all tensors, on the CPU, as they were when they were made.
+        operators: In order.
+    """
+
+    values: list[Tensor] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+
+    def external(self) -> list[int]:
+        """Returns the values that no operator of the trace made: inputs, weights, constants."""
+        made = {value for one in self.operators for value in one.outputs}
+        return [value for value in range(len(self.values)) if value not in made]
+
+
+class Recorder(TorchDispatchMode):
+    """Records operators into a trace while it is `on`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace, self.on = OperatorTrace(), False
+        self._index: dict[int, int] = {}
+        self._alive: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.on:
+            return func(*args, **kwargs)
+        leaves = tree_leaves((args, kwargs))
+        inputs = tuple(self._find(x) for x in leaves if isinstance(x, Tensor))
+        outcome = func(*args, **kwargs)
+        outputs = tuple(self._add(x) for x in tree_leaves(outcome) if isinstance(x, Tensor))
+        scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
+        self.trace.operators.append(Operator(str(func), tuple(_frames()), inputs, outputs, scalars))
+        return outcome
+
+    def _find(self, tensor: Tensor) -> int:
+        return self._index[id(tensor)] if id(tensor) in self._index else self._add(tensor)
+
+    def _add(self, tensor: Tensor) -> int:
+        self._alive.append(tensor)  # an id is of one tensor only as long as that is alive
+        self._index[id(tensor)] = len(self.trace.values)
+        self.trace.values.append(tensor.detach().clone().cpu())
+        return self._index[id(tensor)]
+
+
+def _frames() -> Iterator[Frame]:
+    """The lines of models that are being executed, innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if is_model_file(code.co_filename):
+            yield frame_of(frame)
+        frame = frame.f_back
+
+
+def frame_of(frame: FrameType) -> Frame:
+    """The line that a frame executes."""
+    return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+
+
+def is_model_file(file: str) -> bool:
+    """True for a file of an engine or model: neither Python's own, nor torch's, nor ours."""
+    inside = file.startswith(_STDLIB) and "site-packages" not in file
+    return not (inside or file.startswith((_OWN, _TORCH, "<")))
+
+
+def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """True for the same numbers in whatever order, so that a transposed or reshaped tensor is the same value."""
+    if a.numel() != b.numel():
+        return False
+    first, second = (x.detach().flatten().double() for x in (a, b))
+    first, second = (x[x.abs() < MASKED].sort().values for x in (first, second))
+    if first.numel() != second.numel():
+        return False
+    scale = float(second.square().mean().sqrt()) if second.numel() else 0.0
+    return not scale or float((first - second).square().mean().sqrt()) <= tolerance * scale
+
+
+def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list[Operator]:
+    """Returns the operators that were given values which the other trace has, and gave one that it has not.
+
+    What no operator of the trace made (inputs of the segment, weights, constants) is taken for right, so an operator
+    that reads a weight which differs is a suspect. A value that the other trace lacks, but from which only values
+    follow that it has, is another way to the same result and no suspect.
+    """
+    by_size: dict[int, list[Tensor]] = {}
+    for value in other.values:
+        by_size.setdefault(value.numel(), []).append(value)
+    good = [any(same_values(value, x, tolerance) for x in by_size.get(value.numel(), ())) for value in own.values]
+    consumers: dict[int, list[Operator]] = {}
+    for one in own.operators:
+        for value in one.inputs:
+            consumers.setdefault(value, []).append(one)
+    for one in reversed(own.operators):
+        for value in one.outputs:
+            after = [output for consumer in consumers.get(value, ()) for output in consumer.outputs if output != value]
+            good[value] = good[value] or (bool(after) and all(good[output] for output in after))
+    outside = set(own.external())
+    return [
+        one
+        for one in own.operators
+        if all(good[value] or value in outside for value in one.inputs)
+        and not all(good[value] for value in one.outputs)
+    ]
+
+
+def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
+    """Returns the first operator that gives the same numbers in another order, where both engines run the same ones."""
+    for one, its in zip(own.operators, other.operators, strict=False):
+        if one.name != its.name:
+            return one
+        for a, b in zip(one.outputs, its.outputs, strict=False):
+            first, second = own.values[a], other.values[b]
+            if first.shape != second.shape or not torch.allclose(first, second, rtol=tolerance, atol=tolerance):
+                return one
+    return None

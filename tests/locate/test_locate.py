@@ -1,0 +1,164 @@
+"""Faults in a copy of a model: `locate` puts each at its line, and its script fails there and passes without it."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lockstep_doctor import CutPoint, Frame, Location, ModuleTap, compare_builds, locate, write_reproduction
+
+CONFIG = LlamaConfig(
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+TOKENS = torch.arange(24) * 7 % 97
+Fault = Callable[[Any], None]
+
+
+def build() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(CONFIG).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.15 * torch.randn_like(parameter) + float(parameter.ndim == 1))
+    return model
+
+
+def scale_attention(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 0.8
+
+
+def change_activation(model: Any) -> None:
+    model.model.layers[1].mlp.act_fn = nn.GELU()
+
+
+def cap_logits(model: Any) -> None:
+    head = model.lm_head.forward
+    model.lm_head.forward = lambda states: 5 * torch.tanh(head(states) / 5)
+
+
+def change_weight(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[2].self_attn.v_proj.weight[3] += 0.3
+
+
+def change_norms(model: Any) -> None:
+    for module in model.modules():
+        if "RMSNorm" in type(module).__name__:
+            module.variance_epsilon = 0.1
+
+
+def find(fault: Fault) -> tuple[Location, ModuleTap]:
+    wrong = build()
+    fault(wrong)
+    tap = ModuleTap(wrong, "wrong")
+    witness = ModuleTap(build().double(), "float64")
+    return locate(ModuleTap(build(), "right"), tap, TOKENS, witness), tap
+
+
+@pytest.mark.parametrize(
+    ("fault", "ends", "function"),
+    [
+        (scale_attention, {CutPoint("attn", layer) for layer in range(3)}, "sdpa_attention_forward"),
+        (change_activation, {CutPoint("mlp.act_fn", 1)}, "LlamaMLP.forward"),
+        (cap_logits, {CutPoint("logits")}, "cap_logits.<locals>.<lambda>"),
+        (change_weight, {CutPoint("v", 2)}, "LlamaAttention.forward"),
+    ],
+)
+def test_the_place_of_a_fault(fault: Fault, ends: set[CutPoint], function: str) -> None:
+    found, _ = find(fault)
+    assert {segment.end for segment in found.segments} == ends
+    assert found.removed > 0.99
+    assert function in [frame.function for suspect in found.suspects for frame in suspect.operator.stack[:2]]
+    assert found.errors["right"] < 1e-6 < 1e-3 < found.errors["wrong"]
+
+
+def test_a_fault_of_every_norm_has_segments_of_each_kind_that_is_needed() -> None:
+    found, _ = find(change_norms)
+    assert {segment.end.stage for segment in found.segments} <= {"attn_norm", "mlp_norm", "final_norm"}
+    assert found.removed > 0.9
+    assert found.suspects[0].operator.stack[0].function == "LlamaRMSNorm.forward"
+
+
+def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
+    def drop(model: Any) -> None:
+        model.model.layers = model.model.layers[:2]
+
+    found, _ = find(drop)
+    assert found.segments[0].missing[0] == CutPoint("resid_in", 2)
+    assert found.suspects[0].operator.stack[0].function == "LlamaModel.forward"
+
+
+def test_equal_models_have_no_place() -> None:
+    found, _ = find(lambda model: None)
+    assert (found.gap, list(found.segments), list(found.suspects)) == (0.0, [], [])
+
+
+def test_the_script_fails_on_the_fault_and_passes_without_it(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path / "model")
+    builder = f"""from transformers import LlamaForCausalLM
+model = LlamaForCausalLM.from_pretrained({str(tmp_path / "model")!r}).eval()
+for layer in model.model.layers:
+    layer.self_attn.scaling *= 0.8
+def read(tokens):
+    return model(input_ids=tokens[None], use_cache=False).logits[0]
+"""
+    found, tap = find(scale_attention)
+    tap = ModuleTap(tap.model, "wrong", builder)
+    script = write_reproduction(tmp_path / "repro", tap, found, TOKENS)
+    assert len(script.read_text().splitlines()) <= 45
+    assert _run(script) == (1, "relative error")
+    script.write_text(script.read_text().replace("*= 0.8", "*= 1"))
+    assert _run(script) == (0, "relative error")
+
+
+def _run(script: Path) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert not done.stderr or "Error" not in done.stderr, done.stderr
+    return done.returncode, done.stdout[: len("relative error")]
+
+
+class _Angles(nn.Module):
+    def __init__(self, base: float, powers: Iterator[float]) -> None:
+        super().__init__()
+        self.register_buffer("angle", torch.arange(4) / base)
+        self.scaling = base ** next(powers)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states * self.scaling
+
+
+def test_two_builds_differ_after_a_line() -> None:
+    def compare(*powers: float) -> tuple[Frame, str] | None:
+        """The reference is built twice, then the other one."""
+        each = iter(powers)
+        return compare_builds(lambda: _Angles(9.0, each), lambda: _Angles(9.0, each))
+
+    assert compare(-0.5, -0.5, -0.5) is None
+    found = compare(-0.5, -0.5, -0.6)
+    assert found is not None
+    assert (found[0].function, found[1]) == ("_Angles.__init__", "self.scaling")
+
+
+def test_the_reference_is_not_changed_by_what_is_forced() -> None:
+    tap = ModuleTap(build(), "right")
+    before = copy.deepcopy(dict(tap.run(TOKENS, {}).seen))
+    find(scale_attention)
+    tap.run(TOKENS, {CutPoint("attn", 1): torch.zeros(1, 24, 32)})
+    after = tap.run(TOKENS, {}).seen
+    assert all(torch.equal(before[cut], after[cut]) for cut in before)
