@@ -63,8 +63,11 @@ class Snapshot:
 
     @classmethod
     def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
-        """Copies the weights of the learner as it is now."""
-        copies = {name: _copy(tensor, dtype) for name, tensor in learner.weights()}
+        """Copies the weights of the learner as it is now; in processes of its own they are cast before they leave."""
+        leaving = learner.weights() if learner.sender is None else Outgoing(learner, dtype, learner.sender)
+        copies = {name: _copy(tensor, dtype) for name, tensor in leaving}
+        if learner.sender is not None:
+            learner.sender.finish()
         return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
 
     @property
