@@ -64,6 +64,8 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
             use_safetensors=True,
             trust_remote_code=False,
         )
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # the folder is not to blame, and the same command may find more room
     except Exception as error:  # for files that it does not foresee, transformers raises anything
         raise ModelError(f"the model in {folder} cannot be opened: {first_line(error)}") from error
     return model
