@@ -47,9 +47,9 @@ def require_finite(what: str, batch: Batch, *columns: Tensor, cure: str = _LOOK)
     _require(what, batch, columns, math.inf, cure)
 
 
-def require_logprobs(what: str, batch: Batch, *columns: Tensor) -> None:
+def require_logprobs(whose: str, batch: Batch, *columns: Tensor) -> None:
     """Refuses log-probabilities that are NaN, infinite or above 0; see `require_finite`."""
-    _require(what, batch, columns, LARGEST_LOGPROB, _LOOK)
+    _require(f"log-probabilities of {whose}", batch, columns, LARGEST_LOGPROB, _LOOK)
 
 
 def require_responses(whose: str, batch: Batch, requests: Sequence[Request], sampling: SamplingParams) -> None:
@@ -79,7 +79,7 @@ def require_responses(whose: str, batch: Batch, requests: Sequence[Request], sam
             f"{sampling.max_tokens}; look at the engine's version and settings",
             batch,
         )
-    require_logprobs(f"{whose}'s log-probabilities", batch, batch["sampler_logprob"])
+    require_logprobs(whose, batch, batch["sampler_logprob"])
 
 
 def _require(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cure: str) -> None:

@@ -77,7 +77,7 @@ def test_the_first_number_and_its_place_are_named(value: float) -> None:
 def test_a_log_probability_is_finite_and_not_above_0(value: float) -> None:
     column_NK = torch.full((26, 3), -1.0)
     column_NK[25, 2] = value
-    with pytest.raises(NotFiniteError, match=rf"^p are {value} for token 8 of row 4 of 4"):
+    with pytest.raises(NotFiniteError, match=rf"^log-probabilities of p are {value} for token 8 of row 4 of 4"):
         require_logprobs("p", BATCH, column_NK)
     require_logprobs("p", BATCH, torch.tensor([1e-6, LARGEST_LOGPROB]), torch.zeros(0))
 
@@ -127,10 +127,10 @@ def lose_one(batch: Batch) -> Batch:
 
 
 ALTERED = [
-    (say_nan, r"'s log-probabilities are nan for token \d+ of row 3 of 3; look at"),
-    (say_more, r" gave 5 tokens in a sequence of 10 for row 1 of 3, whose prompt has 5 and .* 1 to 4; look at"),
-    (say_nothing, " gave 0 tokens in a sequence of 9 for row 1 of 3"),
-    (lose_one, " gave 2 responses to 3 requests; start it anew"),
+    (say_nan, r"log-probabilities of the sampler are nan for token \d+ of row 3 of 3; look at"),
+    (say_more, r"the sampler gave 5 tokens in a sequence of 10 for row 1 of 3, whose prompt has 5 .* 1 to 4; look at"),
+    (say_nothing, "the sampler gave 0 tokens in a sequence of 9 for row 1 of 3"),
+    (lose_one, "the sampler gave 2 responses to 3 requests; start it anew"),
 ]
 ASKED = requests((5, 3, 9))
 
@@ -140,7 +140,7 @@ def test_what_a_sampler_says_is_checked(tmp_path: Path, alter: Callable[[Batch],
     section = SamplerSection()
     sampler = SamplerSpec(str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")).open_here()
     session = SamplerSession(cast(Any, Altering(sampler, alter)))
-    with session.at(0), pytest.raises(NotFiniteError, match=f"^the sampler with the weights of step None{sentence}"):
+    with session.at(0), pytest.raises(NotFiniteError, match=f"^{sentence}"):
         session.generate(ASKED, SAMPLING)
 
 
@@ -156,7 +156,7 @@ def test_what_a_worker_sends_is_checked_too(tmp_path: Path) -> None:
     pool = SamplerPool(spec, print)
     try:
         pool.ready()
-        with pytest.raises(NotFiniteError, match=r"^sampler 1's log-probabilities are nan for token"):
+        with pytest.raises(NotFiniteError, match=r"^log-probabilities of sampler 1 are nan for token"):
             list(pool.blocks([(0, ASKED)], SAMPLING))
     finally:
         pool.close()
@@ -225,16 +225,16 @@ def test_a_critic_that_breaks_is_named_and_its_batch_is_kept(run: Run) -> None:
 
 def test_a_policy_that_breaks_is_named_at_its_validation(tmp_path: Path) -> None:
     policy, batch = broken(tmp_path), PAIRS.with_columns({"ref_logprob": torch.zeros(26)})
-    with pytest.raises(NotFiniteError, match=r"^the policy's log-probabilities are nan for token"):
+    with pytest.raises(NotFiniteError, match=r"^log-probabilities of the policy are nan for token"):
         measure_held_out_loss(policy, BATCH)
-    with pytest.raises(NotFiniteError, match=r"^the policy's log-probabilities are nan for token"):
+    with pytest.raises(NotFiniteError, match=r"^log-probabilities of the policy are nan for token"):
         dpo.measure_held_out_preference(policy, batch, Preference(beta=0.1))
     with pytest.raises(NotFiniteError, match=r"^the reward model's scores are nan for row"):
         measure_held_out_pairs(broken(tmp_path, "reward"), PAIRS, BradleyTerry())
 
 
 def test_a_reference_that_breaks_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFiniteError, match=r"^the reference policy's log-probabilities are nan for token"):
+    with pytest.raises(NotFiniteError, match=r"^log-probabilities of the reference policy are nan for token"):
         dpo.with_reference(PAIRS, broken(tmp_path))
 
 
@@ -248,14 +248,14 @@ def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name:
         policy=models["policy"], reference=models["reference"], collector=cast(Any, None), phase=skip_timing
     )
     batch = BATCH.with_columns({"sampler_logprob": torch.zeros(26)}, {"version": torch.zeros(4)})
-    with pytest.raises(NotFiniteError, match=f"^{name}'s log-probabilities are nan for token"):
+    with pytest.raises(NotFiniteError, match=f"^log-probabilities of {name} are nan for token"):
         policy_gradient.prepare_batch(0, 0, batch, workers, settings)
 
 
 @pytest.mark.usefixtures("run")
 def test_a_reference_of_self_rewarding_is_named(tmp_path: Path) -> None:
     workers = cast(self_rewarding.SelfRewardingWorkers, SimpleNamespace(reference=broken(tmp_path)))
-    with pytest.raises(NotFiniteError, match="the reference policy's log-probabilities are nan for token"):
+    with pytest.raises(NotFiniteError, match="log-probabilities of the reference policy are nan for token"):
         self_rewarding.with_reference(PAIRS, workers)
 
 
@@ -263,7 +263,7 @@ def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
     workers = DistillWorkers(broken(tmp_path), {"one": broken(tmp_path)}, lambda step, position: None, skip_timing)  # pyright: ignore[reportArgumentType] (not called)
     options = DistillSection(num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2)
     settings = DistillSettings(options, VOCABULARY, 0, Distillation("forward"))
-    with pytest.raises(NotFiniteError, match=r"^the teacher's log-probabilities are nan for token"):
+    with pytest.raises(NotFiniteError, match=r"^log-probabilities of the teacher are nan for token"):
         add_teacher_logprobs(BATCH, [{}] * 4, workers, settings)
 
 

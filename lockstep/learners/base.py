@@ -92,7 +92,7 @@ class Learner(Protocol):
 def compute_logprobs(learner: Learner, batch: Batch, whose: str) -> Tensor:
     """`Learner.logprobs` of a learner, such as "the policy"; raises NotFiniteError as `require_logprobs`."""
     logprob_N = learner.logprobs(batch)
-    require_logprobs(f"{whose}'s log-probabilities", batch, logprob_N)
+    require_logprobs(whose, batch, logprob_N)
     return logprob_N
 
 

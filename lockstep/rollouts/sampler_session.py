@@ -81,7 +81,9 @@ class SamplerSession:
         """
         self._require_open()
         batch = self._sampler.generate(requests, sampling)
-        require_responses(f"the sampler with the weights of step {self._sampler.version}", batch, requests, sampling)
+        version = self._sampler.version
+        whose = "the sampler" if version is None else f"the sampler with the weights of step {version}"
+        require_responses(whose, batch, requests, sampling)
         return batch
 
     def logprobs(self, batch: Batch) -> Tensor:

@@ -16,7 +16,7 @@ from lockstep.models.families.registry import FAMILIES, family_of
 from lockstep.models.folder import skeleton
 from lockstep.models.megatron import places, require_known
 
-MACHINERY = {"__init__", "base", "known", "registry"}
+MACHINERY = {"__init__", "base", "known", "own_code", "registry"}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 
 

@@ -93,7 +93,7 @@ def add_teacher_logprobs(
     k, whole = settings.options.top_k or settings.vocabulary, settings.vocabulary
     with workers.phase("teachers"):
         token_NK, logprob_NK = _topk_of_teachers(batch, rows, workers, settings.options.teacher_field, k)
-    require_logprobs("the teacher's log-probabilities", batch, logprob_NK)
+    require_logprobs("the teacher", batch, logprob_NK)
     columns = {"mask": batch.mask, "teacher_logprob": logprob_NK}
     if k == whole:
         return replace(batch, token=columns, sample={}, sampling=None, top_k=whole)

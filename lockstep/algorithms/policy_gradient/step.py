@@ -139,7 +139,7 @@ def prepare_batch(
     """
     with workers.phase("logprobs"):
         batch = _add_old_logprobs(step, batch, workers, settings)
-    require_logprobs("the policy's log-probabilities", batch, batch["old_logprob"])
+    require_logprobs("the policy", batch, batch["old_logprob"])
     age_B = version - batch["version"]
     metrics = Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     if bool(age_B.any()):
