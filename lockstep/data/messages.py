@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
+from jinja2 import Environment, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.data.notes import note
@@ -21,6 +21,7 @@ Message = Mapping[str, Any]
 _QUESTION, _ANSWER = "Question.", "An answer."
 _MOST_CHARACTERS = 100_000_000
 _LONGEST_S = 5.0
+_MOST_DIGITS = 4
 
 
 class ChatTemplateError(InputError):
@@ -45,6 +46,7 @@ def render_prompt(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
 def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises InputError where a tokenizer's chat template can render no conversation at all; notes one that leaves the
     user out."""
+    _refuse_large_products(tokenizer)
     try:
         text = _text([{"role": "user", "content": _QUESTION}], tokenizer, add_generation_prompt=True)
         if _QUESTION not in text:
@@ -74,6 +76,21 @@ def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_g
     if len(text) > _MOST_CHARACTERS:
         raise ChatTemplateError(f"it writes {len(text):,} characters")
     return str(text)
+
+
+def _refuse_large_products(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a template with a power or a product of large numbers: one operation of Python's, which no limit ends."""
+    templates = tokenizer.chat_template
+    for text in templates.values() if isinstance(templates, dict) else [templates or ""]:
+        with suppress(TemplateSyntaxError):  # is told where it is rendered
+            words = [value for _, kind, value in Environment().lex(text) if kind != "whitespace"]
+            for before, word, after in zip(words, words[1:], words[2:], strict=False):
+                large = any(side.isdecimal() and len(side) > _MOST_DIGITS for side in (before, after))
+                if word == "**" or (word == "*" and large):
+                    raise InputError(
+                        f"the chat template of {tokenizer.name_or_path} computes {before} {word} {after}, which may "
+                        "take all memory; write the result in its place"
+                    )
 
 
 @contextmanager
