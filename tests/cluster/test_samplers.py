@@ -43,7 +43,7 @@ def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[
     assert_same(final("stormy"), final("calm"))
     told = capsys.readouterr().err
     assert "killed by SIGKILL; starting it again (1 of 3 times)" in told
-    assert "starting it again (2 of 3 times)" in told
+    assert "starting it again in 1 s (2 of 3 times)" in told
 
 
 @pytest.mark.full

@@ -160,7 +160,6 @@ OVERRIDES = {
     "override: no betas": override("policy.betas=0.9", "policy.betas", "list"),
     "override: digits of another script": override("ppo.clip=０.１", "ppo.clip", "number"),
     "override: a number with underscores": override("run.max_steps=1_000", "run.max_steps", "whole number"),
-    "override: zero steps": override("run.max_steps=0", "run.max_steps"),
     "override: 10^30 steps": override("run.max_steps=" + "1" + "0" * 30, "run.max_steps"),
     "override: 10^18 prompts a step": override("ppo.num_prompts_per_step=1" + "0" * 18, "ppo.num_prompts_per_step"),
     "override: 10^6 ranks": override("learner.parallel.dp=1000000", "learner.parallel.dp", "less than or equal to"),
@@ -223,6 +222,7 @@ REWARDS = {
     "reward: closes its outputs": reward(
         f"import os\n{F}  os.closerange(3, 200)\n  return 1.0\n",
         "mine.py:f",
+        "the same command resumes the run",
     ),
     "reward: a name of Python": found_early("x = 1\n", "mine.py", name="mine.py:__name__"),
     "reward: a folder": found_early("x = 1\n", "model cannot be imported", name="model:f"),

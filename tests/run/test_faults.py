@@ -68,7 +68,8 @@ class Scene:
             newest = max((path.name for path in (work / folder / "checkpoints").glob("step_*")), default="")
             for name, content in contents(str(work / folder)).items():
                 if name != "crash.txt" and not (name.startswith("checkpoints/step_") and newest not in name):
-                    found[f"{folder}/{name}"] = content
+                    # What code a run calls is known by its path, too, which is each case's own.
+                    found[f"{folder}/{name}"] = content.replace(str(work.resolve()).encode(), b"work")
         return found
 
 
