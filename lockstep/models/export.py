@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,7 +38,13 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     """Writes weights, configuration and tokenizer into `folder`, which appears whole or not at all; must not exist."""
     with _appearing(folder) as aside:
         model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
+        try:
+            tokenizer.save_pretrained(aside)
+        except Exception as error:  # the library raises no OSError for what the disk refuses
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(aside)) from error
 
 
 def copy_frame(source: Path, folder: Path) -> None:
