@@ -1,4 +1,4 @@
-"""Where `lockstep_doctor.locate` puts faults that nobody wrote: random edits of a model's code in `transformers`.
+"""Score of `lockstep_doctor.locate` on faults without an author: random edits of models' code in `transformers`.
 
     python -m benchmarks.doctor_mutations --count 40 --seed 1
 

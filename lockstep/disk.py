@@ -104,12 +104,22 @@ def sync_tree(folder: Path) -> None:
 
 def own_copy(path: Path) -> Path:
     """Name of this process's copy of a file, beside it; copies of processes that have died are removed."""
-    mine = f".{path.name}-{socket.gethostname()}-"  # a shared disk has those of other machines, too
+    remove_dead_copies(path)
+    return path.with_name(f"{_copies(path)}{os.getpid()}")
+
+
+def remove_dead_copies(path: Path) -> None:
+    """Removes copies of a file that processes of this machine have left when they died."""
+    mine = _copies(path)
     for copy in path.parent.glob(f"{mine}*"):
         owner = copy.name.removeprefix(mine)
         if owner.isdigit() and not _is_alive(int(owner)):
             copy.unlink(missing_ok=True)
-    return path.with_name(f"{mine}{os.getpid()}")
+
+
+def _copies(path: Path) -> str:
+    """How the names of a file's copies begin; a shared disk has those of other machines, too."""
+    return f".{path.name}-{socket.gethostname()}-"
 
 
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError
@@ -82,15 +82,24 @@ def _refuse_large_products(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses a template with a power or a product of large numbers: one operation of Python's, which no limit ends."""
     templates = tokenizer.chat_template
     for text in templates.values() if isinstance(templates, dict) else [templates or ""]:
-        with suppress(TemplateSyntaxError):  # is told where it is rendered
-            words = [value for _, kind, value in Environment().lex(text) if kind != "whitespace"]
-            for before, word, after in zip(words, words[1:], words[2:], strict=False):
-                large = any(side.isdecimal() and len(side) > _MOST_DIGITS for side in (before, after))
-                if word == "**" or (word == "*" and large):
-                    raise InputError(
-                        f"the chat template of {tokenizer.name_or_path} computes {before} {word} {after}, which may "
-                        "take all memory; write the result in its place"
-                    )
+        product = _find_large_product(text)
+        if product is not None:
+            raise InputError(
+                f"the chat template of {tokenizer.name_or_path} computes {product}, which may take all memory; write "
+                "the result in its place"
+            )
+
+
+def _find_large_product(template: str) -> str | None:
+    try:
+        words = [value for _, kind, value in Environment().lex(template) if kind != "whitespace"]
+    except TemplateSyntaxError:  # is told where it is rendered
+        return None
+    for before, word, after in zip(words, words[1:], words[2:], strict=False):
+        large = any(side.isdecimal() and len(side) > _MOST_DIGITS for side in (before, after))
+        if word == "**" or (word == "*" and large):
+            return f"{before} {word} {after}"
+    return None
 
 
 @contextmanager

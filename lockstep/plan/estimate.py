@@ -109,7 +109,7 @@ class MemoryEstimate:
             return max(self._learners, self.beside_engine + self.sampler.size)
         if self.takes_turns:
             asleep = 0 if self.sampler.stays else self.sampler.weights
-            asleep += 0 if self.sync is None else self.sync.kept_by_engine
+            asleep += 0 if self.sync is None else self.sync.engine_buckets
             asleep += sum(judge.weights for judge in self.judges if not judge.stays)
             syncing = 0 if self.sync is None else self.sampler.weights + self.sync.passing
             return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, syncing))
@@ -122,7 +122,7 @@ class MemoryEstimate:
     @property
     def beside_engine(self) -> int:
         """Bytes of learners, of carriers, and of judges, which it waits for, on the device of an engine."""
-        others = sum(judge.size for judge in self.judges) + (0 if self.sync is None else self.sync.kept_by_engine)
+        others = sum(judge.size for judge in self.judges) + (0 if self.sync is None else self.sync.engine_buckets)
         if self.placement.processes.apart:
             return others
         if not self.takes_turns:
@@ -184,7 +184,7 @@ class MemoryEstimate:
     @property
     def _buckets(self) -> int:
         """Bytes that the policy's carrier keeps on its GPU."""
-        return 0 if self.sync is None or not self.placement.devices.on_gpu else self.sync.kept_by_sender
+        return 0 if self.sync is None or not self.placement.devices.on_gpu else self.sync.sender_buckets
 
     @property
     def _resident(self) -> int:

@@ -22,13 +22,13 @@ class SyncEstimate:
         rank: One rank of the policy.
         item: Bytes of a number in the engines' type.
         route: The way of the weights.
-        copied: True if a copy of the weights is sent, which lies in the host's memory, for engines one step ahead.
+        on_host: True if the weights, or the copy that is sent of those of one process, lie in the host's memory.
     """
 
     rank: Rank
     item: int
     route: Route
-    copied: bool = False
+    on_host: bool = False
 
     @classmethod
     def of(cls, rank: Rank, inference: Inference, placement: Placement) -> Self | None:
@@ -42,9 +42,10 @@ class SyncEstimate:
             return None
         near = placement.engines_on_one_machine
         route = choose_route(inference.sampler, placement, near)
-        from_host = inference.one_step_ahead or rank.learner.cpu_offload
-        route = route.from_host(near) if from_host else route
-        return cls(rank, backend.dtype(rank.learner).itemsize, route, inference.one_step_ahead)
+        offloads, copies = rank.learner.cpu_offload, inference.one_step_ahead
+        route = route.from_host(near) if offloads or copies else route
+        on_host = offloads or (copies and rank.learner.parallel.ranks == 1)  # of several, each brings its part
+        return cls(rank, backend.dtype(rank.learner).itemsize, route, on_host)
 
     @property
     def weights(self) -> int:
@@ -53,21 +54,20 @@ class SyncEstimate:
 
     @property
     def flows(self) -> list[Flow]:
-        """Traffic of a weight sync, once per step. Ranks cast before they gather, but for a copy."""
-        gathered = (FP32 if self.copied else self.item) * self.rank.sizes.policy
+        """Traffic of a weight sync, once per step. Ranks cast before they gather."""
         found = [
-            Flow("weights gathered for the sampler", "dp·cp·tp", ring(gathered, self._pieces)),
-            Flow("weights to each sampler", "first rank", self._handed_over),
+            Flow("weights gathered for the sampler", "dp·cp·tp", ring(self.weights, self._pieces)),
+            Flow("weights to each sampler", "first rank", self._bytes_to_engine),
         ]
         return [flow for flow in found if flow.size]
 
     @property
-    def kept_by_sender(self) -> int:
+    def sender_buckets(self) -> int:
         """Bytes of the buckets that a rank fills alternately on its GPU, which it keeps for the next weight sync."""
-        return 0 if self._from_host else BUFFERS * self._bucket
+        return 0 if self.on_host else BUFFERS * self._bucket
 
     @property
-    def kept_by_engine(self) -> int:
+    def engine_buckets(self) -> int:
         """The same of an engine, where bytes come from another GPU."""
         return BUFFERS * self._bucket if self.route.backend == "nccl" else 0
 
@@ -75,11 +75,11 @@ class SyncEstimate:
     def passing(self) -> int:
         """Bytes of a GPU that a tensor takes on its way: its piece, brought back; cast and gathered; as it arrives."""
         largest = self.rank.sizes.largest
-        leaving = 0 if self._from_host else FP32 * largest // self._pieces + 2 * self.item * largest
+        leaving = 0 if self.on_host else FP32 * largest // self._pieces + 2 * self.item * largest
         return leaving + (0 if self.route.is_between_gpus else self._bucket)
 
     @property
-    def _handed_over(self) -> int:
+    def _bytes_to_engine(self) -> int:
         """Bytes that an engine gets from the first rank; by CUDA IPC it reads them where they are."""
         match self.route.transfer:
             case "cuda_ipc":
@@ -92,10 +92,6 @@ class SyncEstimate:
     @property
     def _bucket(self) -> int:
         return max(self.item * self.rank.sizes.largest, CAPACITY)
-
-    @property
-    def _from_host(self) -> bool:
-        return self.copied or self.rank.learner.cpu_offload
 
     @property
     def _pieces(self) -> int:

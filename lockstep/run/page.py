@@ -6,7 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.command_line import command
+from lockstep.disk import remove_dead_copies
 from lockstep.report.summary import PAGE
+
+
+def finish_page(folder: Path, note: Callable[[str], None]) -> None:
+    """Ends the report of a finished run whose process was killed over it; see `write_page`."""
+    if (folder / PAGE).is_file():
+        remove_dead_copies(folder / PAGE)
+    else:
+        write_page(folder, note)
 
 
 def write_page(folder: Path, note: Callable[[str], None]) -> None:

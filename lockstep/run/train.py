@@ -27,7 +27,7 @@ from lockstep.models.families.own_code import list_own_files
 from lockstep.models.folder import read_fields
 from lockstep.models.source import ModelSource, open_source, scratch_model
 from lockstep.report.progress import Progress, show_progress
-from lockstep.report.summary import PAGE, has_trained, summary
+from lockstep.report.summary import has_trained, summary
 from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.doctor_reports import examination
@@ -45,7 +45,7 @@ from lockstep.run.identity import identity
 from lockstep.run.live_setup import LiveSetup, require_lengths
 from lockstep.run.messages import add_message
 from lockstep.run.open_run import open_run
-from lockstep.run.page import write_page
+from lockstep.run.page import finish_page, write_page
 from lockstep.run.remarks import remarks
 from lockstep.run.session import Session
 from lockstep.run.stop import Stop, Stopped
@@ -106,8 +106,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
             with lock_folder(folder):
                 adopt(loaded, changed)
         _track_finished(loaded, folder)
-        if not (folder / PAGE).is_file():
-            write_page(folder, print)
+        finish_page(folder, print)
         return True
     health = examination(recipe)
     with open_run(loaded, folder) as started, ExitStack() as open_:
@@ -213,6 +212,7 @@ def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s
     name, final = loaded.name, first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():
         require_trained(first.run_folder)
+        finish_page(first.run_folder, partial(print, file=sys.stderr))
         print(f"{name} begins with {final}, trained before", file=sys.stderr)
         return final
     print(f"stage 1 of 2: {_purpose(first)}; {name} begins with its model", file=sys.stderr)

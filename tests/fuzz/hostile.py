@@ -30,7 +30,7 @@ class Hostile:
     Attributes:
         command: Arguments of `lockstep`.
         spoil: Makes the input.
-        says: Parts of the one sentence; of the notes, where the command goes on.
+        says: Parts of the one sentence; of the notes, where the command continues.
         accepted: True for what looks wrong, and is in order.
     """
 

@@ -1,4 +1,4 @@
-"""Hostile rewards and environments: the row and the function are named, whatever the function does."""
+"""Hostile rewards and environments: the row and the function are named, no matter what it does."""
 
 from __future__ import annotations
 

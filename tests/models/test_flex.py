@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,18 +83,9 @@ def test_it_is_chosen_where_varlen_attention_is() -> None:
     chosen = list[Kernel]()
 
     class Noting(Packed):
-        def attend_by(
-            self,
-            kernel: Kernel,
-            layer: int,
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            scaling: float,
-            window: int | None,
-        ) -> Tensor:
+        def attend_by(self, kernel: Kernel, *given: Any) -> Tensor:
             chosen.append(kernel)
-            return super().attend_by(kernel, layer, query, key, value, scaling, window)
+            return super().attend_by(kernel, *given)
 
     batch = Batch(torch.zeros(9, dtype=torch.int64), torch.tensor([4, 5]))
     packed = Noting(**vars(Packed.of(batch)))
