@@ -1,4 +1,4 @@
-"""The cut points of a decoder: one name for one value, whatever an engine calls the module that makes it."""
+"""The cut points of a decoder: one name for one value, in every engine."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def is_model_file(file: str) -> bool:
 
 
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """True for the same numbers in whatever order, so that a transposed or reshaped tensor is the same value."""
+    """True for the same numbers in any order, so that a transposed or reshaped tensor is the same value."""
     if a.numel() != b.numel():
         return False
     first, second = (x.detach().flatten().double() for x in (a, b))

@@ -83,9 +83,9 @@ def test_it_is_chosen_where_varlen_attention_is() -> None:
     chosen = list[Kernel]()
 
     class Noting(Packed):
-        def attend_by(self, kernel: Kernel, *given: Any) -> Tensor:
+        def attend_by(self, kernel: Kernel, *given: Any, **named: Any) -> Tensor:
             chosen.append(kernel)
-            return super().attend_by(kernel, *given)
+            return super().attend_by(kernel, *given, **named)
 
     batch = Batch(torch.zeros(9, dtype=torch.int64), torch.tensor([4, 5]))
     packed = Noting(**vars(Packed.of(batch)))
