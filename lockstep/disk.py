@@ -118,7 +118,7 @@ def remove_dead_copies(path: Path) -> None:
 
 
 def _copies(path: Path) -> str:
-    """How the names of a file's copies begin; a shared disk has those of other machines, too."""
+    """Beginning of the names of a file's copies; a shared disk has those of other machines, too."""
     return f".{path.name}-{socket.gethostname()}-"
 
 
