@@ -47,10 +47,13 @@ class Capture:
     Attributes:
         logits: Of every position, [T, V].
         seen: What flowed through each cut, in order of execution, before anything was put in its place.
+        column: Log-probabilities of the tokens from the second on, as the engine delivers them, [T - 1]; None: it
+            delivers none.
     """
 
     logits: Tensor
     seen: Mapping[CutPoint, Tensor]
+    column: Tensor | None = None
 
 
 ROUTED = "routed"
