@@ -186,7 +186,7 @@ def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tens
 
 def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
     """The largest |Δ|; infinite if one is NaN."""
-    return float((found_N - wanted_N).abs().nan_to_num(float("inf")).max())
+    return float((found_N.cpu() - wanted_N.cpu()).abs().nan_to_num(float("inf")).max())
 
 
 def _require_gaps(model: PreTrainedModel, every: Batch, proof: Proof) -> None:
@@ -226,6 +226,7 @@ def _require_export(model: PreTrainedModel) -> None:
             again = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation=attention.NAME)
     except (ValueError, RuntimeError, NotImplementedError, KeyError, OSError) as error:
         raise ModelError(f"a {kind} cannot be exported: {first_line(error)}; {_INSTEAD}") from error
+    nn.Module.to(again, model.device)
     opened = again.state_dict()
     changed = [name for name, tensor in model.state_dict().items() if not torch.equal(opened[name], tensor)]
     gap = _gap(plain_logits(again.eval(), tokens), plain_logits(model, tokens))
@@ -251,8 +252,8 @@ def _alone(model: PreTrainedModel, batch: Batch, implementation: str) -> Outputs
 
 def _together(model: PreTrainedModel, batch: Batch) -> Outputs:
     """Hidden states of packed sequences, as a learner computes them."""
-    cut, outputs = Cut.of(batch, ALONE, carries_state(model.config)), Outputs()
-    place_N = torch.arange(batch.tokens.numel()) if cut.place is None else cut.place
+    cut, outputs = Cut.of(batch.to(model.device), ALONE, carries_state(model.config)), Outputs()
+    place_N = slice(None) if cut.place is None else cut.place
 
     def note(name: str, output: Any) -> None:
         states = output[0] if isinstance(output, tuple) else output
