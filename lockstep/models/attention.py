@@ -17,14 +17,13 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from lockstep.batch import Batch
 from lockstep.errors import InputError
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.flex import Flex
-from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, cast_as_autocast, mask_newest
+from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, cast_as_autocast, mask_newest
 
 NAME = "lockstep"
 EXACT = "lockstep_exact"
@@ -317,10 +316,7 @@ class SideBySide:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         mask = mask_newest(query.shape[2], key.shape[2], window, query.device)
-        out = F.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
-        )
-        return out.transpose(1, 2)
+        return attend(query, key, value, mask, scaling).transpose(1, 2)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> SideBySide:
         """The same layout, which has no tensors."""

@@ -42,17 +42,13 @@ class Fused:
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         mask = mask_newest(query.shape[2], key.shape[2], window, query.device)
-        out = F.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
-        )
-        return out.transpose(1, 2).flatten(0, 1)
+        return attend(query, key, value, mask, scaling).transpose(1, 2).flatten(0, 1)
 
     def mask(self, seen: Tensor) -> Tensor:
         return seen[:, None, None]
 
     def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-        q = query[:, :, None]
-        return F.scaled_dot_product_attention(q, key, value, mask, scale=scaling, enable_gqa=True)[:, :, 0]
+        return attend(query[:, :, None], key, value, mask, scaling)[:, :, 0]
 
 
 class Varlen(Fused):
@@ -93,6 +89,23 @@ def takes_heads(size: int) -> bool:
 
 FUSED = Fused()
 VARLEN = Varlen()
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """PyTorch's attention of tensors [rows, heads, tokens, size]; several heads of queries may share one of keys.
+
+    On a GPU in fp32 each head of queries is given its own: there only PyTorch's plainest kernel takes shared ones, and
+    that keeps a number for each pair of tokens.
+
+    Args:
+        mask: Keys that queries see; None: a plain causal one.
+    """
+    if query.is_cuda and next(cast_as_autocast(query)).dtype == torch.float32:
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    shared = key.shape[1] != query.shape[1]
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=shared
+    )
 
 
 def cast_as_autocast(*tensors: Tensor) -> Iterator[Tensor]:

@@ -16,10 +16,10 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 
 from lockstep.batch import Batch
 from lockstep.models.attention import width_of
+from lockstep.models.kernels import attend
 from lockstep_logprobs.collectives import all_gather
 from lockstep_logprobs.packed import Packing
 
@@ -117,5 +117,4 @@ def _attend_grid(grid: Grid, query_nHD: Tensor, all_TKHD: Tensor, scaling: float
     q = query_nHD.index_select(0, grid.query.view(-1)).unflatten(0, (rows, width)).transpose(1, 2)
     kv = all_TKHD.index_select(0, grid.key.view(-1)).unflatten(0, (rows, -1))
     k, v = kv.permute(2, 0, 3, 1, 4)
-    out = F.scaled_dot_product_attention(q, k, v, grid.mask(window), scale=scaling, enable_gqa=True)
-    return out.transpose(1, 2).flatten(0, 1)
+    return attend(q, k, v, grid.mask(window), scaling).transpose(1, 2).flatten(0, 1)

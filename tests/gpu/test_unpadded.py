@@ -10,7 +10,7 @@ from lockstep.batch import Batch
 from lockstep.models.attention import Packed
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.flex import Flex
-from lockstep.models.kernels import FUSED, VARLEN, Kernel
+from lockstep.models.kernels import FUSED, VARLEN, Kernel, attend
 
 pytestmark = pytest.mark.gpu
 LENGTHS = (700, 1, 333, 64, 128, 5, 1024)
@@ -64,3 +64,15 @@ def test_caps_and_sinks_are_near_to_fp32(
     ours = compute(Flex, "cuda", torch.bfloat16)
     for one, expected in zip(ours, true, strict=True):
         assert (one - expected).abs().mean() <= 2**-7 * expected.abs().mean()
+
+
+def test_shared_heads_of_keys_in_fp32_keep_no_number_for_each_pair_of_tokens() -> None:
+    heads, groups, tokens, size = 16, 4, 4096, 64
+    q, k, v = (torch.randn(1, n, tokens, size, device="cuda", requires_grad=True) for n in (heads, groups, groups))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = attend(q, k, v, None, size**-0.5)
+    grown = torch.cuda.max_memory_allocated() - before
+    assert grown < heads * tokens**2  # bytes; a fourth of a table in fp32
+    wanted = attend(q.double(), k.double(), v.double(), None, size**-0.5)
+    assert (out - wanted).abs().max() < 1e-4
