@@ -43,7 +43,7 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
 def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
     """The part of the identity that the user gave: no versions of code, and no model where a server has it."""
     found = recipe_identity(loaded)
-    found |= {f"data.{name}": digest for name, digest in data.items()}
+    found |= {f"data.{name}": own for name, own in data.items()}
     found |= {} if model is None else model_files(model)
     options = dict(_flat(loaded.dump()))
     others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
