@@ -41,7 +41,7 @@ class Gathered(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, followed_alike: bool) -> Tensor:
         ctx.group, ctx.followed_alike = group, followed_alike
         out = x.new_empty(dist.get_world_size(group) * x.shape[0], *x.shape[1:])
-        dist.all_gather_single(out, x.contiguous(), group)
+        dist.all_gather_into_tensor(out, x.contiguous(), group)
         return out
 
     @staticmethod

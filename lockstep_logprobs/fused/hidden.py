@@ -22,14 +22,22 @@ from lockstep_logprobs.gradient import RowGradient
 from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import RowSums
 
-_ROWS, _COLUMNS = 64, 128
-"""A tile of logits."""
+SMALL, LARGE = (64, 128), (128, 256)
+"""Rows and columns of a tile of logits. The large one is read less often, and takes 144 KiB of shared memory."""
+
+_HAVE_ROOM = ((8, 0), (9, 0), (10, 0), (10, 3))
+"""Compute capabilities with that much: A100, H100 and H200, B200, B300."""
 
 _BYTES = 128
 """Bytes of a hidden state that are multiplied at once."""
 
 _PIECE = 8192
 """Columns of the vocabulary for one program; a multiple of a tile's."""
+
+
+def choose_tile(x: Tensor) -> tuple[int, int]:
+    """The tile of the device of a tensor; both passes have the same one, so that both have the same logits."""
+    return LARGE if x.is_cuda and torch.cuda.get_device_capability(x.device) in _HAVE_ROOM else SMALL
 
 
 def hidden_row_sums(
@@ -54,8 +62,9 @@ def hidden_row_sums(
     sums_RMT = hidden.new_empty((2 + entropy, rows, pieces), dtype=torch.float32)
     states, head = with_adjacent_columns(hidden), with_adjacent_columns(weight.to(hidden.dtype))
     sizes = rows, columns, depth, tokens, states.stride(0), head.stride(0), start, power_scale(temperature)
-    tiles = entropy, _ROWS, _COLUMNS, _BYTES // states.itemsize, _PIECE
-    programs = triton.cdiv(rows, _ROWS), pieces
+    tile = choose_tile(states)
+    programs = triton.cdiv(rows, tile[0]), pieces
+    tiles = entropy, *tile, _BYTES // states.itemsize, _PIECE
     launch(_sum_piece, programs, states, head, *pack(token), sums_RMT, picked_MK, *sizes, *tiles)
     return RowSums.from_rows(sums_RMT).merge_tiles(temperature).rows(), picked_MK
 
@@ -113,14 +122,14 @@ def gradient_tiles(
 ) -> Iterator[tuple[slice, Tensor]]:
     """`hidden._gradient_tiles`."""
     states_MD, head = with_adjacent_columns(hidden_MD), with_adjacent_columns(head_cD)
-    columns, depth = head.shape
+    (columns, depth), tile = head.shape, choose_tile(states_MD)
     for own in blocks(len(states_MD), columns, hidden_MD.device, max_rows):
         states, numbers = states_MD[own], pack(*row[own].tensors[:-1])
         gradient = states.new_empty(len(states), columns)
         sizes = len(states), columns, depth, row.token.shape[1], states.stride(0), head.stride(0), start
-        programs = triton.cdiv(len(states), _ROWS), triton.cdiv(columns, _COLUMNS)
+        programs = triton.cdiv(len(states), tile[0]), triton.cdiv(columns, tile[1])
         tensors = states, head, gradient, *numbers
-        tiles = _ROWS, _COLUMNS, _BYTES // states.itemsize
+        tiles = *tile, _BYTES // states.itemsize
         launch(_write_tile, programs, *tensors, *sizes, power_scale(row.temperature), *tiles)
         yield own, gradient
 

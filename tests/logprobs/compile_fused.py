@@ -29,16 +29,21 @@ CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
     (rows._sum_row, {"ENTROPY": False, "TOKENS": 64}),
     (rows._write_row_gradient, {"slope": None, "floor": None, "TOKENS": 1}),
     (rows._write_row_gradient, {"TOKENS": 64}),
-    (hidden._sum_piece, {"ENTROPY": True}),
-    (hidden._write_tile, {"slope": None}),
+    *(
+        case
+        for rows_and_columns in (hidden.SMALL, hidden.LARGE)
+        for tile in [dict(zip(("ROWS", "COLUMNS"), rows_and_columns, strict=True))]
+        for case in ((hidden._sum_piece, {"ENTROPY": True, **tile}), (hidden._write_tile, {"slope": None, **tile}))
+    ),
     (support._find_floor, {"TOP_K": True, "TOP_P": True, "LOWEST_BIT": 16, "TILE": support._TILE}),
     (support._find_floor, {"TOP_K": False, "TOP_P": True, "LOWEST_BIT": 0, "TILE": support._TILE}),
 )
 """Kernels, with what is constant in them beside their tiles; None for a tensor that is not there."""
 
-FIXED = {"TILE": rows._TILE, "HALVINGS": rows._HALVINGS, "PIECE": hidden._PIECE} | {
-    "ROWS": hidden._ROWS,
-    "COLUMNS": hidden._COLUMNS,
+FIXED = {
+    "TILE": rows._TILE,
+    "HALVINGS": rows._HALVINGS,
+    "PIECE": hidden._PIECE,
     "DEPTH": hidden._BYTES // 2,
 }
 
