@@ -66,5 +66,8 @@ def _find_mask(bounds: Tensor, tokens: int, window: int | None) -> BlockMask:
 
 @cache
 def _choose_attention(on_gpu: bool) -> Callable[..., tuple[Tensor, Any]]:
-    """FlexAttention; compiled once on a GPU, where it exists in no other way, for batches of all sizes."""
-    return cast("Any", torch.compile(flex_attention, dynamic=True) if on_gpu else flex_attention)
+    """FlexAttention; on a GPU, where it exists in no other way, compiled for the first batch, and once more for all sizes.
+
+    Not with `dynamic=True`: a cap would be a number that may change, for which torch 2.11 has no backward pass.
+    """
+    return cast("Any", torch.compile(flex_attention) if on_gpu else flex_attention)
