@@ -66,7 +66,7 @@ def _find_mask(bounds: Tensor, tokens: int, window: int | None) -> BlockMask:
 
 @cache
 def _choose_attention(on_gpu: bool) -> Callable[..., tuple[Tensor, Any]]:
-    """FlexAttention; on a GPU, where it exists in no other way, compiled for the first batch, and once more for all sizes.
+    """FlexAttention; on a GPU, where it must be compiled, it is for the first batch, and once more for all sizes.
 
     Not with `dynamic=True`: a cap would be a number that may change, for which torch 2.11 has no backward pass.
     """
