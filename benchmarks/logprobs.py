@@ -18,7 +18,7 @@ With `--peer FOLDER`, a checkout of NeMo RL that you fetched, its own functions 
 as they are by default, and with chunks of 256 positions.
 
 With `--device cuda` there are as many ranks as GPUs, two at most, over NCCL; seconds are the GPU's and memory is
-that of PyTorch's allocator. This has not been tried: no GPU was at hand.
+that of PyTorch's allocator. This has not run to its end yet.
 """
 
 from __future__ import annotations
