@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lockstep_doctor.locate import ENOUGH, Location, Place, locate, nats
+from lockstep_doctor.locate import ENOUGH, Location, Place, locate, nats, share_removed
 from lockstep_doctor.measures import measure
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.settings import (
@@ -23,10 +23,9 @@ from lockstep_doctor.settings import (
 from lockstep_doctor.shrink import KEPT, shrink
 from lockstep_doctor.tap import Tap
 
-_WORTH = 0.2
-"""Share of the gap from which on the undoing of one setting is said."""
-
 _MOST_UNDONE = 16
+"""Settings that are undone, one after the other."""
+
 _LAYER = re.compile(r"\.\d+\.")
 
 Pair = Callable[[], AbstractContextManager[tuple[Tap, Tap]]]
@@ -69,7 +68,7 @@ class Examination:
         undone: By place, settings that differ.
         columns: What is wrong with log-probabilities as they are delivered.
         smallest: A request that keeps `KEPT` of the gap.
-        small: Of the smallest request's gap.
+        small: The first place, with the values of the smallest request.
         switches: By name, the gap under another setting.
     """
 
@@ -135,9 +134,7 @@ def examine(
     undone = [_undone(reference, other, tokens_T, found, place) for place in found.places]
     heard("shrink the request")
     smallest = _shrunk(reference, other, tokens_T, found, witness)
-    small = locate(reference, other, smallest, witness, rounded=rounded)
-    if [one.end.stage for one in small.segments[:1]] != [one.end.stage for one in found.segments[:1]]:
-        smallest, small = tokens_T, found
+    small = _reread(reference, other, smallest, found, witness)
     under: dict[str, float] = {}
     for name, open_pair in (switches or {}).items():
         heard(f"measure {name}")
@@ -164,7 +161,7 @@ def _measured(place: Place, other: str, reference: str, found: Location) -> Iter
     wrong = reference if place.wrong == [reference] else other
     right = place.values[reference if wrong == other else other]
     near = {cut: value for cut, value in found.seen.items() if cut.layer in (None, end.layer) and cut != end}
-    yield from measure(right, place.values[wrong], near)
+    yield from measure(right, place.values[wrong], near, place.tolerance)
 
 
 def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place: Place) -> list[Undone]:
@@ -187,12 +184,15 @@ def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place
             return None
         try:
             with undo(other.model, some):
-                return 1 - nats(right, other.run(tokens_T, mended).logits, tokens_T) / gap
+                left = nats(right, other.run(tokens_T, mended).logits, tokens_T)
         except Exception:  # a setting of one engine may break another one's program
             return None
+        return share_removed(gap, left, found.floor)
 
-    every = sorted(groups.values(), key=lambda some: all(one.only_type for one in some))[:_MOST_UNDONE]
-    return [Undone(str(some[0]), len(some), removed(some)) for some in every]
+    every = sorted(groups.values(), key=lambda some: all(one.only_type for one in some))
+    undone = [Undone(str(some[0]), len(some), removed(some)) for some in every[:_MOST_UNDONE]]
+    undone += [Undone(str(some[0]), len(some), None) for some in every[_MOST_UNDONE:]]
+    return sorted(undone, key=lambda one: -1.0 if one.removed is None else one.removed, reverse=True)
 
 
 def _modules(tap: ModuleTap, found: Location, place: Place) -> tuple[list[str], list[str]]:
@@ -221,3 +221,12 @@ def _shrunk(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witne
         return float(off.norm()) > 2 * tolerance * float(its.double().norm())
 
     return shrink(shows, tokens_T)
+
+
+def _reread(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Location:
+    """The first place of a location, with the values of another request."""
+    right = reference.run(tokens_T, {})
+    exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
+    places = [replace(place, exact=exact.get(place.segments[0].end)) for place in found.places[:1]]
+    gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
+    return Location(gap, found.floor, places, found.removed, right.seen)

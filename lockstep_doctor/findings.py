@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from lockstep_doctor.examine import Examination, Undone
-from lockstep_doctor.locate import Location, Place
+from lockstep_doctor.locate import Location, Place, Segment
 
 
 def describe_examination(found: Examination) -> Iterator[str]:
@@ -37,7 +39,10 @@ def describe_examination(found: Examination) -> Iterator[str]:
         yield from (f"  {line}" for line in describe_place(place))
         yield from (f"    {line}" for line in found.measured[number])
         yield from (f"    {line}" for line in _describe_undone(found.undone[number]))
-    yield f"  {found.smallest.numel()} tokens are enough: {found.smallest.tolist()}"
+    if location.others:
+        some = ", ".join(f"{one} ({one.error:.2g})" for one in location.others[:4])
+        yield f"  other segments are off, too, but little of the gap comes from them: {some}"
+    yield f"  {found.smallest.numel()} tokens are enough: {_listed(found.smallest)}"
     for name, gap in found.switches.items():
         gone = " (gone)" if gap < 0.1 * location.gap else ""
         yield f"  {name} they differ by {gap:.2g} nats{gone}"
@@ -118,6 +123,7 @@ def tree_of(found: Examination) -> dict[str, Any]:
         "switches": dict(found.switches),
         "columns": list(found.columns),
         "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},
+        "others": [_tree_of_segment(one) for one in location.others],
         "places": [
             _tree_of_place(place) | {"measured": list(measured), "settings": [asdict(one) for one in undone]}
             for place, measured, undone in zip(location.places, found.measured, found.undone, strict=True)
@@ -127,16 +133,7 @@ def tree_of(found: Examination) -> dict[str, Any]:
 
 def _tree_of_place(place: Place) -> dict[str, Any]:
     return {
-        "segments": [
-            {
-                "start": one.start and str(one.start),
-                "end": str(one.end),
-                "error": one.error,
-                "first": one.first,
-                "missing": list(map(str, one.missing)),
-            }
-            for one in place.segments
-        ],
+        "segments": [_tree_of_segment(one) for one in place.segments],
         "removed": place.removed,
         "tolerance": place.tolerance,
         "errors": place.errors,
@@ -150,3 +147,13 @@ def _tree_of_place(place: Place) -> dict[str, Any]:
             for suspect in place.suspects[:5]
         ],
     }
+
+
+def _tree_of_segment(one: Segment) -> dict[str, Any]:
+    start = None if one.start is None else str(one.start)
+    missing = list(map(str, one.missing))
+    return {"start": start, "end": str(one.end), "error": one.error, "first": one.first, "missing": missing}
+
+
+def _listed(tokens_T: Tensor) -> str:
+    return ", ".join(map(str, tokens_T[:8].tolist())) + (", …" if tokens_T.numel() > 8 else "")

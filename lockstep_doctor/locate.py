@@ -19,6 +19,9 @@ ENOUGH = 0.9
 LOOSE = 5e-5
 """Relative error up to which two fp32 programs may round differently."""
 
+LEAST = 5e-5
+"""Nats: two fp32 programs may differ by so much."""
+
 FLOORS = 3.0
 """So many times what rounding makes is no rounding any more."""
 
@@ -109,6 +112,7 @@ class Location:
         removed: Share of the gap that is gone when all their ends have the reference's values.
         seen: The reference's values.
         noisy: By engine, cuts that give other values each time, for the same inputs.
+        others: Segments that give other values for the same inputs, too, but of which little of the gap comes.
     """
 
     gap: float
@@ -117,11 +121,12 @@ class Location:
     removed: float = 0.0
     seen: Mapping[CutPoint, Tensor] = field(default_factory=dict)
     noisy: Mapping[str, Sequence[CutPoint]] = field(default_factory=dict)
+    others: Sequence[Segment] = ()
 
     @property
     def disagrees(self) -> bool:
         """True if rounding does not explain the gap."""
-        return self.gap > FLOORS * self.floor
+        return self.gap > max(FLOORS * self.floor, LEAST)
 
     @property
     def segments(self) -> list[Segment]:
@@ -203,7 +208,8 @@ def locate(
 
     def undo(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
-        return 1 - nats(right.logits, other.run(tokens_T, forced).logits, tokens_T) / gap
+        left = nats(right.logits, other.run(tokens_T, forced).logits, tokens_T)
+        return share_removed(gap, left, rounding.gap)
 
     order = list(right.seen)
     chosen = sorted(_choose_fewest(segments, undo), key=lambda some: order.index(some[0].end))
@@ -216,7 +222,8 @@ def locate(
         values = {reference.name: theirs.seen[end], other.name: replayed.seen[end]}
         alone = removed if len(chosen) == 1 else undo(some)
         places.append(Place(some, alone, suspected, ran, values, exact.get(end), explained(end)))
-    return Location(gap, rounding.gap, places, removed, right.seen, noisy)
+    others = [one for one in segments if not any(one in some for some in chosen)]
+    return Location(gap, rounding.gap, places, removed, right.seen, noisy, others)
 
 
 def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:
@@ -237,6 +244,11 @@ def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, rig
             if cut in exact and exact[cut].numel() == value.numel():
                 squares[cut] = squares.get(cut, 0.0) + _differ(exact[cut], value)[0] ** 2
     return Rounding(gap**0.5, {cut: square**0.5 for cut, square in squares.items()})
+
+
+def share_removed(gap: float, left: float, floor: float) -> float:
+    """Returns the share of a gap that is gone, of what rounding does not make."""
+    return min((gap - left) / (gap - floor), 1.0) if gap > floor else 0.0
 
 
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
