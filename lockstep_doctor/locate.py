@@ -193,6 +193,9 @@ def locate(
     gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
     rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
 
+    if gap <= max(FLOORS * rounding.gap, LEAST):
+        return Location(gap, rounding.gap)
+
     def explained(cut: CutPoint) -> float:
         return max(tolerance, FLOORS * rounding.errors.get(cut, 0.0))
 
@@ -203,7 +206,7 @@ def locate(
         if (cuts := [one.end for one in _compare(once, tap.run(tokens_T, right.seen)) if one.error > _SAME])
     }
     segments = [one for one in _compare(right, replayed) if not one.error <= explained(one.end)]
-    if not gap or not segments:
+    if not segments:
         return Location(gap, rounding.gap, noisy=noisy)
 
     def undo(some: Sequence[Segment]) -> float:
