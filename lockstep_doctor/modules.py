@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -112,8 +112,10 @@ class ModuleTap:
     ) -> None:
         self.model, self.name, self.builder = model, name, builder
         self._reads = read or _read_plainly
-        self._cuts = name_cuts(find_watched(model))
-        self._places = {cut: place for place, cut in self._cuts.items()}
+        self._paths = find_watched(model)
+        cuts = name_cuts(self._paths)
+        self._values = values_by_name(cuts)
+        self._places = {cut: place for place, cut in cuts.items()}
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
         one = Pass(forced)
@@ -136,7 +138,7 @@ class ModuleTap:
     def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
         """Returns logits [T, V]."""
         here = next(self.model.parameters()).device
-        with visit_cuts(self.model, self._values, one):
+        with visit_cuts(self.model, self._paths, self._values, one):
             return self._reads(self.model, tokens_T.to(here)).to(tokens_T.device)
 
     def address(self, cut: CutPoint) -> str | None:
@@ -147,15 +149,6 @@ class ModuleTap:
         base, place = (cut, "0") if cut in self._places else (CutPoint(stage, cut.layer), number)
         return None if base not in self._places else "|".join((*self._places[base], place))
 
-    def _values(self, path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
-        cut = self._cuts.get((path, end))
-        if cut is None:
-            return
-        several = value if isinstance(value, tuple) else (value,)
-        for place, x in enumerate(several if end == "out" or cut.stage == ROUTED else several[:1]):
-            if isinstance(x, Tensor):
-                yield (CutPoint(f"{cut.stage}.{place}", cut.layer) if place else cut), x
-
 
 def _read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
     return model(input_ids=tokens_T[None], use_cache=False).logits[0]
@@ -163,6 +156,21 @@ def _read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
 
 Values = Callable[[str, End, Any], Iterable[tuple[CutPoint, Tensor]]]
 """Function from a module's path and its inputs or output to the cuts that lie there, with their values as views."""
+
+
+def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
+    """Returns where cuts lie in a model, from `name_cuts`: modules that give several values have a cut for each."""
+
+    def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+        cut = cuts.get((path, end))
+        if cut is None:
+            return
+        several = value if isinstance(value, tuple) else (value,)
+        for place, x in enumerate(several if end == "out" or cut.stage == ROUTED else several[:1]):
+            if isinstance(x, Tensor):
+                yield (CutPoint(f"{cut.stage}.{place}", cut.layer) if place else cut), x
+
+    return values
 
 
 def find_watched(model: nn.Module) -> list[str]:
@@ -178,8 +186,8 @@ def find_watched(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def visit_cuts(model: nn.Module, values: Values, one: Pass) -> Iterator[None]:
-    """Visits every cut at a module's input and output in the block."""
+def visit_cuts(model: nn.Module, paths: Sequence[str], values: Values, one: Pass) -> Iterator[None]:
+    """Visits every cut at the input and output of these modules in the block."""
 
     def at(path: str, end: End, value: Any) -> None:
         for cut, x in values(path, end, value):
@@ -187,7 +195,7 @@ def visit_cuts(model: nn.Module, values: Values, one: Pass) -> Iterator[None]:
 
     with ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(lambda *_: one.begin()).remove)
-        for path in find_watched(model):
+        for path in paths:
             module = model.get_submodule(path)
             before = module.register_forward_pre_hook(lambda _, inputs, *, path=path: at(path, "in", inputs))
             after = module.register_forward_hook(lambda _, inputs, output, *, path=path: at(path, "out", output))

@@ -182,9 +182,21 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     return joined
 
 
+def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
+    """Returns one trace of parts that run one behind the other."""
+    whole = OperatorTrace()
+    for part in parts:
+        known = len(whole.values)
+        whole.values += part.values
+        for one in part.operators:
+            ends = [tuple(index + known for index in indices) for indices in (one.inputs, one.outputs)]
+            whole.operators.append(replace(one, inputs=ends[0], outputs=ends[1]))
+    return whole
+
+
 def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
     first = pieces[0]
-    if all(piece is first or piece.shape == first.shape and torch.equal(piece, first) for piece in pieces[1:]):
+    if all(piece is first or (piece.shape == first.shape and torch.equal(piece, first)) for piece in pieces[1:]):
         return first
     return torch.cat([piece.reshape(-1) for piece in pieces])
 
