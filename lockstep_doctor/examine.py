@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from lockstep_doctor.cuts import name_cuts
 from lockstep_doctor.locate import ENOUGH, Location, Place, locate, nats, share_removed
 from lockstep_doctor.measures import measure
-from lockstep_doctor.modules import ModuleTap
+from lockstep_doctor.modules import find_watched
 from lockstep_doctor.settings import (
     Difference,
     ShowsModules,
@@ -168,9 +169,7 @@ def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place
     """The settings that the segment may have read and that differ, alike ones of all layers together."""
     if not isinstance(reference, ShowsModules) or not isinstance(other, ShowsModules):
         return []
-    inside = find_differences(reference.model, other.model)
-    if isinstance(other, ModuleTap):
-        inside = select_inside(inside, *_modules(other, found, place))
+    inside = select_inside(find_differences(reference.model, other.model), *_modules(other.model, found, place))
     groups: dict[str, list[Difference]] = {}
     for one in inside:
         groups.setdefault(_LAYER.sub(".*.", f".{one.setting}"), []).append(one)
@@ -195,13 +194,13 @@ def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place
     return sorted(undone, key=lambda one: -1.0 if one.removed is None else one.removed, reverse=True)
 
 
-def _modules(tap: ModuleTap, found: Location, place: Place) -> tuple[list[str], list[str]]:
+def _modules(model: nn.Module, found: Location, place: Place) -> tuple[list[str], list[str]]:
     """The modules at the ends of a place's segments, and those whose outputs were given."""
-    at = {cut: address.split("|") for cut in found.seen if (address := tap.address(cut)) and "|" in address}
+    at = name_cuts(find_watched(model))
     ends = {one.end for one in place.segments}
-    around = [cut for one in place.segments for cut in (one.start, one.end, *one.missing) if cut in at]
-    given = [path for cut, (path, end, _) in at.items() if cut not in ends and end == "out"]
-    return [at[cut][0] for cut in around], given
+    around = {cut for one in place.segments for cut in (one.start, one.end, *one.missing)}
+    given = [path for (path, side), cut in at.items() if side == "out" and cut in found.seen and cut not in ends]
+    return [path for (path, _), cut in at.items() if cut in around], given
 
 
 def _shrunk(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:

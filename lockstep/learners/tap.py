@@ -20,6 +20,7 @@ from lockstep.batch import Batch
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.models.cut import Cut
+from lockstep.models.heads import LogitsHead
 from lockstep.models.laid_out import LaidOut, Read
 from lockstep_doctor import OUTPUT, Capture, CutPoint, OperatorTrace
 from lockstep_doctor.cuts import End
@@ -152,6 +153,12 @@ class RankTap:
     def leads(self) -> bool:
         """True for the first rank of a stage."""
         return not any(self._ranks.index(name) for name in DIMENSIONS if name != "pp")
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, by the names of `transformers` where it is one of theirs."""
+        own = self._learner.model
+        return own.lm if isinstance(own, LogitsHead) else own
 
     def run(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
