@@ -158,10 +158,11 @@ def compare_column(name: str, column: Tensor, logits_TV: Tensor, tokens_T: Tenso
 
 def _measured(place: Place, other: str, reference: str, found: Location) -> Iterator[str]:
     """About the side that is wrong; where that is not known, about the engine that is examined."""
-    end = place.segments[0].end
+    start, end = place.segments[0].start, place.segments[0].end
     wrong = reference if place.wrong == [reference] else other
     right = place.values[reference if wrong == other else other]
-    near = {cut: value for cut, value in found.seen.items() if cut.layer in (None, end.layer) and cut != end}
+    layers = (None, end.layer, start and start.layer)
+    near = {cut: value for cut, value in found.seen.items() if cut.layer in layers and cut != end}
     yield from measure(right, place.values[wrong], near, place.tolerance)
 
 

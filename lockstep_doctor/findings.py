@@ -124,6 +124,7 @@ def tree_of(found: Examination) -> dict[str, Any]:
         "columns": list(found.columns),
         "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},
         "others": [_tree_of_segment(one) for one in location.others],
+        "cuts": {str(cut): error for cut, error in location.compared.items()},
         "places": [
             _tree_of_place(place) | {"measured": list(measured), "settings": [asdict(one) for one in undone]}
             for place, measured, undone in zip(location.places, found.measured, found.undone, strict=True)
@@ -142,7 +143,7 @@ def _tree_of_place(place: Place) -> dict[str, Any]:
             {
                 "engine": suspect.engine,
                 "operator": suspect.operator.name,
-                "lines": [asdict(frame) for frame in suspect.operator.stack[:4]],
+                "lines": [asdict(frame) for frame in suspect.operator.stack[:8]],
             }
             for suspect in place.suspects[:5]
         ],

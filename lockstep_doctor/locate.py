@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,9 @@ LEAST = 5e-5
 
 FLOORS = 3.0
 """So many times what rounding makes is no rounding any more."""
+
+_SEVERAL = re.compile(r"\.\d+$")
+"""Behind the stage of a module's further outputs."""
 
 _SAME = 1e-7
 _ROW = 1e-5
@@ -113,6 +117,7 @@ class Location:
         seen: The reference's values.
         noisy: By engine, cuts that give other values each time, for the same inputs.
         others: Segments that give other values for the same inputs, too, but of which little of the gap comes.
+        compared: Relative error at each cut that both engines have, given the same inputs, in order of execution.
     """
 
     gap: float
@@ -122,6 +127,7 @@ class Location:
     seen: Mapping[CutPoint, Tensor] = field(default_factory=dict)
     noisy: Mapping[str, Sequence[CutPoint]] = field(default_factory=dict)
     others: Sequence[Segment] = ()
+    compared: Mapping[CutPoint, float] = field(default_factory=dict)
 
     @property
     def disagrees(self) -> bool:
@@ -205,9 +211,11 @@ def locate(
         for tap, once in ((reference, theirs), (other, replayed))
         if (cuts := [one.end for one in _compare(once, tap.run(tokens_T, right.seen)) if one.error > _SAME])
     }
-    segments = [one for one in _compare(right, replayed) if not one.error <= explained(one.end)]
+    stretches = _compare(right, replayed)
+    compared = {one.end: one.error for one in stretches}
+    segments = [one for one in stretches if not one.error <= explained(one.end)]
     if not segments:
-        return Location(gap, rounding.gap, noisy=noisy)
+        return Location(gap, rounding.gap, noisy=noisy, compared=compared)
 
     def undo(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
@@ -226,7 +234,7 @@ def locate(
         alone = removed if len(chosen) == 1 else undo(some)
         places.append(Place(some, alone, suspected, ran, values, exact.get(end), explained(end)))
     others = [one for one in segments if not any(one in some for some in chosen)]
-    return Location(gap, rounding.gap, places, removed, right.seen, noisy, others)
+    return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared)
 
 
 def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:
@@ -296,7 +304,7 @@ def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment
     """
     kinds: dict[str, list[Segment]] = {}
     for one in segments:
-        kinds.setdefault(one.end.stage, []).append(one)
+        kinds.setdefault(_SEVERAL.sub("", one.end.stage), []).append(one)
     chosen, removed = list[list[Segment]](), 0.0
     for kind in sorted(kinds.values(), key=lambda some: -max(one.error for one in some)):
         chosen.append(kind)

@@ -50,10 +50,10 @@ def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor], toleran
         yield from _shape(off, fits)
 
 
-def _made_of(
-    first: Tensor, second: Tensor, off: Tensor, seen: Mapping[CutPoint, Tensor], fits: float
-) -> Iterator[str]:
+def _made_of(first: Tensor, second: Tensor, off: Tensor, seen: Mapping[CutPoint, Tensor], fits: float) -> Iterator[str]:
     """The ways in which a value follows from right ones, the plainest first."""
+    if not float(second.abs().max()):
+        yield "it is zero"
     scale, left = _fit(first, second, off)
     if left < fits:
         yield f"it is {scale:.4g} times what it should be ({_left(left)})"
@@ -70,8 +70,6 @@ def _made_of(
     step = float(torch.finfo(torch.bfloat16).eps)
     if bool((off.abs() <= step * first.abs()).all()) and torch.equal(second, second.bfloat16().double()):
         yield "it is rounded to bfloat16"
-    if not float(second.abs().max()):
-        yield "it is zero"
     low, high = float(second.min()), float(second.max())
     if _share(second - first.clamp(low, high), off) < fits:
         yield f"it is cut to the range from {low:.4g} to {high:.4g}"

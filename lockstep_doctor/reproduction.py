@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import safetensors.torch
@@ -96,7 +97,7 @@ def write_engine_reproduction(
         what=_say(engine, found),
         engine=engine,
         folder=str(model.resolve()),
-        options=options,
+        options=_say_options(options),
         end=end,
         tolerance=found.tolerance,
     )
@@ -106,6 +107,17 @@ def write_engine_reproduction(
 
 def _say(engine: str, found: Location) -> str:
     return f"{engine}: {found.segments[0]} gives other values than it should, for the same inputs."
+
+
+def _say_options(options: EngineOptions) -> str:
+    """The call that makes them."""
+    usual = EngineOptions()
+    said = (
+        f"{one.name}={value!r}"
+        for one in fields(options)
+        if (value := getattr(options, one.name)) != getattr(usual, one.name)
+    )
+    return f"EngineOptions({', '.join(said)})"
 
 
 def _right(engine: str, found: Location) -> Tensor:

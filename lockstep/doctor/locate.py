@@ -96,9 +96,7 @@ def _examined(
         reference, other = (open_.enter_context(open_engine(recipe, name, dtype)) for name in names)
         witness = open_.enter_context(open_engine(recipe, _REFERENCE, "fp64"))
         rounded = open_.enter_context(open_engine(recipe, _REFERENCE, dtype))
-        found = examine(
-            reference, other, requests, witness, [rounded, rounded], _switches(recipe, names), shown.note
-        )
+        found = examine(reference, other, requests, witness, [rounded, rounded], _switches(recipe, names), shown.note)
         if not found.small.places:
             return found, None
         faulty = reference if found.small.places[0].wrong == [reference.name] else other

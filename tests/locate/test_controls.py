@@ -85,7 +85,10 @@ CONTROLS = [
 @pytest.mark.parametrize(("family", "kernel", "types", "read"), CONTROLS)
 def test_no_place_is_found(family: str, kernel: str, types: tuple[torch.dtype, torch.dtype], read: Read | None) -> None:
     reference, other = tap(family, "eager", types[0], "one"), tap(family, kernel, types[1], "other", read)
-    witness, rounded = (tap(family, "eager", torch.float64, "float64"), [tap(family, "eager", x, "cast") for x in types])
+    witness, rounded = (
+        tap(family, "eager", torch.float64, "float64"),
+        [tap(family, "eager", x, "cast") for x in types],
+    )
     found = examine(reference, other, REQUESTS, witness, rounded)
     assert found.agrees
     assert not found.location.places
