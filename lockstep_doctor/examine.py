@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
+from lockstep_doctor.column import TokenColumns, examine_columns
 from lockstep_doctor.cuts import name_cuts
-from lockstep_doctor.locate import ENOUGH, Location, Place, locate, nats, share_removed
+from lockstep_doctor.locate import ENOUGH, Location, Place, locate, nats, pick_logprobs, share_removed
 from lockstep_doctor.measures import measure
 from lockstep_doctor.modules import find_watched
 from lockstep_doctor.settings import (
@@ -23,6 +25,9 @@ from lockstep_doctor.settings import (
 )
 from lockstep_doctor.shrink import KEPT, shrink
 from lockstep_doctor.tap import Tap
+
+_DELIVERED = 1e-3
+"""Nats that a column may be from the engine's own logits."""
 
 _MOST_UNDONE = 16
 """Settings that are undone, one after the other."""
@@ -68,6 +73,7 @@ class Examination:
         measured: By place, what its value is instead.
         undone: By place, settings that differ.
         columns: What is wrong with log-probabilities as they are delivered.
+        tokens_hit: Which tokens differ, with the rule that separates them.
         smallest: A request that keeps `KEPT` of the gap.
         small: The first place, with the values of the smallest request.
         switches: By name, the gap under another setting.
@@ -83,6 +89,7 @@ class Examination:
     measured: Sequence[Sequence[str]]
     undone: Sequence[Sequence[Undone]]
     columns: Sequence[str]
+    tokens_hit: Sequence[str]
     smallest: Tensor
     small: Location
     switches: Mapping[str, float]
@@ -114,19 +121,38 @@ def examine(
         heard: Is told what is done next.
     """
     heard(f"read {len(requests)} requests")
-    columns, gaps = list[str](), list[float]()
+    taps, gaps = (reference, other), list[float]()
+    own: dict[str, list[Tensor]] = {tap.name: [] for tap in taps}
+    delivered: dict[str, list[Tensor]] = {}
     for tokens_T in requests:
-        pair = [tap.run(tokens_T, {}) for tap in (reference, other)]
+        pair = [tap.run(tokens_T, {}) for tap in taps]
         gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
-        for tap, capture in zip((reference, other), pair, strict=True):
+        for tap, capture in zip(taps, pair, strict=True):
+            own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
             if capture.column is not None:
-                columns += compare_column(tap.name, capture.column, capture.logits, tokens_T)
+                delivered.setdefault(tap.name, []).append(capture.column)
+    columns = [
+        line for name, column in delivered.items() for line in _compare_column(name, requests, own[name], column)
+    ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     tokens_T = requests[worst]
     heard(f"locate a gap of {gaps[worst]:.2g} nats")
     found = locate(reference, other, tokens_T, witness, rounded=rounded)
     made = Examination(
-        reference.name, other.name, worst, len(requests), tokens_T, gaps, found, [], [], columns, tokens_T, found, {}
+        reference.name,
+        other.name,
+        worst,
+        len(requests),
+        tokens_T,
+        gaps,
+        found,
+        [],
+        [],
+        columns,
+        [],
+        tokens_T,
+        found,
+        {},
     )
     if not found.disagrees:
         return made
@@ -141,19 +167,47 @@ def examine(
         heard(f"measure {name}")
         with open_pair() as (first, second):
             under[name] = nats(first.run(tokens_T, {}).logits, second.run(tokens_T, {}).logits, tokens_T)
-    return replace(made, measured=measured, undone=undone, smallest=smallest, small=small, switches=under)
+    hit = list(_find_tokens(requests, own[reference.name], own[other.name]))
+    return replace(
+        made, tokens_hit=hit, measured=measured, undone=undone, smallest=smallest, small=small, switches=under
+    )
 
 
-def compare_column(name: str, column: Tensor, logits_TV: Tensor, tokens_T: Tensor) -> Iterator[str]:
+def _compare_column(
+    name: str, requests: Sequence[Tensor], own: Sequence[Tensor], delivered: Sequence[Tensor]
+) -> Iterator[str]:
     """Yields what is wrong with a column, if it is not that of the engine's own logits."""
-    own = logits_TV[:-1].float().log_softmax(-1).gather(-1, tokens_T[1:, None].to(logits_TV.device))[:, 0].cpu()
-    off = (column.float().cpu() - own).abs().nan_to_num(float("inf"))
-    hit = (off > 1e-3).nonzero()[:, 0].tolist()
-    if hit:
-        yield (
-            f"{name} delivers other log-probabilities than those of its own logits, by up to {float(off.max()):.2g} "
-            f"nats, at {len(hit)} of {len(off)} tokens, the first at position {hit[0] + 1}"
+    off = (torch.cat(list(delivered)).double().cpu() - torch.cat(list(own))).abs()
+    if bool((off < _DELIVERED).all()):
+        return
+    most = float(off.nan_to_num(float("inf")).max())
+    yield f"{name} delivers other log-probabilities than those of its own logits, by up to {most:.2g} nats:"
+    yield from _find_tokens(requests, own, delivered)
+
+
+def _find_tokens(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[str]:
+    """Yields which tokens of two columns differ, and what their values are."""
+    for one in examine_columns(_join(requests, right, own)):
+        where = "no rule separates them" if one.where is None else str(one.where) if one.where.atoms else "all of them"
+        rule = (
+            f" (precision {one.where.precision:.0%}, recall {one.where.recall:.0%})"
+            if one.where is not None and one.where.atoms
+            else ""
         )
+        yield f"{one.kind}, {one.tokens} tokens, {where}{rule}: {one.what}"
+
+
+def _join(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> TokenColumns:
+    """Columns of requests whose first tokens have no log-probability."""
+    lengths = torch.tensor([0, *(tokens.numel() for tokens in requests)])
+    offsets = lengths.cumsum(0)
+    mask = torch.ones(int(offsets[-1]), dtype=torch.bool)
+    mask[offsets[:-1]] = False
+    train, infer = (
+        torch.cat([x for column in columns for x in (torch.zeros(1), column.cpu())]).double()
+        for columns in (right, own)
+    )
+    return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)))
 
 
 def _measured(place: Place, other: str, reference: str, found: Location) -> Iterator[str]:

@@ -42,6 +42,7 @@ def describe_examination(found: Examination) -> Iterator[str]:
     if location.others:
         some = ", ".join(f"{one} ({one.error:.2g})" for one in location.others[:4])
         yield f"  other segments are off, too, but little of the gap comes from them: {some}"
+    yield from (f"  differ: {line}" for line in found.tokens_hit)
     yield f"  {found.smallest.numel()} tokens are enough: {_listed(found.smallest)}"
     for name, gap in found.switches.items():
         gone = " (gone)" if gap < 0.1 * location.gap else ""
@@ -122,6 +123,7 @@ def tree_of(found: Examination) -> dict[str, Any]:
         "smallest": found.smallest.tolist(),
         "switches": dict(found.switches),
         "columns": list(found.columns),
+        "tokens_hit": list(found.tokens_hit),
         "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},
         "others": [_tree_of_segment(one) for one in location.others],
         "cuts": {str(cut): error for cut, error in location.compared.items()},

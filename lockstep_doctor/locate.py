@@ -237,6 +237,11 @@ def locate(
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared)
 
 
+def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
+    """Returns the log-probabilities of the tokens from the second on, float64 [T - 1]."""
+    return logits_TV[:-1].double().cpu().log_softmax(-1).gather(-1, tokens_T[1:, None].cpu())[:, 0]
+
+
 def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:
     """Measures how far one program is from itself in float64, in the types of both engines together.
 
@@ -264,7 +269,7 @@ def share_removed(gap: float, left: float, floor: float) -> float:
 
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
     """Returns the root mean square difference of the log-probabilities of the tokens, each at most 3 nats."""
-    first, second = (x[:-1].double().log_softmax(-1).gather(-1, tokens_T[1:, None]) for x in (a_TV, b_TV))
+    first, second = (pick_logprobs(x, tokens_T) for x in (a_TV, b_TV))
     off = (first - second).nan_to_num(_MOST_NATS).clamp(-_MOST_NATS, _MOST_NATS)
     return float(off.square().mean().sqrt())
 

@@ -14,8 +14,8 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import SamplerSection
 from lockstep.config.loading import load
-from lockstep.doctor.refit_findings import CURES
 from lockstep.doctor.refit_check import STAGES, Stage, checked_refits, refit_check, told
+from lockstep.doctor.refit_findings import CURES
 from lockstep.report.progress import show_progress
 from lockstep.weight_sync.sync import random_probe
 

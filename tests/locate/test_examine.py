@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from lockstep_doctor import (
+    Capture,
     CutPoint,
     EngineOptions,
     Examination,
@@ -23,6 +25,7 @@ from lockstep_doctor import (
     examine,
     write_engine_reproduction,
 )
+from lockstep_doctor.locate import pick_logprobs
 from lockstep_doctor.measures import measure
 from lockstep_doctor.shrink import shrink
 
@@ -232,3 +235,22 @@ def test_a_tensor_is_measured(change: Callable[[Tensor], Tensor], said: str) -> 
     torch.manual_seed(0)
     x = torch.randn(24, 16)
     assert said in "; ".join(measure(x, change(x), {}, 5e-5))
+
+
+class _Delivers(ModuleTap):
+    """Delivers its own column with the second half of each four tokens, counted from the first, scaled."""
+
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        found = super().run(tokens_T, forced)
+        column = pick_logprobs(found.logits, tokens_T)
+        return replace(found, column=torch.where(torch.arange(1, tokens_T.numel()) % 4 < 2, column, 0.7 * column))
+
+
+def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Path) -> None:
+    one, other = (ModuleTap(right(folder), "one"), _Delivers(right(folder), "other"))
+    found = examine(one, other, [(TOKENS + step) % 64 for step in range(12)])
+    assert not found.agrees
+    assert "other delivers other log-probabilities than those of its own logits" in found.columns[0]
+    assert "mod 4 in {2, 3}" in found.columns[1]
+    assert "0.7" in found.columns[1]
+    assert not found.location.disagrees
