@@ -8,7 +8,7 @@ from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions, find_engine, find_engines
 from lockstep_doctor.examine import Examination, examine
 from lockstep_doctor.findings import describe, describe_examination, tree_of
-from lockstep_doctor.locate import Location, Place, Segment, Suspect, locate
+from lockstep_doctor.locate import FaultPlace, Location, Segment, Suspect, locate
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.operators import Frame, Operator, OperatorTrace
 from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
@@ -20,12 +20,12 @@ __all__ = [
     "CutPoint",
     "EngineOptions",
     "Examination",
+    "FaultPlace",
     "Frame",
     "Location",
     "ModuleTap",
     "Operator",
     "OperatorTrace",
-    "Place",
     "Segment",
     "Suspect",
     "Tap",

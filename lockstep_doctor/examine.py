@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep_doctor.column import TokenColumns, examine_columns
 from lockstep_doctor.cuts import name_cuts
-from lockstep_doctor.locate import ENOUGH, Location, Place, locate, nats, pick_logprobs, share_removed
+from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
 from lockstep_doctor.measures import measure
 from lockstep_doctor.modules import find_watched
 from lockstep_doctor.settings import (
@@ -157,10 +157,10 @@ def examine(
     if not found.disagrees:
         return made
     heard("describe it")
-    measured = [list(_measured(place, other.name, reference.name, found)) for place in found.places]
-    undone = [_undone(reference, other, tokens_T, found, place) for place in found.places]
+    measured = [list(_measure_place(place, other.name, reference.name, found)) for place in found.places]
+    undone = [_compare_settings(reference, other, tokens_T, found, place) for place in found.places]
     heard("shrink the request")
-    smallest = _shrunk(reference, other, tokens_T, found, witness)
+    smallest = _shrink(reference, other, tokens_T, found, witness)
     small = _reread(reference, other, smallest, found, witness)
     under: dict[str, float] = {}
     for name, open_pair in (switches or {}).items():
@@ -210,7 +210,7 @@ def _join(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Ten
     return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)))
 
 
-def _measured(place: Place, other: str, reference: str, found: Location) -> Iterator[str]:
+def _measure_place(place: FaultPlace, other: str, reference: str, found: Location) -> Iterator[str]:
     """About the side that is wrong; where that is not known, about the engine that is examined."""
     start, end = place.segments[0].start, place.segments[0].end
     wrong = reference if place.wrong == [reference] else other
@@ -220,7 +220,7 @@ def _measured(place: Place, other: str, reference: str, found: Location) -> Iter
     yield from measure(right, place.values[wrong], near, place.tolerance)
 
 
-def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place: Place) -> list[Undone]:
+def _compare_settings(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place: FaultPlace) -> list[Undone]:
     """The settings that the segment may have read and that differ, alike ones of all layers together."""
     if not isinstance(reference, ShowsModules) or not isinstance(other, ShowsModules):
         return []
@@ -232,7 +232,7 @@ def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place
     mended = {one.end: found.seen[one.end] for it in found.places if it is not place for one in it.segments}
     gap = nats(right, other.run(tokens_T, mended).logits, tokens_T)
 
-    def removed(some: Sequence[Difference]) -> float | None:
+    def remove(some: Sequence[Difference]) -> float | None:
         some = [one for one in some if can_undo(one)]
         if not some:
             return None
@@ -244,12 +244,12 @@ def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place
         return share_removed(gap, left, found.floor)
 
     every = sorted(groups.values(), key=lambda some: all(one.only_type for one in some))
-    undone = [Undone(str(some[0]), len(some), removed(some)) for some in every[:_MOST_UNDONE]]
+    undone = [Undone(str(some[0]), len(some), remove(some)) for some in every[:_MOST_UNDONE]]
     undone += [Undone(str(some[0]), len(some), None) for some in every[_MOST_UNDONE:]]
     return sorted(undone, key=lambda one: -1.0 if one.removed is None else one.removed, reverse=True)
 
 
-def _modules(model: nn.Module, found: Location, place: Place) -> tuple[list[str], list[str]]:
+def _modules(model: nn.Module, found: Location, place: FaultPlace) -> tuple[list[str], list[str]]:
     """The modules at the ends of a place's segments, and those whose outputs were given."""
     at = name_cuts(find_watched(model))
     ends = {one.end for one in place.segments}
@@ -258,7 +258,7 @@ def _modules(model: nn.Module, found: Location, place: Place) -> tuple[list[str]
     return [path for (path, _), cut in at.items() if cut in around], given
 
 
-def _shrunk(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
+def _shrink(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
     """The smallest request that keeps the gap, and shows the first place."""
 
     def shows(fewer: Tensor) -> bool:

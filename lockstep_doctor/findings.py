@@ -1,4 +1,4 @@
-"""What an examination found, in words for people and as a tree for programs."""
+"""Words for what an examination found, for people, and a tree of it for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep_doctor.examine import Examination, Undone
-from lockstep_doctor.locate import Location, Place, Segment
+from lockstep_doctor.locate import FaultPlace, Location, Segment
 
 
 def describe_examination(found: Examination) -> Iterator[str]:
@@ -43,7 +43,7 @@ def describe_examination(found: Examination) -> Iterator[str]:
         some = ", ".join(f"{one} ({one.error:.2g})" for one in location.others[:4])
         yield f"  other segments are off, too, but little of the gap comes from them: {some}"
     yield from (f"  differ: {line}" for line in found.tokens_hit)
-    yield f"  {found.smallest.numel()} tokens are enough: {_listed(found.smallest)}"
+    yield f"  {found.smallest.numel()} tokens are enough: {_list_some(found.smallest)}"
     for name, gap in found.switches.items():
         gone = " (gone)" if gap < 0.1 * location.gap else ""
         yield f"  {name} they differ by {gap:.2g} nats{gone}"
@@ -72,7 +72,7 @@ def describe(found: Location) -> Iterator[str]:
         yield from describe_place(place)
 
 
-def describe_place(place: Place) -> Iterator[str]:
+def describe_place(place: FaultPlace) -> Iterator[str]:
     """Yields what is known about one place."""
     for segment in place.segments:
         missing = f"; {', '.join(map(str, segment.missing))} did not run" if segment.missing else ""
@@ -96,7 +96,7 @@ def describe_place(place: Place) -> Iterator[str]:
     yield from _arguments_that_differ(place)
 
 
-def _arguments_that_differ(place: Place) -> Iterator[str]:
+def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
     """Yields the arguments that differ, of one operator in both engines."""
     if len(place.suspects) < 2:
         return
@@ -109,7 +109,7 @@ def _arguments_that_differ(place: Place) -> Iterator[str]:
 
 
 def tree_of(found: Examination) -> dict[str, Any]:
-    """As JSON."""
+    """Returns what was found, for JSON."""
     location = found.location
     return {
         "pair": [found.reference, found.other],
@@ -134,7 +134,7 @@ def tree_of(found: Examination) -> dict[str, Any]:
     }
 
 
-def _tree_of_place(place: Place) -> dict[str, Any]:
+def _tree_of_place(place: FaultPlace) -> dict[str, Any]:
     return {
         "segments": [_tree_of_segment(one) for one in place.segments],
         "removed": place.removed,
@@ -158,5 +158,5 @@ def _tree_of_segment(one: Segment) -> dict[str, Any]:
     return {"start": start, "end": str(one.end), "error": one.error, "first": one.first, "missing": missing}
 
 
-def _listed(tokens_T: Tensor) -> str:
+def _list_some(tokens_T: Tensor) -> str:
     return ", ".join(map(str, tokens_T[:8].tolist())) + (", …" if tokens_T.numel() > 8 else "")

@@ -70,7 +70,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Place:
+class FaultPlace:
     """Segments that end at the same stage of several layers, and what was seen of the first of them.
 
     Attributes:
@@ -93,7 +93,7 @@ class Place:
 
     @property
     def errors(self) -> dict[str, float]:
-        """By engine, the relative error of the first segment's end against float64, given the same inputs."""
+        """Relative error, by engine, of the first segment's end against float64, given the same inputs."""
         exact = self.exact
         if exact is None:
             return {}
@@ -122,7 +122,7 @@ class Location:
 
     gap: float
     floor: float = 0.0
-    places: Sequence[Place] = ()
+    places: Sequence[FaultPlace] = ()
     removed: float = 0.0
     seen: Mapping[CutPoint, Tensor] = field(default_factory=dict)
     noisy: Mapping[str, Sequence[CutPoint]] = field(default_factory=dict)
@@ -141,28 +141,28 @@ class Location:
 
     @property
     def suspects(self) -> Sequence[Suspect]:
-        """Of the first place."""
+        """Suspects of the first place."""
         return self.places[0].suspects if self.places else ()
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Of the first place."""
+        """Errors of the first place."""
         return self.places[0].errors if self.places else {}
 
     @property
     def operators(self) -> Sequence[Operator]:
-        """Of the first place."""
+        """Operators of the first place."""
         return self.places[0].operators if self.places else ()
 
     @property
     def tolerance(self) -> float:
-        """Of the first place."""
+        """Tolerance of the first place."""
         return self.places[0].tolerance if self.places else LOOSE
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding makes of one sequence.
+    """Size of what rounding makes of one sequence.
 
     Attributes:
         gap: Nats.
@@ -202,7 +202,7 @@ def locate(
     if gap <= max(FLOORS * rounding.gap, LEAST):
         return Location(gap, rounding.gap)
 
-    def explained(cut: CutPoint) -> float:
+    def allow(cut: CutPoint) -> float:
         return max(tolerance, FLOORS * rounding.errors.get(cut, 0.0))
 
     theirs, replayed = (tap.run(tokens_T, right.seen) for tap in (reference, other))
@@ -213,7 +213,7 @@ def locate(
     }
     stretches = _compare(right, replayed)
     compared = {one.end: one.error for one in stretches}
-    segments = [one for one in stretches if not one.error <= explained(one.end)]
+    segments = [one for one in stretches if not one.error <= allow(one.end)]
     if not segments:
         return Location(gap, rounding.gap, noisy=noisy, compared=compared)
 
@@ -226,13 +226,13 @@ def locate(
     chosen = sorted(_choose_fewest(segments, undo), key=lambda some: order.index(some[0].end))
     removed = undo(_flat(chosen))
     exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
-    places: list[Place] = []
+    places: list[FaultPlace] = []
     for some in chosen:
         end = some[0].end
-        suspected, ran = _open(reference, other, tokens_T, right, some[0], explained(end))
+        suspected, ran = _open(reference, other, tokens_T, right, some[0], allow(end))
         values = {reference.name: theirs.seen[end], other.name: replayed.seen[end]}
         alone = removed if len(chosen) == 1 else undo(some)
-        places.append(Place(some, alone, suspected, ran, values, exact.get(end), explained(end)))
+        places.append(FaultPlace(some, alone, suspected, ran, values, exact.get(end), allow(end)))
     others = [one for one in segments if not any(one in some for some in chosen)]
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a value, by measurement: how one tensor is made of another, and where they differ."""
+"""Measurements of a value that is wrong: how one tensor is made of another, and where they differ."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from lockstep_doctor.cuts import CutPoint
 
 _FITS = 0.02
-"""Of the difference, left by a fit that explains it."""
+"""Share of the difference that a fit leaves which explains it."""
 _HITS = 1e-3
-"""Of the largest difference: less is none."""
+"""Share of the largest difference: less is none."""
 _FEW = 0.5
 _LOW_RANK = 4
 
@@ -42,7 +42,7 @@ def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor], toleran
         return
     noise = tolerance * float(first.square().mean().sqrt())
     fits = max(_FITS, noise / float(off.square().mean().sqrt()))
-    made = next(_made_of(first, second, off, seen, fits), None)
+    made = next(_explain(first, second, off, seen, fits), None)
     if made is not None:
         yield made
     yield from _where(off, noise)
@@ -50,21 +50,21 @@ def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor], toleran
         yield from _shape(off, fits)
 
 
-def _made_of(first: Tensor, second: Tensor, off: Tensor, seen: Mapping[CutPoint, Tensor], fits: float) -> Iterator[str]:
+def _explain(first: Tensor, second: Tensor, off: Tensor, seen: Mapping[CutPoint, Tensor], fits: float) -> Iterator[str]:
     """The ways in which a value follows from right ones, the plainest first."""
     if not float(second.abs().max()):
         yield "it is zero"
     scale, left = _fit(first, second, off)
     if left < fits:
-        yield f"it is {scale:.4g} times what it should be ({_left(left)})"
-    yield from _moved(first, second, off, fits)
+        yield f"it is {scale:.4g} times what it should be ({_say_left(left)})"
+    yield from _find_moved(first, second, off, fits)
     for cut, value in seen.items():
         if value.numel() != first.numel() or not value.is_floating_point():
             continue
         other = value.detach().double().cpu().reshape(first.shape)
         times, left = _fit(other, off, off)
         if left < fits and abs(times) > _HITS:
-            yield f"{times:+.4g} times {cut} is added to it ({_left(left)})"
+            yield f"{times:+.4g} times {cut} is added to it ({_say_left(left)})"
         if _share(second - other, off) < fits:
             yield f"it is the value of {cut}"
     step = float(torch.finfo(torch.bfloat16).eps)
@@ -75,8 +75,8 @@ def _made_of(first: Tensor, second: Tensor, off: Tensor, seen: Mapping[CutPoint,
         yield f"it is cut to the range from {low:.4g} to {high:.4g}"
 
 
-def _moved(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[str]:
-    """Whether the same numbers lie in other places."""
+def _find_moved(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[str]:
+    """Yields how the same numbers lie in other places."""
     for shift in (-2, -1, 1, 2):
         if len(first) <= abs(shift) + 1:
             continue
@@ -92,7 +92,7 @@ def _moved(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[
 
 
 def _where(off: Tensor, noise: float) -> Iterator[str]:
-    """Which positions and channels differ, where not all do."""
+    """Yields the positions and channels that differ, where not all do."""
     for axis, what in ((1, "position"), (0, "channel")):
         size = off.square().mean(axis).sqrt()
         hit = (size > max(_HITS * float(size.max()), noise)).nonzero()[:, 0].tolist()
@@ -126,7 +126,7 @@ def _share(left: Tensor, off: Tensor) -> float:
     return float(left.square().sum().sqrt()) / size if size else float("inf")
 
 
-def _left(left: float) -> str:
+def _say_left(left: float) -> str:
     return f"{left:.1%} of the difference left"
 
 
@@ -141,11 +141,11 @@ def _places(hit: Sequence[int], count: int, what: str) -> str:
         return f"{what}s {hit[0]} to {hit[-1]}{every} of {count}"
     if len(hit) > _FEW * count:
         missing = sorted(set(range(count)) - set(hit))
-        return f"all of {count} {what}s but {_listed(missing)}"
-    return f"{len(hit)} of {count} {what}s: {_listed(hit)}"
+        return f"all of {count} {what}s but {_list_some(missing)}"
+    return f"{len(hit)} of {count} {what}s: {_list_some(hit)}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _list_some(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
 

@@ -17,7 +17,7 @@ from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
 
 class Share(Protocol):
-    """What one process, or one call, holds of the value at a cut."""
+    """The part that one process, or one call, holds of the value at a cut."""
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
         """Returns the values of all tokens, in order; None: this is none of theirs."""

@@ -13,9 +13,6 @@ from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.locate import Location
 from lockstep_doctor.modules import ModuleTap
 
-MOST_LINES = 30
-"""Of a script, with what makes the model."""
-
 _SCRIPT = '''"""{what}"""
 
 import sys, torch, safetensors.torch
@@ -121,7 +118,7 @@ def _say_options(options: EngineOptions) -> str:
 
 
 def _right(engine: str, found: Location) -> Tensor:
-    """What the segment has to give: the value in float64 where that says that the engine is wrong."""
+    """The value that the segment has to give: that in float64 where that says that the engine is wrong."""
     place = found.places[0]
     if place.exact is not None and engine in place.wrong:
         return place.exact

@@ -66,7 +66,7 @@ def locate_model(loaded: Loaded) -> int:
         found: list[tuple[Examination, Path | None]] = []
         for names in combinations(recipe.backends, 2):
             with shown.phase(" vs ".join(names)):
-                found.append(_examined(recipe, names, requests, results.folder / REPRODUCTION, shown))
+                found.append(_examine_pair(recipe, names, requests, results.folder / REPRODUCTION, shown))
     trees = [tree_of(one) | {"reproduction": script and str(script)} for one, script in found]
     write_whole(results.folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
     _into_report(results.folder, trees)
@@ -87,7 +87,7 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> list[Tensor]:
     return list(HFBackend(recipe.model.path, batch_size=_REQUESTS).generate(requests, cell.sampling).sequences())
 
 
-def _examined(
+def _examine_pair(
     recipe: DoctorRecipe, names: tuple[str, str], requests: Sequence[Tensor], folder: Path, shown: Progress
 ) -> tuple[Examination, Path | None]:
     """One pair, and the script that shows what was found."""
@@ -134,7 +134,7 @@ def options_of(recipe: DoctorRecipe, name: str, dtype: str) -> tuple[str, Engine
 def _switches(recipe: DoctorRecipe, names: tuple[str, str]) -> dict[str, Pair]:
     """Other settings under which the gap is measured."""
 
-    def opened(dtype: str, alone: bool) -> Callable[[], Any]:
+    def open_under(dtype: str, alone: bool) -> Callable[[], Any]:
         @contextmanager
         def pair() -> Iterator[tuple[Tap, Tap]]:
             with ExitStack() as open_:
@@ -144,9 +144,9 @@ def _switches(recipe: DoctorRecipe, names: tuple[str, str]) -> dict[str, Pair]:
         return pair
 
     dtype = recipe.learner.dtype
-    switches: dict[str, Pair] = {} if dtype == "fp32" else {"in fp32": opened("fp32", False)}
+    switches: dict[str, Pair] = {} if dtype == "fp32" else {"in fp32": open_under("fp32", False)}
     if any(ranks_of(name).ranks > 1 for name in names):
-        switches["in one process each"] = opened(dtype, True)
+        switches["in one process each"] = open_under(dtype, True)
     return switches
 
 
