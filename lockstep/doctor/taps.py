@@ -19,7 +19,6 @@ from lockstep.cluster.worker_proxy import Remote, outcomes
 from lockstep.cluster.workers import LOOPBACK, Workers
 from lockstep.config import LearnerSection, Parallel
 from lockstep.distributed.meeting import Host
-from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.tap import RankTap
@@ -27,33 +26,40 @@ from lockstep.models.folder import read_config
 from lockstep_doctor import Capture, CutPoint, OperatorTrace, Tap
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.operators import chain_traces, join_traces
+from lockstep_doctor.tap import trace_from_before
 
 _TIMEOUT_S = 600.0
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 PACKED = "packed"
 """The size of a layout that is of no ranks: sequences in the row, of which the last is read."""
 
-Attach = Callable[[RankLearner, Ranks, str, int], RankTap]
-"""Makes the tap of a rank, from its name and the number of neighbors."""
+Attach = Callable[[Callable[[], RankLearner], str, int], RankTap]
+"""Builds a rank and makes its tap, from its name and the number of neighbors."""
 
 
 def open_torch(folder: Path, options: EngineOptions) -> AbstractContextManager[Tap]:
     """Opens a folder in the torch learner; see `engines.OpenTap`."""
-    from lockstep.learners.torch.tap import tap_torch
-
-    return _open(folder, options, "torch", tap_torch)
+    return open_learner(folder, options, "torch", attach_torch)
 
 
 def open_megatron(folder: Path, options: EngineOptions) -> AbstractContextManager[Tap]:
     """Opens a folder in the Megatron learner; see `engines.OpenTap`."""
-    return _open(folder, options, "megatron", _tap_megatron)
+    return open_learner(folder, options, "megatron", attach_megatron)
 
 
-def _tap_megatron(learner: RankLearner, ranks: Ranks, name: str, neighbors: int) -> RankTap:
-    """On a rank, where Megatron has been imported in the order that it asks for."""
+def attach_torch(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
+    """The tap on a rank of the torch learner."""
+    from lockstep.learners.torch.tap import tap_torch
+
+    return tap_torch(build(), name, neighbors)
+
+
+def attach_megatron(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
+    """The tap on a rank of the Megatron learner."""
+    learner = build()  # before Megatron is imported here: that sets what it is imported with
     from lockstep.learners.megatron.tap import tap_megatron
 
-    return tap_megatron(learner, ranks, name, neighbors)
+    return tap_megatron(learner, name, neighbors)
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,7 @@ class TapSpec:
 
     def build(self) -> RankTap:
         """Joins the other ranks; returns when all are there."""
-        learner = self.rank.build()
-        return self.attach(learner, learner._ranks, self.name, self.neighbors)
+        return self.attach(self.rank.build, self.name, self.neighbors)
 
 
 class RanksTap:
@@ -89,6 +94,7 @@ class RanksTap:
 
     def __init__(self, name: str, ranks: Sequence[Remote], parallel: Parallel) -> None:
         self.name, self._ranks = name, ranks
+        self._order: Sequence[CutPoint] = ()
         alike = parallel.cp * parallel.tp
         self._stages = [slice(stage * alike, (stage + 1) * alike) for stage in range(parallel.pp)]
 
@@ -98,13 +104,17 @@ class RanksTap:
         found: list[Capture] = self._call("run", tokens_T, dict(forced), only)
         stages = [found[stage.start] for stage in self._stages]
         seen = dict(chain.from_iterable(one.seen.items() for one in stages))
-        return Capture(stages[-1].logits, seen, stages[-1].column)
+        self._order = list(seen)
+        return Capture(stages[-1].logits, seen, stages[-1].column, stages[-1].hidden)
 
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
     ) -> OperatorTrace:
-        found: list[OperatorTrace] = self._call("trace", tokens_T, dict(forced), start, end)
-        return chain_traces([join_traces(found[stage]) for stage in self._stages])
+        def trace(begin: CutPoint | None) -> OperatorTrace:
+            found: list[OperatorTrace] = self._call("trace", tokens_T, dict(forced), begin, end)
+            return chain_traces([join_traces(found[stage]) for stage in self._stages])
+
+        return trace_from_before(trace, self._order, start)
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         return sum(self._call("functions", tokens_T), Counter())
@@ -114,7 +124,15 @@ class RanksTap:
 
 
 @contextmanager
-def _open(folder: Path, options: EngineOptions, backend: str, attach: Attach) -> Iterator[Tap]:
+def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Attach) -> Iterator[Tap]:
+    """Opens a folder in a learner, in this process if that can be; see `engines.OpenTap`.
+
+    Args:
+        folder: Of the model.
+        options: How it computes; one more size of its layout is `PACKED`.
+        backend: Of the learner.
+        attach: Makes the tap of a rank.
+    """
     sizes = dict(options.parallel)
     neighbors = sizes.pop(PACKED, 1) - 1
     section = LearnerSection(backend=backend, device=options.device, dtype=_dtype(options), parallel=Parallel(**sizes))
@@ -124,7 +142,7 @@ def _open(folder: Path, options: EngineOptions, backend: str, attach: Attach) ->
     if options.prompt is not None:
         raise InputError(f"the engine {backend} is a learner, which decodes nothing; leave prompt out")
     if section.in_process:
-        yield attach(spec.build(), ALONE, name, neighbors)
+        yield attach(spec.build, name, neighbors)
         return
     with Workers() as workers:
         count = section.parallel.ranks

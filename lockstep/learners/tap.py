@@ -127,10 +127,10 @@ class RankTap:
 
     Args:
         learner: The rank.
-        ranks: Those that hold the model together.
         paths: Modules of the learner's model at which cuts lie.
         values: Which ones; `OUTPUT` where the model computes logits, and no logits at all where its loss does.
         head: Gathers the weight of the vocabulary head [V, D] where the model computes no logits.
+        hidden: Cuts that the model has not, because one operator goes past them.
         name: Name of the engine in reports.
         neighbors: Number of other sequences in the row, before the one that is read.
     """
@@ -138,15 +138,15 @@ class RankTap:
     def __init__(
         self,
         learner: RankLearner,
-        ranks: Ranks,
         paths: Sequence[str],
         values: Values,
         head: Callable[[], Tensor],
+        hidden: frozenset[CutPoint],
         name: str,
         neighbors: int = 0,
     ) -> None:
-        self._learner, self._ranks, self._paths, self._values = learner, ranks, paths, values
-        self._head, self.name, self._neighbors = head, name, neighbors
+        self._learner, self._ranks, self._paths, self._values = learner, learner._ranks, paths, values
+        self._head, self._hidden, self.name, self._neighbors = head, hidden, name, neighbors
         self._own: frozenset[CutPoint] = frozenset()
 
     @property
@@ -166,7 +166,8 @@ class RankTap:
         logits, column, seen = self._read(tokens_T, forced, only=only)
         if not self.leads:
             return Capture(_NOTHING, {})
-        return Capture(_NOTHING if logits is None else logits.cpu(), {k: x.cpu() for k, x in seen.items()}, column)
+        here = {cut: value.cpu() for cut, value in seen.items()}
+        return Capture(_NOTHING if logits is None else logits.cpu(), here, column, self._hidden)
 
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
@@ -203,7 +204,7 @@ class RankTap:
                 yield point, x
 
         micros = MicroBatches(batch, [list(range(len(batch)))], self._lay_out, self._learner.device)
-        with visit_cuts(self._learner.model, self._paths, values, one):
+        with torch.no_grad(), visit_cuts(self._learner.model, self._paths, values, one):
             outputs = list(self._learner._outputs(micros))
         self._own, seen, logits = frozenset(kept), one.collect(), None
         if OUTPUT in kept:

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.distributed.ranks import Ranks
 from lockstep.learners.megatron.model import Stage
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.tap import LAST, RankTap
@@ -45,9 +44,9 @@ _INSIDE: Mapping[tuple[str, End], tuple[str, ...]] = {
 _LAYER = re.compile(r"gpt\.decoder\.layers\.(\d+)\.(.+)")
 
 
-def tap_megatron(learner: RankLearner, ranks: Ranks, name: str, neighbors: int = 0) -> RankTap:
+def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
     """The tap on a rank of the Megatron learner, see `RankTap`."""
-    stage = learner.model
+    stage, ranks = learner.model, learner._ranks
     assert isinstance(stage, Stage), "a learner of Megatron"
     heads = stage.config.num_attention_heads // (stage.config.num_query_groups or 1)
     views: Mapping[int, Callable[[Tensor], Sequence[Tensor]]] = {
@@ -74,8 +73,10 @@ def tap_megatron(learner: RankLearner, ranks: Ranks, name: str, neighbors: int =
             dist.all_gather(parts, own, group=group)
         return torch.cat(parts)[: stage.vocabulary]
 
-    paths = [path for path, _ in stage.named_modules() if _has_cuts(path)]
-    return RankTap(learner, ranks, paths, values, gather_head, name, neighbors)
+    paths = [path for path, one in stage.named_modules() if _has_cuts(path) and any(True for _ in one.parameters())]
+    activations = {CutPoint("mlp.act_fn", layer) for layer in range(stage.config.num_layers)}
+    hidden = frozenset({CutPoint("rotary_emb"), *activations})
+    return RankTap(learner, paths, values, gather_head, hidden, name, neighbors)
 
 
 def _has_cuts(path: str) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lockstep.distributed.ranks import Ranks
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.tap import RankTap
 from lockstep.models.heads import LogitsHead
@@ -20,7 +19,7 @@ _MODEL = "lm"
 """Path of the model of `transformers` in a `LogitsHead`."""
 
 
-def tap_torch(learner: RankLearner, ranks: Ranks, name: str, neighbors: int = 0) -> RankTap:
+def tap_torch(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
     """The tap on a rank of the torch learner, see `RankTap`."""
     model = learner.model
     assert isinstance(model, LogitsHead), "a learner that scores tokens"
@@ -38,4 +37,4 @@ def tap_torch(learner: RankLearner, ranks: Ranks, name: str, neighbors: int = 0)
         assert isinstance(weight, Tensor), "a vocabulary head is one matrix"
         return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
-    return RankTap(learner, ranks, [*paths, _MODEL], values, gather_head, name, neighbors)
+    return RankTap(learner, [*paths, _MODEL], values, gather_head, frozenset(), name, neighbors)
