@@ -6,7 +6,7 @@ Needs torch and safetensors, and nothing else of this repository.
 from lockstep_doctor.builds import compare_builds
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions, find_engine, find_engines
-from lockstep_doctor.examine import Examination, examine
+from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.findings import describe, describe_examination, tree_of
 from lockstep_doctor.locate import FaultPlace, Location, Segment, Suspect, locate
 from lockstep_doctor.modules import ModuleTap
@@ -19,13 +19,13 @@ __all__ = [
     "Capture",
     "CutPoint",
     "EngineOptions",
-    "Examination",
     "FaultPlace",
     "Frame",
     "Location",
     "ModuleTap",
     "Operator",
     "OperatorTrace",
+    "PairExamination",
     "Segment",
     "Suspect",
     "Tap",

@@ -59,7 +59,7 @@ class Undone:
 
 
 @dataclass(frozen=True)
-class Examination:
+class PairExamination:
     """Result of `examine`.
 
     Attributes:
@@ -108,7 +108,7 @@ def examine(
     rounded: Sequence[Tap] = (),
     switches: Mapping[str, Pair] | None = None,
     heard: Callable[[str], object] = lambda phase: None,
-) -> Examination:
+) -> PairExamination:
     """Examines two engines on requests, and locates the gap of the one that differs most.
 
     Args:
@@ -138,7 +138,7 @@ def examine(
     tokens_T = requests[worst]
     heard(f"locate a gap of {gaps[worst]:.2g} nats")
     found = locate(reference, other, tokens_T, witness, rounded=rounded)
-    made = Examination(
+    made = PairExamination(
         reference.name,
         other.name,
         worst,
