@@ -85,24 +85,9 @@ def _add_analyze(group: Parsers) -> None:
 
 def _add_selftest(group: Parsers) -> None:
     parser = _add_question(
-        group, "selftest", "inject faults into real backends, and count which ones are named", _selftest
+        group, "selftest", "put faults into copies of small models, and count which ones are located", _selftest
     )
-    add_selftest_options(parser)
-
-
-def add_selftest_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a self-test, which the benchmark with all faults shares."""
-    parser.add_argument(
-        "model", metavar="MODEL", type=path_argument, nargs="?", help="stands for the small random Llama of the faults"
-    )
-    parser.add_argument("--sweep", action="store_true", help="look for the least magnitude of each fault that is named")
-    parser.add_argument("--seed", type=int, default=0, help="of models and prompts (default: 0)")
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=path_argument,
-        help="where results go; the same command then resumes where it was",
-    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and requests (default: 0)")
 
 
 def _load(options: argparse.Namespace) -> Loaded:
@@ -161,10 +146,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _selftest(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     with spare_modules():
-        from lockstep.doctor.selftest.run import selftest
+        from lockstep.doctor.selftest import selftest
 
-    out = None if options.out is None else Path(options.out)
-    return selftest(options.model, out, options.sweep, options.seed)
+    return selftest(options.seed)
