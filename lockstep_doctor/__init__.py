@@ -6,6 +6,7 @@ Needs torch and safetensors, and nothing else of this repository.
 from lockstep_doctor.builds import compare_builds
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
 from lockstep_doctor.examine import Examination, examine
+from lockstep_doctor.file_tap import FileTap, Recording, TapError, tap
 from lockstep_doctor.findings import describe, describe_examination, tree_of
 from lockstep_doctor.locate import Location, Place, Segment, Suspect, locate
 from lockstep_doctor.modules import ModuleTap
@@ -18,20 +19,24 @@ __all__ = [
     "Capture",
     "CutPoint",
     "Examination",
+    "FileTap",
     "Frame",
     "Location",
     "ModuleTap",
     "Operator",
     "OperatorTrace",
     "Place",
+    "Recording",
     "Segment",
     "Suspect",
     "Tap",
+    "TapError",
     "compare_builds",
     "describe",
     "describe_examination",
     "examine",
     "locate",
+    "tap",
     "tree_of",
     "write_reproduction",
 ]

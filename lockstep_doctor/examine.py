@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.locate import ENOUGH, Location, Place, locate, nats
 from lockstep_doctor.measures import measure
 from lockstep_doctor.modules import ModuleTap
@@ -205,7 +206,9 @@ def _modules(tap: ModuleTap, found: Location, place: Place) -> tuple[list[str], 
 
 
 def _shrunk(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
-    """The smallest request that keeps the gap, and shows the first place."""
+    """The smallest request that keeps the gap, and shows the first place; a file has one request alone."""
+    if isinstance(reference, FileTap) or isinstance(other, FileTap):
+        return tokens_T
 
     def shows(fewer: Tensor) -> bool:
         right = reference.run(fewer, {})

@@ -99,7 +99,7 @@ class ModuleTap:
     @torch.no_grad()
     def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
         """Returns logits [T, V]."""
-        with visit_cuts(self.model, self._values, one.visit):
+        with visit_cuts(self.model, self.values, one.visit):
             return self._reads(self.model, tokens_T)
 
     def address(self, cut: CutPoint) -> str | None:
@@ -110,7 +110,7 @@ class ModuleTap:
         base, place = (cut, "0") if cut in self._places else (CutPoint(stage, cut.layer), number)
         return None if base not in self._places else "|".join((*self._places[base], place))
 
-    def _values(self, path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+    def values(self, path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
         cut = self._cuts.get((path, end))
         if cut is None:
             return
