@@ -89,7 +89,7 @@ def _flatten(row: Row) -> Row:
     token = row.get("token")
     if isinstance(token, Mapping) and {"logprob", "gap", "mask"} <= token.keys():
         train, gap = token["logprob"], token["gap"]
-        infer = [a - b if _is_number(a) and _is_number(b) else None for a, b in zip(train, gap, strict=False)]
+        infer = [a - b if is_number(a) and is_number(b) else None for a, b in zip(train, gap, strict=False)]
         return {"train_logprobs": train, "infer_logprobs": infer, "mask": token["mask"], "prompt_id": row.get("id")}
     nested = [value for value in row.values() if isinstance(value, list) and len(value) == 1]
     if any(isinstance(value[0], list) for value in nested):
@@ -186,7 +186,7 @@ class _Reader:
     def _holds_numbers(self, name: str) -> bool:
         value = self.row.get(name)
         if isinstance(value, list | tuple):
-            return not value or _is_number(value[0])
+            return not value or is_number(value[0])
         return isinstance(value, Tensor | np.ndarray)
 
     def _real(self, total: int) -> Tensor:
@@ -269,7 +269,7 @@ class _Reader:
         if not isinstance(value, list | tuple):
             raise self._wrong(f"{name} is no list of numbers; write one entry for each token")
         for entry, one in enumerate(value):
-            if not (one is None or isinstance(one, bool) or _is_number(one)):
+            if not (one is None or isinstance(one, bool) or is_number(one)):
                 raise self._wrong(f"{name} has {str(one)[:40]!r} at entry {entry}, which is no number")
         return torch.tensor([math.nan if one is None else float(one) for one in value], dtype=torch.float64)
 
@@ -277,7 +277,7 @@ class _Reader:
         value: object = self.row[name]
         if isinstance(value, Tensor | np.ndarray | np.generic) and np.size(value) == 1:
             value = value.item()
-        if not _is_number(value):
+        if not is_number(value):
             raise self._wrong(f"{name} is {str(value)[:40]!r}, which is no number")
         if not least <= value <= most:
             raise self._wrong(f"{name} is {value:g}, and not from {least:g} to {most:g}")
@@ -287,7 +287,7 @@ class _Reader:
         return DumpError(f"{self.where}: {what}")
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
+def is_number(value: object) -> TypeGuard[int | float]:
     """True for what a float can hold; Python's JSON has NaN, infinity and endless integers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
