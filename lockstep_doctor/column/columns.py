@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lockstep_doctor.statistics import Compared
+
 
 @dataclass(frozen=True)
 class TokenColumns:
@@ -71,6 +73,17 @@ class TokenColumns:
         """Of each entry its position in its sequence, int64 [N]."""
         entry = torch.arange(self.train.numel()) - self.offsets[:-1][self.row]
         return entry if self.starts is None else entry + self.starts[self.row]
+
+    def compare(self) -> Compared:
+        """Both sides on the tokens that were generated."""
+        lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, self.mask.long())
+        return Compared(
+            self.train[self.mask].double(),
+            self.infer[self.mask].double(),
+            lengths,
+            self.position[self.mask],
+            self.clusters,
+        )
 
     def with_mask(self, mask: Tensor) -> TokenColumns:
         """Returns the same with other tokens compared."""
