@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep_doctor.analyze import describe_findings
-from lockstep_doctor.column import Finding, TokenColumns, examine_columns
+from lockstep_doctor.column import Finding, examine_columns
 from lockstep_doctor.column.finding import ColumnSide
 from lockstep_doctor.dumps.errors import DumpError
 from lockstep_doctor.dumps.names import FieldNames
@@ -32,7 +31,6 @@ _CLOSER = 0.3
 _LEAST_FLOOR = 1e-4
 _MOST_NATS = 3.0
 _FEW_ROWS = 8
-_SIDES: tuple[ColumnSide, ColumnSide] = ("train", "infer")
 _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
     **dict.fromkeys(("grid", "floor", "ceiling", "formula", "offset", "scaled", "not finite"), "log-probabilities"),
@@ -128,8 +126,8 @@ def locate_dump(
     judge = _Judge(Rescorer(model, own))
     heard("measure what rounding in bf16 makes")
     floor = judge.measure_floor(Rescorer(load_model(folder, device, torch.bfloat16), own))
-    named = {side: name for side in _SIDES if (name := vars(dump)[side]) is not None}
-    sides = [judge.judge(side, name, floor) for side, name in named.items()]
+    named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
+    sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
     gap = _rms(own.train, own.infer, judge.compared) if len(sides) > 1 else None
     rows, of_rows = own.lengths.numel(), dump.columns.lengths.numel()
     return DumpLocation(str(folder), sides, gap, floor, int(judge.compared.sum()), rows, of_rows, dump.notes)
@@ -181,7 +179,9 @@ class _Judge:
             off = {change: _rms(column, own, self.compared) for change, own in self._by.items()}
             change = self._nearest(off)
         findings = self._examine(column, self._by[change])
-        stage = next((_STAGES[one.kind] for one in findings if one.kind in _STAGES), None)
+        stage: Stage | None = next(
+            (_STAGES[one.kind] for one in findings if one.kind in _STAGES and one.side != "train"), None
+        )
         left = off[change]
         if stage is None and not change and left > FLOORS * floor:
             change, left, findings = self._try_fronts(column, left, findings)
@@ -223,24 +223,30 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
     part = f" of {found.of_rows}" if found.rows < found.of_rows else ""
     yield f"{found.tokens:,} generated tokens of {found.rows}{part} rows, beside {found.model} in float32"
     yield from found.notes
+    yield f"rounding in bf16 makes {found.floor:.2g} nats (root mean square, as all that follow)"
     if found.gap is not None:
-        yield f"both sides differ by {found.gap:.2g} nats (root mean square); rounding in bf16 makes {found.floor:.2g}"
+        yield f"both sides differ by {found.gap:.2g}"
     for one in found.sides:
         near = f", and {one.left:.2g} {one.change}" if one.change else ""
-        yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: " + (
-            "rounding explains it"
-            if one.stage is None
-            else f"it leaves the model at the stage of {_STAGE_WORDS[one.stage]}"
-        )
-        yield from (f"  {line}" for line in describe_findings(one.findings) if line)
+        how = "rounding explains it" if one.stage is None else f"it leaves the model at {_WORDS[one.stage]}"
+        yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
+        yield from (f"  {line}" for finding in one.findings for line in _describe(finding, one.side))
     wrong = found.wrong
     yield f"wrong: {' and '.join(one.side for one in wrong)}" if wrong else "neither side leaves the model"
 
 
-_STAGE_WORDS: Mapping[Stage, str] = {
-    "ids": "ids: the model read others",
-    "model": "the model: other weights or another pass; look into it with taps",
-    "temperature": "temperature: the logits are divided by another one",
-    "log-probabilities": "log-probabilities: single values are changed behind the logits",
-    "column": "the column: values are lost or of other tokens",
+_WORDS: Mapping[Stage, str] = {
+    "ids": "the ids: it read others",
+    "model": "the model itself, by other weights or in its pass; taps say where",
+    "temperature": "the temperature that the logits are divided by",
+    "log-probabilities": "single log-probabilities, which are changed behind the logits",
+    "column": "the column: values are lost, or stand at other tokens",
 }
+
+
+def _describe(finding: Finding, side: ColumnSide) -> Iterator[str]:
+    """Yields a finding about a side and the model, which stood in the training side's place."""
+    what = finding.what.replace("inference's", f"{side}'s").replace("training's", "the model's")
+    where = f", where {finding.where}" if finding.where and finding.where.atoms else ""
+    yield f"{finding.kind}: {what.replace('training', 'the model')}"
+    yield f"  {finding.tokens:,} tokens{where}; {finding.share:.0%} of the squares of all differences"

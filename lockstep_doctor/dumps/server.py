@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import time
@@ -68,11 +69,11 @@ class Server:
                 return json.loads(self._read(reply))
         except urllib.error.HTTPError as error:
             raise DumpError(f"{self.place}{path}: replies {error.code}") from None
-        except (OSError, RecursionError, ValueError) as error:
+        except (OSError, RecursionError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, DumpError):
                 raise
-            reason = getattr(error, "reason", None) or error
-            raise DumpError(f"{self.place}{path}: {type(reason).__name__}, and no JSON") from None
+            inner = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise DumpError(f"{self.place}{path}: no JSON comes ({type(inner).__name__})") from None
 
     def _read(self, reply: Any) -> bytes:
         end, read = time.monotonic() + self.timeout_s, bytearray()
