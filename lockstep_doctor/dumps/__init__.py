@@ -2,11 +2,12 @@
 
 from lockstep_doctor.dumps.errors import DumpError
 from lockstep_doctor.dumps.judge import DumpLocation, SideVerdict, describe_dump, locate_dump
-from lockstep_doctor.dumps.names import FieldNames
+from lockstep_doctor.dumps.names import KNOWN, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
 from lockstep_doctor.dumps.server import Server, score_by_url
 
 __all__ = [
+    "KNOWN",
     "Dump",
     "DumpError",
     "DumpLocation",
