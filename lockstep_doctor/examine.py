@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lockstep_doctor.column import TokenColumns, examine_columns
 from lockstep_doctor.cuts import name_cuts
+from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
 from lockstep_doctor.measures import measure
 from lockstep_doctor.modules import find_watched
@@ -258,7 +259,9 @@ def _modules(model: nn.Module, found: Location, place: FaultPlace) -> tuple[list
 
 
 def _shrink(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
-    """The smallest request that keeps the gap, and shows the first place."""
+    """The smallest request that keeps the gap, and shows the first place; a file has one request alone."""
+    if isinstance(reference, FileTap) or isinstance(other, FileTap):
+        return tokens_T
 
     def shows(fewer: Tensor) -> bool:
         right = reference.run(fewer, {})
