@@ -133,7 +133,7 @@ class Location:
     @property
     def disagrees(self) -> bool:
         """True if rounding does not explain the gap."""
-        return self.gap > max(FLOORS * self.floor, LEAST)
+        return exceeds(self.gap, self.floor)
 
     @property
     def segments(self) -> list[Segment]:
@@ -203,7 +203,7 @@ def locate(
     gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
     rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
 
-    if gap <= max(FLOORS * rounding.gap, LEAST):
+    if not exceeds(gap, rounding.gap):
         return Location(gap, rounding.gap)
 
     def allow(cut: CutPoint) -> float:
@@ -264,6 +264,11 @@ def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, rig
             if cut in exact and exact[cut].numel() == value.numel():
                 squares[cut] = squares.get(cut, 0.0) + _differ(exact[cut], value)[0] ** 2
     return Rounding(gap**0.5, {cut: square**0.5 for cut, square in squares.items()})
+
+
+def exceeds(gap: float, floor: float) -> bool:
+    """Returns if a gap is more than rounding makes; without a measured floor any gap is."""
+    return gap > (max(FLOORS * floor, LEAST) if floor else 0.0)
 
 
 def share_removed(gap: float, left: float, floor: float) -> float:
