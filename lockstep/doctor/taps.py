@@ -26,7 +26,7 @@ from lockstep.models.folder import read_config
 from lockstep_doctor import Capture, CutPoint, OperatorTrace, Tap
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.operators import chain_traces, join_traces
-from lockstep_doctor.tap import trace_from_before
+from lockstep_doctor.tap import trace_segment
 
 _TIMEOUT_S = 600.0
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -114,7 +114,7 @@ class RanksTap:
             found: list[OperatorTrace] = self._call("trace", tokens_T, dict(forced), begin, end)
             return chain_traces([join_traces(found[stage]) for stage in self._stages])
 
-        return trace_from_before(trace, self._order, start)
+        return trace_segment(trace, self._order, start, end)
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         return sum(self._call("functions", tokens_T), Counter())

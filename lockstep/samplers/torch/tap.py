@@ -34,7 +34,7 @@ from lockstep_doctor.cuts import name_cuts
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import Pass, count_functions, find_watched, values_by_name, visit_cuts
 from lockstep_doctor.operators import Recorder
-from lockstep_doctor.tap import trace_from_before
+from lockstep_doctor.tap import trace_segment
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _HIDDEN = frozenset({CutPoint("rotary_emb")})
@@ -88,9 +88,9 @@ class SamplerTap:
             rows = _Rows()
             with Recorder() as recorder:
                 self._read(tokens_T, Pass(forced, recorder, begin, end, rows), rows)
-            return recorder.joined()
+            return replace(recorder.joined(), split=(len(tokens_T), self._prompt or len(tokens_T)))
 
-        return trace_from_before(trace, self._order, start)
+        return trace_segment(trace, self._order, start, end)
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
@@ -186,8 +186,10 @@ class _Watched:
         for cut in self.before:
             self.one.visit(cut, x)
         out = self.part(x)
-        for cut, columns in self.behind:
-            self.one.visit(cut, out[..., columns])
+        with self.one.paused():
+            found = [(cut, out[..., columns]) for cut, columns in self.behind]
+        for cut, value in found:
+            self.one.visit(cut, value)
         return out
 
 
