@@ -18,7 +18,7 @@ from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
 
 class Share(Protocol):
-    """What one process, or one call, holds of the value at a cut."""
+    """The part of the value at a cut that one process, or one call, holds."""
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
         """Returns the values of all tokens, in order; None: this is none of theirs."""
@@ -64,7 +64,7 @@ class Pass:
             self._recorder.begin(on=self._start is None)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """A context of which nothing is recorded."""
         if self._recorder is None:
             yield
@@ -75,7 +75,7 @@ class Pass:
 
     def visit(self, cut: CutPoint, value: Tensor) -> None:
         """Sees the value of a cut, and may overwrite it."""
-        with self.paused():
+        with self.pause():
             whole = value.detach() if self._share is None else self._share.gather(cut, value.detach())
             if whole is not None:
                 self._exchange(cut, whole, value)
@@ -131,17 +131,20 @@ class ModuleTap:
         self._values = values_by_name(cuts)
         self._places = {cut: place for place, cut in cuts.items()}
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        one = Pass(forced)
+    def run(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
+    ) -> Capture:
+        one = Pass(forced, only=only)
         logits = self._read(tokens_T, one)
-        return Capture(forced.get(OUTPUT, logits), one.collect() | {OUTPUT: logits})
+        seen = one.collect() | ({OUTPUT: logits} if only is None or OUTPUT in only else {})
+        return Capture(forced.get(OUTPUT, logits), seen)
 
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
     ) -> OperatorTrace:
         with Recorder() as recorder:
             self._read(tokens_T, Pass(forced, recorder, start, end))
-        return replace(recorder.joined(), split=None if self._prompt is None else (len(tokens_T), self._prompt))
+        return replace(recorder.join(), split=None if self._prompt is None else (len(tokens_T), self._prompt))
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
@@ -204,7 +207,7 @@ def visit_cuts(model: nn.Module, paths: Sequence[str], values: Values, one: Pass
     """Visits every cut at the input and output of these modules in the block."""
 
     def at(path: str, end: End, value: Any) -> None:
-        with one.paused():
+        with one.pause():
             found = list(values(path, end, value))
         for cut, x in found:
             one.visit(cut, x)

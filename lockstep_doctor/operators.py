@@ -101,7 +101,7 @@ class Recorder(TorchDispatchMode):
         self.on = on
         self._calls.append(OperatorTrace(self._values))
 
-    def joined(self) -> OperatorTrace:
+    def join(self) -> OperatorTrace:
         """Returns the traces of all calls as one, see `join_traces`."""
         return join_traces([call for call in self._calls if call.operators])
 
@@ -247,7 +247,7 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
         one
         for one in own.operators
         if all(good[value] or value in outside for value in one.inputs)
-        # What nobody reads, beside what is read, is of no consequence.
+        # A value that no operator reads, beside one that is read, has no effect.
         and not all(good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs))
     ]
 
