@@ -39,7 +39,8 @@ def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
     if options.prompt is None:
         yield ModuleTap(model.to(options.device).eval(), "hf", builder)
     else:
-        yield ModuleTap(model.to(options.device).eval(), "hf decoding", read=read_by_decoding(options.prompt))
+        read = read_by_decoding(options.prompt)
+        yield ModuleTap(model.to(options.device).eval(), "hf decoding", read=read, prompt=options.prompt)
 
 
 def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:

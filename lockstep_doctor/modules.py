@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
 
 class Share(Protocol):
-    """The part that one process, or one call, holds of the value at a cut."""
+    """The part of the value at a cut that one process, or one call, holds."""
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
         """Returns the values of all tokens, in order; None: this is none of theirs."""
@@ -62,17 +63,24 @@ class Pass:
         if self._recorder is not None:
             self._recorder.begin(on=self._start is None)
 
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """A context of which nothing is recorded."""
+        if self._recorder is None:
+            yield
+            return
+        on, self._recorder.on = self._recorder.on, False
+        yield
+        self._recorder.on = on
+
     def visit(self, cut: CutPoint, value: Tensor) -> None:
         """Sees the value of a cut, and may overwrite it."""
-        recorder = self._recorder
-        on = recorder is not None and recorder.on
-        if recorder is not None:
-            recorder.on = False
-        whole = value.detach() if self._share is None else self._share.gather(cut, value.detach())
-        if whole is not None:
-            self._exchange(cut, whole, value)
-        if recorder is not None:
-            recorder.on = (on or cut == self._start) and cut != self._end
+        with self.pause():
+            whole = value.detach() if self._share is None else self._share.gather(cut, value.detach())
+            if whole is not None:
+                self._exchange(cut, whole, value)
+        if self._recorder is not None:
+            self._recorder.on = (self._recorder.on or cut == self._start) and cut != self._end
 
     def _exchange(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
         """Keeps a value, and puts the forced one in its place."""
@@ -105,29 +113,38 @@ class ModuleTap:
         name: What it is called in reports.
         builder: Python that makes `model`, and `read(tokens_T)` that returns logits [T, V], for a reproduction.
         read: From the model and ids [T] to logits [T, V].
+        prompt: Tokens that `read` reads together, before the others; None: all.
     """
 
     def __init__(
-        self, model: nn.Module, name: str, builder: str = "", read: Callable[[nn.Module, Tensor], Tensor] | None = None
+        self,
+        model: nn.Module,
+        name: str,
+        builder: str = "",
+        read: Callable[[nn.Module, Tensor], Tensor] | None = None,
+        prompt: int | None = None,
     ) -> None:
         self.model, self.name, self.builder = model, name, builder
-        self._reads = read or _read_plainly
+        self._reads, self._prompt = read or _read_plainly, prompt
         self.paths = find_watched(model)
         cuts = name_cuts(self.paths)
         self.values = values_by_name(cuts)
         self._places = {cut: place for place, cut in cuts.items()}
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        one = Pass(forced)
+    def run(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
+    ) -> Capture:
+        one = Pass(forced, only=only)
         logits = self._read(tokens_T, one)
-        return Capture(forced.get(OUTPUT, logits), one.collect() | {OUTPUT: logits})
+        seen = one.collect() | ({OUTPUT: logits} if only is None or OUTPUT in only else {})
+        return Capture(forced.get(OUTPUT, logits), seen)
 
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
     ) -> OperatorTrace:
         with Recorder() as recorder:
             self._read(tokens_T, Pass(forced, recorder, start, end))
-        return recorder.joined()
+        return replace(recorder.join(), split=None if self._prompt is None else (len(tokens_T), self._prompt))
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
@@ -190,7 +207,9 @@ def visit_cuts(model: nn.Module, paths: Sequence[str], values: Values, one: Pass
     """Visits every cut at the input and output of these modules in the block."""
 
     def at(path: str, end: End, value: Any) -> None:
-        for cut, x in values(path, end, value):
+        with one.pause():
+            found = list(values(path, end, value))
+        for cut, x in found:
             one.visit(cut, x)
 
     with ExitStack() as hooks:

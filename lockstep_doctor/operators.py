@@ -7,6 +7,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -70,10 +71,12 @@ class OperatorTrace:
     Attributes:
         values: Copies of all tensors, on the CPU, as they were when they were made.
         operators: In order.
+        split: Tokens of the sequence, and how many of them were read together, before the others; None: all were.
     """
 
     values: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
+    split: tuple[int, int] | None = None
 
     def external(self) -> list[int]:
         """Returns the values that no operator of the trace made: inputs, weights, constants."""
@@ -98,7 +101,7 @@ class Recorder(TorchDispatchMode):
         self.on = on
         self._calls.append(OperatorTrace(self._values))
 
-    def joined(self) -> OperatorTrace:
+    def join(self) -> OperatorTrace:
         """Returns the traces of all calls as one, see `join_traces`."""
         return join_traces([call for call in self._calls if call.operators])
 
@@ -163,18 +166,17 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
             same.setdefault((*key, met[key]), []).append((number, one))
             met[key] += 1
 
-    def place(several: Sequence[tuple[int, int]]) -> int:
-        """The index of a value that these parts know by these indices."""
-        if several[0] not in places:
-            places.update(dict.fromkeys(several, len(joined.values)))
-            joined.values.append(_lay_end_to_end([parts[part].values[index] for part, index in several]))
-        return places[several[0]]
+    def place(several: Sequence[tuple[int, int]]) -> Sequence[int]:
+        """The indices of a value that parts know by these indices: one, or those of the operators that made it."""
+        new = [one for one in several if one not in places]
+        if new:
+            places.update(dict.fromkeys(new, len(joined.values)))
+            joined.values.append(_lay_end_to_end([parts[part].values[index] for part, index in new]))
+        return list(dict.fromkeys(places[one] for one in several))
 
     def place_all(some: Sequence[tuple[int, Operator]], of: Callable[[Operator], Sequence[int]]) -> tuple[int, ...]:
-        return tuple(
-            place([(part, index) for (part, _), index in zip(some, indices, strict=True)])
-            for indices in zip(*(of(one) for _, one in some), strict=False)
-        )
+        found = zip(*([(part, index) for index in of(one)] for part, one in some), strict=False)
+        return tuple(chain.from_iterable(map(place, found)))
 
     for some in same.values():
         ends = [place_all(some, of) for of in (lambda one: one.inputs, lambda one: one.outputs)]
@@ -213,6 +215,14 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return not scale or float((first - second).square().mean().sqrt()) <= tolerance * scale
 
 
+def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
+    """Yields what a value has of the tokens that another engine read first, and of the others."""
+    tokens, first = split or (0, 0)
+    for dim in (dim for dim, size in enumerate(value.shape) if size == tokens and 0 < first < tokens):
+        yield value.narrow(dim, 0, first)
+        yield value.narrow(dim, first, tokens - first)
+
+
 def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list[Operator]:
     """Returns the operators that were given values which the other trace has, and gave one that it has not.
 
@@ -221,7 +231,7 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     follow that it has, is another way to the same result and no suspect.
     """
     by_size: dict[int, list[Tensor]] = {}
-    for value in other.values:
+    for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
         by_size.setdefault(value.numel(), []).append(value)
     good = [any(same_values(value, x, tolerance) for x in by_size.get(value.numel(), ())) for value in own.values]
     consumers: dict[int, list[Operator]] = {}
@@ -237,7 +247,8 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
         one
         for one in own.operators
         if all(good[value] or value in outside for value in one.inputs)
-        and not all(good[value] for value in one.outputs)
+        # A value that no operator reads, beside one that is read, has no effect.
+        and not all(good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs))
     ]
 
 

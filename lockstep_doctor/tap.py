@@ -40,19 +40,26 @@ class Tap(Protocol):
         ...
 
 
-def trace_from_before(
-    trace: Callable[[CutPoint | None], OperatorTrace], order: Sequence[CutPoint], start: CutPoint | None
+def trace_segment(
+    trace: Callable[[CutPoint | None], OperatorTrace],
+    order: Sequence[CutPoint],
+    start: CutPoint | None,
+    end: CutPoint,
 ) -> OperatorTrace:
-    """Returns the operators of a segment; where one gives both of its ends, those from an earlier cut on.
+    """Returns the operators of a segment of another engine, in one that may compute several values by one operator.
+
+    Where the start comes behind the end, or no operator runs between them, those from an earlier cut on are recorded.
 
     Args:
-        trace: Reads the sequence, and records from a cut on.
-        order: The cuts of the engine, in order of execution.
+        trace: Reads the sequence, and records from a cut to the end; from the beginning: None.
+        order: The cuts of this engine, in order of execution.
         start: The cut before the segment.
+        end: The cut behind it.
     """
-    found = trace(start)
-    while not found.operators and start is not None:
-        place = order.index(start) if start in order else 0
-        start = order[place - 1] if place else None
-        found = trace(start)
-    return found
+    before: list[CutPoint | None] = [None, *order[: order.index(end)]] if end in order else [None, *order]
+    before = before[: before.index(start) + 1] if start in before else before
+    for begin in reversed(before):
+        found = trace(begin)
+        if found.operators:
+            return found
+    return OperatorTrace()

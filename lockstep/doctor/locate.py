@@ -45,7 +45,7 @@ from lockstep_doctor.tap import Tap
 LOCATION, REPRODUCTION = "location.json", "repro"
 _LONGEST, _REQUESTS = 100, 8
 _TYPES = TORCH_TYPES | {"fp64": torch.float64}
-_LEARNERS, _SAMPLERS, _NEIGHBORS = ("torch", "megatron"), {"torch": "sampler"}, 3
+_LEARNERS, _SAMPLERS, _NEIGHBORS = ("torch", "megatron"), {"torch": "torch_sampler"}, 3
 _REFERENCE = "hf"
 """Engine whose program in float64 says who is wrong."""
 

@@ -1,4 +1,4 @@
-"""Taps on Lockstep's own engines, opened for `lockstep_doctor`: in this process, or over ranks in processes of their own."""
+"""Taps on learners, for `lockstep_doctor`: in this process, or over ranks in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lockstep.cluster.learner_group import RankSpec, require_computable
@@ -22,14 +21,14 @@ from lockstep.distributed.meeting import Host
 from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.tap import RankTap
+from lockstep.models.engine_options import computation_of
 from lockstep.models.folder import read_config
 from lockstep_doctor import Capture, CutPoint, OperatorTrace, Tap
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.operators import chain_traces, join_traces
-from lockstep_doctor.tap import trace_from_before
+from lockstep_doctor.tap import trace_segment
 
 _TIMEOUT_S = 600.0
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 PACKED = "packed"
 """The size of a layout that is of no ranks: sequences in the row, of which the last is read."""
 
@@ -114,7 +113,7 @@ class RanksTap:
             found: list[OperatorTrace] = self._call("trace", tokens_T, dict(forced), begin, end)
             return chain_traces([join_traces(found[stage]) for stage in self._stages])
 
-        return trace_from_before(trace, self._order, start)
+        return trace_segment(trace, self._order, start, end)
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         return sum(self._call("functions", tokens_T), Counter())
@@ -135,7 +134,7 @@ def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Att
     """
     sizes = dict(options.parallel)
     neighbors = sizes.pop(PACKED, 1) - 1
-    section = LearnerSection(backend=backend, device=options.device, dtype=_dtype(options), parallel=Parallel(**sizes))
+    section = LearnerSection.of(computation_of(options), backend, Parallel(**sizes))
     name = " ".join([backend, *(f"{key}={size}" for key, size in options.parallel.items() if size > 1)])
     spec = LearnerSpec(str(folder), "logits", section, None, 0)
     require_computable(read_config(folder), section)
@@ -161,9 +160,3 @@ def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Att
             workers.callback(rank.close)
         outcomes([rank.pending for rank in ranks])
         yield RanksTap(name, ranks, section.parallel)
-
-
-def _dtype(options: EngineOptions) -> Any:
-    if options.dtype not in _DTYPES:
-        raise InputError(f"Lockstep's engines compute in fp32 and bf16, and not in {options.dtype}")
-    return _DTYPES[options.dtype]

@@ -1,6 +1,6 @@
-"""The tap on one rank of a learner, for `lockstep_doctor`: what flows through its part of the model, whole on every rank.
+"""The tap on one rank of a learner: what flows through its part of the model, whole on every rank.
 
-Letters: N tokens of the row, T of them of the sequence that is read, n of the row here, m of those whose states are read.
+Letters: N tokens of the row, n of them here; T of the sequence that is read, m of those whose states are read here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
@@ -172,10 +172,10 @@ class RankTap:
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
     ) -> OperatorTrace:
-        """Of a stage that has one of the two cuts; what the segment has before or behind it, other stages have."""
+        """Operators of this stage, if it has one of the two cuts; other stages have the rest of the segment."""
         with Recorder() as recorder:
             self._read(tokens_T, forced, recorder, start if start in self._own else None, end)
-        return recorder.joined() if {start, end} & self._own else OperatorTrace()
+        return recorder.join() if {start, end} & self._own else OperatorTrace()
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:

@@ -1,13 +1,14 @@
 """Lockstep's learners over every layout: the values of `transformers` at every cut, and a fault at its place.
 
-Two fp32 programs that sum in other orders are 1e-7 apart at a cut, given the same inputs; 2e-6 leaves room for that, and
-is 25 times less than `locate` takes for rounding by itself.
+Two fp32 programs that sum in other orders are 1e-7 apart at a cut, given the same inputs; 2e-6 leaves room for that,
+and is 25 times less than `locate` takes for rounding by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import faulty_taps
 import pytest
@@ -17,7 +18,7 @@ from tiers import full
 
 from lockstep.doctor.taps import Attach, open_learner, open_megatron, open_torch
 from lockstep.errors import InputError
-from lockstep_doctor import OUTPUT, CutPoint, Location, Tap, locate
+from lockstep_doctor import OUTPUT, CutPoint, Location, locate
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
 
@@ -71,9 +72,13 @@ def test_a_learner_computes_what_transformers_does(
         assert_forced(learner, own.seen[CutPoint("attn", 1)])
 
 
-def assert_forced(tap: Tap, attn: torch.Tensor) -> None:
-    """What is forced flows on, on every rank; and only then."""
+def assert_forced(tap: Any, attn: torch.Tensor) -> None:
+    """What is forced flows on, on every rank; and only then. No more is kept than is asked for."""
     before = tap.run(TOKENS, {}).seen
+    few = tap.run(TOKENS, {}, only={CutPoint("attn", 1)})
+    assert few.seen.keys() == {CutPoint("attn", 1)}
+    assert torch.equal(few.seen[CutPoint("attn", 1)], before[CutPoint("attn", 1)])
+    assert torch.equal(few.logits, before[OUTPUT])
     forced = tap.run(TOKENS, {CutPoint("attn", 1): torch.zeros_like(attn)}).seen
     assert not forced[CutPoint("o", 1)].any()
     assert torch.equal(forced[CutPoint("attn", 1)], before[CutPoint("attn", 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lockstep.learners.rank import RankLearner
@@ -33,8 +33,9 @@ def tap_torch(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
             yield OUTPUT, value.logits
 
     def gather_head() -> Tensor:
-        weight = model.lm.get_output_embeddings().weight
-        assert isinstance(weight, Tensor), "a vocabulary head is one matrix"
+        head = model.lm.get_output_embeddings()
+        assert isinstance(head, nn.Linear), "logits that the model has not whole are products"
+        weight = head.weight.detach()
         return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     return RankTap(learner, [*paths, _MODEL], values, gather_head, frozenset(), name, neighbors)

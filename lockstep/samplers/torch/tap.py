@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep.config import Computation
 from lockstep.distributed.sampling import token_scores
 from lockstep.errors import InputError
 from lockstep.models.continuous import Continuous
 from lockstep.models.device import load_on_device
+from lockstep.models.engine_options import computation_of
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import carries_state, context_of
 from lockstep.models.heads import PLAIN
@@ -34,9 +34,8 @@ from lockstep_doctor.cuts import name_cuts
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import Pass, count_functions, find_watched, values_by_name, visit_cuts
 from lockstep_doctor.operators import Recorder
-from lockstep_doctor.tap import trace_from_before
+from lockstep_doctor.tap import trace_segment
 
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _HIDDEN = frozenset({CutPoint("rotary_emb")})
 """The angles come from a table, and are no module's."""
 
@@ -46,9 +45,7 @@ def open_sampler(folder: Path, options: EngineOptions) -> Iterator[SamplerTap]:
     """Opens a folder in the torch sampler; see `engines.OpenTap`."""
     if options.parallel:
         raise InputError(f"the torch sampler computes in one process; leave parallel {dict(options.parallel)} out")
-    if options.dtype not in _DTYPES:
-        raise InputError(f"the torch sampler computes in fp32 and bf16, and not in {options.dtype}")
-    lm = load_on_device(str(folder), Computation(device=options.device, dtype=_DTYPES[options.dtype]))
+    lm = load_on_device(str(folder), computation_of(options))
     if carries_state(lm.config):
         raise InputError(f"layers of a {lm.config.model_type} carry a state, which the tap on the sampler does not see")
     yield SamplerTap(lm, options.dtype == torch.bfloat16, options.prompt)
@@ -74,7 +71,7 @@ class SamplerTap:
     def run(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
     ) -> Capture:
-        rows = _Rows()
+        rows = PassShare()
         one = Pass(forced, share=rows, only=only)
         logits_TV, column = self._read(tokens_T, one, rows)
         seen = {cut: value.cpu() for cut, value in one.collect().items()}
@@ -85,19 +82,19 @@ class SamplerTap:
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
     ) -> OperatorTrace:
         def trace(begin: CutPoint | None) -> OperatorTrace:
-            rows = _Rows()
+            rows = PassShare()
             with Recorder() as recorder:
                 self._read(tokens_T, Pass(forced, recorder, begin, end, rows), rows)
-            return recorder.joined()
+            return replace(recorder.join(), split=(len(tokens_T), self._prompt or len(tokens_T)))
 
-        return trace_from_before(trace, self._order, start)
+        return trace_segment(trace, self._order, start, end)
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
-            self._read(tokens_T, Pass({}), _Rows())
+            self._read(tokens_T, Pass({}), PassShare())
         return ran
 
-    def _read(self, tokens_T: Tensor, one: Pass, rows: _Rows) -> tuple[Tensor, Tensor | None]:
+    def _read(self, tokens_T: Tensor, one: Pass, rows: PassShare) -> tuple[Tensor, Tensor | None]:
         """Returns logits [T, V], and the log-probabilities that the sampler gives, if it draws all but the first."""
         context, prompt = context_of(self.model.config), len(tokens_T) if self._prompt is None else self._prompt
         if len(tokens_T) >= context or not 0 < prompt <= len(tokens_T):
@@ -106,7 +103,7 @@ class SamplerTap:
                 f"draws one more, in a context of {context}; {prompt} were asked for"
             )
         logits: list[Tensor] = []
-        compute, hooks = self._tapped(one)
+        compute, hooks = self._watch(one)
 
         def forward(token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
             rows.begin(len(token_N), 1 if logits else prompt, first=bool(logits))
@@ -124,7 +121,7 @@ class SamplerTap:
         column = torch.tensor(scheduler.finished[number].logprobs)[: len(tokens_T) - 1]
         return torch.cat(logits).to(tokens_T.device), column if prompt == 1 else None
 
-    def _tapped(self, one: Pass) -> tuple[Forward, AbstractContextManager[None]]:
+    def _watch(self, one: Pass) -> tuple[Forward, AbstractContextManager[None]]:
         """The model as the sampler calls it, and a context in which its cuts are visited."""
         if self._step is not None:
             return _watch_step(self._step, self.model, one), nullcontext()
@@ -154,7 +151,7 @@ class _Following(Scheduler):
         return token_R, logprob_R, torch.zeros_like(token_R, dtype=torch.bool)
 
 
-class _Rows:
+class PassShare:
     """Implements `lockstep_doctor.modules.Share`: the tokens of a pass that are of the sequence."""
 
     def __init__(self) -> None:
@@ -174,7 +171,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _WatchedPart:
     """A part of a `TokenStep`, and the cuts at its input and in the columns of its output."""
 
     part: Callable[[Tensor], Tensor]
@@ -186,8 +183,10 @@ class _Watched:
         for cut in self.before:
             self.one.visit(cut, x)
         out = self.part(x)
-        for cut, columns in self.behind:
-            self.one.visit(cut, out[..., columns])
+        with self.one.pause():
+            found = [(cut, out[..., columns]) for cut, columns in self.behind]
+        for cut, value in found:
+            self.one.visit(cut, value)
         return out
 
 
@@ -204,7 +203,7 @@ def _watch_step(step: TokenStep, lm: Any, one: Pass) -> Forward:
             return None
         bounds = pairwise(accumulate(sizes, initial=0)) if sizes else [(0, None)]
         columns = [(CutPoint(name, layer), slice(*ends)) for name, ends in zip(behind, bounds, strict=True)]
-        return _Watched(part, one, [CutPoint(name, layer) for name in before], columns)
+        return _WatchedPart(part, one, [CutPoint(name, layer) for name in before], columns)
 
     def watch_layer(number: int, layer: Any) -> Any:
         parts = {
