@@ -20,7 +20,6 @@ import sys, torch, safetensors.torch
 {builder}
 saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), {{}}
 goal = "{goal}"
-
 def put(address, values):  # the segment gets its inputs, and its output is kept
     for place, value in enumerate(values if isinstance(values, tuple) else (values,)):
         name = f"{{address}}|{{place}}"
@@ -28,7 +27,6 @@ def put(address, values):  # the segment gets its inputs, and its output is kept
             found[name] = value.detach().double().clone()
         elif name in saved:
             value.copy_(saved[name].reshape(value.shape))
-
 for path in {{name.split("|")[0] for name in saved if "|" in name}}:
     module = model.get_submodule(path)
     module.register_forward_pre_hook(lambda _, values, path=path: put(path + "|in", values))
