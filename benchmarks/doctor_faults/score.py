@@ -1,4 +1,4 @@
-"""Places that the doctor found for each case, against what was wrong with it; and what single numbers say of the same."""
+"""Places that the doctor found for each case, against what was wrong with it; and what single numbers say."""
 
 from __future__ import annotations
 

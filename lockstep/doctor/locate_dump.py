@@ -1,4 +1,4 @@
-"""`lockstep doctor locate DUMP --model FOLDER` and `locate FOLDER --url URL`: which side leaves the model, and where."""
+"""`lockstep doctor locate DUMP --model FOLDER` and `locate FOLDER --url URL`: the side that leaves the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep doctor selftest`: faults put into copies of small models, and how many of them `locate` puts in their place."""
+"""`lockstep doctor selftest`: faults put into copies of small models, and how many of them `locate` finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep doctor locate` on small models: what it leaves, what it says, how it ends; `quick` and the table call it."""
+"""`lockstep doctor locate` on small models: what it leaves, what it says, how it ends; the table names it."""
 
 from __future__ import annotations
 
