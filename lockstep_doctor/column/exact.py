@@ -79,7 +79,8 @@ def find_grids(own: Floats, free: Bools) -> Iterator[ExactValue]:
     free = free & np.isfinite(own) & (np.abs(own) > LEAST_SIZE)
     for name, lies, _ in _GRIDS:
         tokens = free & lies(own)
-        if tokens.sum() >= max(_LEAST_TOKENS, 0.01 * own.size) and np.unique(own[tokens]).size >= _LEAST_TOKENS:
+        _, count = np.unique(own[tokens], return_counts=True)
+        if count.sum() >= max(_LEAST_TOKENS, 0.01 * own.size) and count.max() <= 0.5 * count.sum():
             yield ExactValue("grid", name, tokens)
 
 
