@@ -18,7 +18,7 @@ from lockstep_doctor.dumps.names import KNOWN, TEXT_ALONE, FieldNames
 from lockstep_doctor.dumps.tables import Row, read_rows
 
 Zeros = Literal["ask", "context", "generated"]
-"""What an exact 0 between others is where there is no mask: of a turn that the model did not write, or generated."""
+"""Meanings of an exact 0 between others where there is no mask: of a turn that others wrote, or generated."""
 
 _LARGEST = 0.1
 _AGREES = 0.01
@@ -29,7 +29,7 @@ _NUMBERS = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0), "version": (-1e15, 1
 
 @dataclass(frozen=True)
 class Dump:
-    """What a dump says.
+    """The content of a dump.
 
     Attributes:
         columns: Every token of every sequence without padding; NaN for a side that says nothing of it.
@@ -76,7 +76,7 @@ def read_dump(path: Path | str, names: FieldNames | None = None, zeros: Zeros = 
     for where, written in read_rows(path, wanted):
         row = _flatten(written)
         sides = sides or _find_sides(where, row, written, names)
-        read.append(_Reader(where, row, names, sides, zeros).read())
+        read.append(_RowReader(where, row, names, sides, zeros).read())
     if sides is None or not any(bool(one.mask.any()) for one in read):
         raise DumpError(f"{path}: no token is left to compare; is the mask right?")
     cut = sum(one.cut for one in read)
@@ -99,7 +99,7 @@ def _flatten(row: Row) -> Row:
 
 def _find_sides(where: str, row: Row, written: Row, names: FieldNames) -> dict[str, str | None]:
     """The columns of both sides; one may be missing."""
-    for role, name in names.named().items():
+    for role, name in names.list_named().items():
         if name not in row:
             raise DumpError(f"{where}: has no column {name!r}, which is to be {role}; there are {_list(row)}")
     found: dict[str, str | None] = {}
@@ -122,7 +122,7 @@ def _list(row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _RowReader:
     """Reads one row; where a column is shorter than the ids, it speaks of the last ones."""
 
     where: str
@@ -147,7 +147,7 @@ class _Reader:
             for side in ("train", "infer")
         )
         real = self._real(total)
-        mask, cut = self._generated(train, infer, behind & real)
+        mask, cut = self._find_generated(train, infer, behind & real)
         for side in columns:
             self._check(str(self.sides[side]), (train if side == "train" else infer), mask, total - spoken)
         prompt = self._prompt_length(total)
@@ -190,7 +190,7 @@ class _Reader:
         return isinstance(value, Tensor | np.ndarray)
 
     def _real(self, total: int) -> Tensor:
-        """Which entries are no padding."""
+        """The entries that are no padding, bool [T]."""
         real = torch.ones(total, dtype=torch.bool)
         if name := self._name("attention"):
             real &= self._flags(name, total, total)
@@ -201,8 +201,8 @@ class _Reader:
             real &= torch.arange(total) < self._number(name, 0, total)
         return real
 
-    def _generated(self, train: Tensor, infer: Tensor, spoken: Tensor) -> tuple[Tensor, int]:
-        """Which entries are compared, and how many are not because they are 0."""
+    def _find_generated(self, train: Tensor, infer: Tensor, spoken: Tensor) -> tuple[Tensor, int]:
+        """The entries that are compared, and how many are not because they are 0."""
         masks = [name for name in self.names.candidates("mask") if self.row.get(name) is not None]
         if masks:
             least = int(spoken.sum()) if self._name("attention") is None else 0
@@ -308,7 +308,7 @@ def _join(read: Sequence[_Sequence]) -> TokenColumns:
     numbers: dict[str | None, int] = {}
     clusters = [numbers.setdefault(one.cluster, len(numbers)) for one in read]
 
-    def told(role: str) -> Tensor | None:
+    def collect(role: str) -> Tensor | None:
         values = [one.told.get(role) for one in read]
         known = [value for value in values if value is not None]
         return torch.tensor(known, dtype=torch.float64) if len(known) == len(values) else None
@@ -323,8 +323,8 @@ def _join(read: Sequence[_Sequence]) -> TokenColumns:
         torch.cat(ids) if len(ids) == len(read) else None,
         None,
         torch.tensor(prompts) if len(prompts) == len(read) else None,
-        told("version"),
-        told("temperature"),
-        told("top_p"),
+        collect("version"),
+        collect("temperature"),
+        collect("top_p"),
         torch.tensor(clusters) if None not in numbers else None,
     )

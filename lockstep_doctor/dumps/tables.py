@@ -63,9 +63,8 @@ def _naturally(path: Path) -> list[int | str]:
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _parse(f"{path}, line {number}", line)
+            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            yield from (_parse(f"{path}, line {number}", line) for number, line in lines)
     except (OSError, EOFError, zlib.error) as error:
         raise DumpError(f"{path}: cannot be read: {error}") from error
 
@@ -115,7 +114,7 @@ def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str,
 
 
 def _number(text: str) -> float | str:
-    """What the metadata says: a number for each row alike, such as the temperature, or a text."""
+    """A value of the metadata: a number for each row alike, such as the temperature, or a text."""
     try:
         return float(text)
     except ValueError:
