@@ -74,10 +74,10 @@ def tap(model: nn.Module, path: Path | str, name: str = "") -> Iterator[Recordin
     Raises:
         TapError: The model did not run once, or no part of it has a known name.
     """
-    made, one = Recording(), Pass({})
+    made, one, cuts_of = Recording(), Pass({}), ModuleTap(model, name)
     handle = model.register_forward_hook(made.note, with_kwargs=True)
     try:
-        with torch.no_grad(), visit_cuts(model, ModuleTap(model, name).values, one.visit):
+        with torch.no_grad(), visit_cuts(model, cuts_of.paths, cuts_of.values, one):
             yield made
     finally:
         handle.remove()
