@@ -89,6 +89,8 @@ def _flatten(row: Row) -> Row:
     token = row.get("token")
     if isinstance(token, Mapping) and {"logprob", "gap", "mask"} <= token.keys():
         train, gap = token["logprob"], token["gap"]
+        if not isinstance(train, list) or not isinstance(gap, list):
+            return {"train_logprobs": train, "infer_logprobs": gap}
         infer = [a - b if is_number(a) and is_number(b) else None for a, b in zip(train, gap, strict=False)]
         return {"train_logprobs": train, "infer_logprobs": infer, "mask": token["mask"], "prompt_id": row.get("id")}
     nested = [value for value in row.values() if isinstance(value, list) and len(value) == 1]
@@ -106,15 +108,22 @@ def _find_sides(where: str, row: Row, written: Row, names: FieldNames) -> dict[s
     for side in ("train", "infer"):
         there = [name for name in names.candidates(side) if row.get(name) is not None]
         if len(there) > 1:
-            raise DumpError(f"{where}: {' and '.join(there)} could both be {side}; say FieldNames({side}=…)")
+            raise DumpError(f"{where}: {' and '.join(there)} could both be {side}; say {_how(side)}")
         found[side] = there[0] if there else None
     if found["train"] == found["infer"] is not None:
         raise DumpError(f"{where}: {found['train']} cannot be both sides")
     if found["train"] is None and found["infer"] is None:
         writer = next((who for columns, who in TEXT_ALONE.items() if columns <= written.keys()), None)
         whose = f"{writer} writes text alone" if writer else f"there are {_list(row)}"
-        raise DumpError(f"{where}: has no column of log-probabilities; {whose}; {_EXPORTERS}, FieldNames names others")
+        raise DumpError(
+            f"{where}: has no column of log-probabilities; {whose}; {_EXPORTERS}; name others by {_how('train')}"
+        )
     return found
+
+
+def _how(role: str) -> str:
+    """The way to name a column, in Python and on the command line."""
+    return f"FieldNames({role}=…) or --{role}-column"
 
 
 def _list(row: Row) -> str:
@@ -232,7 +241,7 @@ class _RowReader:
         return self._wrong(
             f"there is no mask, and {self.sides['infer'] or self.sides['train']} is exactly 0 at {int(odd.sum())} "
             f"entries, the first {int(odd.nonzero()[0])}, {where}: turns that the model did not write, or a fault? "
-            "Name the mask by FieldNames(mask=…), or say zeros='context' or zeros='generated'"
+            f"Name the mask by {_how('mask')}, or say read_dump(…, zeros='context') or zeros='generated'"
         )
 
     def _prompt_length(self, total: int) -> int | None:

@@ -142,7 +142,7 @@ def _transpose(path: Path, table: Mapping[str, Any], names: Collection[str]) -> 
     """Rows of columns; what has no entry for each row is said of all of them alike."""
     lengths = {name: len(column) for name, column in table.items() if name in names and _has_tokens(column)}
     if len(set(lengths.values())) != 1:
-        there = lengths or ", ".join(sorted(table))
+        there = lengths or "none of a known name"
         raise DumpError(f"{path}: needs columns with one row of tokens for each sequence; there are {there}")
     rows = next(iter(lengths.values()))
     kept = {name: column for name, column in table.items() if name in names}
