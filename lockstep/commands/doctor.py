@@ -77,13 +77,17 @@ def _add_locate(group: Parsers) -> None:
 def _add_analyze(group: Parsers) -> None:
     parser = _add_question(group, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
     parser.add_argument(
-        "file", metavar="FILE", type=path_argument, help="JSONL or Parquet, one sequence per row; usual names are found"
+        "file",
+        metavar="FILE",
+        type=path_argument,
+        help="rollouts of NeMo RL, verl, TRL, slime, prime-rl, SkyRL or your own",
     )
     for column, what in (
         ("train", "log-probabilities of the training side"),
         ("infer", "log-probabilities of the inference side"),
         ("ids", "token ids"),
         ("mask", "which tokens count"),
+        ("attention", "which ids are no padding"),
         ("prompt-length", "tokens of the prompt"),
         ("temperature", "temperature of sampling"),
         ("top-p", "top_p of sampling"),
@@ -161,10 +165,10 @@ def _analyze(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from lockstep.doctor.analyze import analyze_file
-    from lockstep.doctor.dump import Columns
+    from lockstep_doctor.dumps import FieldNames
 
-    columns = Columns(**{field.name: getattr(options, f"{field.name}_column") for field in fields(Columns)})
-    return analyze_file(Path(options.file), columns, None if options.out is None else Path(options.out))
+    names = FieldNames(**{field.name: getattr(options, f"{field.name}_column") for field in fields(FieldNames)})
+    return analyze_file(Path(options.file), names, None if options.out is None else Path(options.out))
 
 
 def _selftest(options: argparse.Namespace) -> int:

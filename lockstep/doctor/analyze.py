@@ -8,54 +8,43 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from lockstep.doctor.dump import Columns, Dump, read_dump
+from lockstep.data.rows import DataError
 from lockstep.doctor.options import Limits
 from lockstep.doctor.verdict import EXIT_CODES, Judgement, judge
 from lockstep.whole_files import write_whole
 from lockstep_doctor.analyze import Analysis, analyze, describe_figures, describe_findings
-from lockstep_doctor.column import TokenColumns
+from lockstep_doctor.dumps import Dump, DumpError, FieldNames, read_dump
 from lockstep_doctor.statistics import by_index, by_surprise, figures
 
 _SCHEMA = 2
 
 
-def analyze_file(file: Path, columns: Columns, out: Path | None) -> int:
+def analyze_file(file: Path, names: FieldNames, out: Path | None) -> int:
     """Reads a dump, prints what it says as Markdown, and writes it as JSON where `out` says.
 
     Returns:
         The exit code.
 
     Raises:
-        DataError: The dump cannot be read.
+        DataError: The dump cannot be read, or has one side alone.
     """
-    dump = read_dump(file, columns)
-    judgement = judge(dump.compared, None, None, Limits())
-    analysis = analyze(_columns(dump))
+    try:
+        dump = read_dump(file, names)
+    except DumpError as error:
+        raise DataError(str(error)) from error
+    if dump.train is None or dump.infer is None:
+        missing = "train" if dump.train is None else "infer"
+        raise DataError(
+            f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name the other one by "
+            f"--{missing}-column, or say lockstep doctor locate {file} --model FOLDER"
+        )
+    judgement = judge(dump.columns.compare(), None, None, Limits())
+    analysis = analyze(dump.columns)
     print("\n".join(_lines(file, dump, judgement, analysis)))
     if out is not None:
         document = _document(file, dump, judgement, analysis)
         write_whole(out, [json.dumps(_finite(document), ensure_ascii=False, indent=1).encode(), b"\n"])
     return EXIT_CODES[judgement.verdict]
-
-
-def _columns(dump: Dump) -> TokenColumns:
-    both = dump.compared
-    ends = both.lengths.cumsum(0)
-    first = both.position[(ends - both.lengths).clamp(max=both.position.numel() - 1)]
-    return TokenColumns(
-        both.train,
-        both.infer,
-        torch.ones_like(both.train, dtype=torch.bool),
-        torch.cat([ends[:1] * 0, ends]),
-        ids=dump.ids,
-        starts=first,
-        versions=dump.version,
-        temperatures=dump.temperature,
-        top_ps=dump.top_p,
-        clusters=both.cluster,
-    )
 
 
 def _lines(file: Path, dump: Dump, judgement: Judgement, analysis: Analysis) -> list[str]:
@@ -64,8 +53,8 @@ def _lines(file: Path, dump: Dump, judgement: Judgement, analysis: Analysis) -> 
     return [
         f"# {file.name}: {judgement.verdict}",
         "",
-        f"{numbers['tokens']:,.0f} tokens of {numbers['sequences']:,.0f} sequences; Δ is `{dump.columns.train}` − "
-        f"`{dump.columns.infer}`, nats.",
+        f"{numbers['tokens']:,.0f} tokens of {numbers['sequences']:,.0f} sequences; Δ is `{dump.train}` − "
+        f"`{dump.infer}`, nats.",
         *dump.notes,
         "",
         *(f"- {reason}" for reason in judgement.reasons),
@@ -85,8 +74,7 @@ def _document(file: Path, dump: Dump, judgement: Judgement, analysis: Analysis) 
     return {
         "schema": _SCHEMA,
         "file": str(file),
-        "digest": dump.digest,
-        "columns": asdict(dump.columns),
+        "columns": {"train": dump.train, "infer": dump.infer},
         "notes": dump.notes,
         "verdict": judgement.verdict,
         "reasons": judgement.reasons,

@@ -79,7 +79,8 @@ def find_grids(own: Floats, free: Bools) -> Iterator[ExactValue]:
     free = free & np.isfinite(own) & (np.abs(own) > LEAST_SIZE)
     for name, lies, _ in _GRIDS:
         tokens = free & lies(own)
-        if tokens.sum() >= max(_LEAST_TOKENS, 0.01 * own.size) and np.unique(own[tokens]).size >= _LEAST_TOKENS:
+        _, count = np.unique(own[tokens], return_counts=True)
+        if count.sum() >= max(_LEAST_TOKENS, 0.01 * own.size) and count.max() <= 0.5 * count.sum():
             yield ExactValue("grid", name, tokens)
 
 
@@ -92,13 +93,14 @@ def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> Exac
     """A value that many tokens have: a bound, where the other side lies beyond it there and nowhere else."""
     if value == 0.0:
         return ExactValue("zero", "exactly 0", tokens)
+    everywhere = own == value
     own_finite = own[np.isfinite(own)]
     for kind, sign in (("floor", 1), ("ceiling", -1)):
         beyond = sign * other < sign * value
         at_end = sign * value <= np.min(sign * own_finite)
         if at_end and beyond[tokens].all() and np.mean(own[beyond] == value) > 0.9:
-            return ExactValue(kind, f"cut off at {value:.6g}, its {kind}", tokens)
-    return ExactValue("constant", f"exactly {value:.6g}", tokens)
+            return ExactValue(kind, f"cut off at {value:.6g}, its {kind}", everywhere)
+    return ExactValue("constant", f"exactly {value:.6g}", everywhere)
 
 
 def _in_bf16(x: Floats) -> Bools:

@@ -23,6 +23,8 @@ _OWN_VALUE = {"infer": "inference's log-probability", "train": "training's log-p
 _THRESHOLDS = (FAR, 20.0, 100.0, 1000.0)
 _ROUNDS = 3
 _WHOLE_GRID = 0.97
+_DECISIVE = 0.8
+"""Recall from which a rule and a formula stand before what only grows."""
 
 _CONSISTENT = {
     "exactly 0": ("an entry that was never scored", "padding or another side's tokens counted as generated"),
@@ -48,17 +50,26 @@ class _Examined:
     excess: Floats
     free: Bools
     grid: Tokens
-    coarse: bool = False
+    coarse: Bools
+    spacing: Floats
 
-    def find(self, hit: Bools, without: Sequence[str] = ()) -> Predicate | None:
-        """Finds what separates the hit tokens among those that are free."""
-        chosen = [replace(f, values=f.values[self.free]) for f in self.features if f.name not in without]
+    def find(self, hit: Bools, without: Sequence[str] = (), among: Bools | None = None) -> Predicate | None:
+        """Finds what separates the hit tokens among those that are free, or fewer."""
+        among = self.free if among is None else among
+        chosen = [replace(f, values=f.values[among]) for f in self.features if f.name not in without]
         varied = [f for f in chosen if f.values.size and bool((f.values != f.values[0]).any())]
-        return find_predicate(hit[self.free], varied)
+        return find_predicate(hit[among], varied)
 
     def held(self, where: Predicate) -> Bools:
         """The free tokens that a predicate is true of."""
         return self.free & where.holds({feature.name: feature for feature in self.features})
+
+    def allow(self, digits: str, side: ColumnSide, tokens: Bools) -> None:
+        """Takes what few digits make of some tokens for no difference."""
+        self.coarse |= tokens
+        spacing = np.where(tokens, space_grid(digits, self.own[side]), 0.0)
+        self.spacing = np.maximum(self.spacing, spacing)
+        self.excess = measure_excess(self.own["train"], self.own["infer"], self.spacing)
 
     def share(self, tokens: Bools) -> float:
         """Of the squares of all differences."""
@@ -78,16 +89,14 @@ def examine_columns(columns: TokenColumns) -> list[Finding]:
     if not compared.train.numel():
         return []
     examined = _open(columns)
-    found = [*_whole_grids(examined), *_exact(examined), *_part_grids(examined)]
+    found = [*_whole_grids(examined), *_part_grids(examined), *_exact(examined)]
     found += [*_rows_moved(examined), *_positions_moved(examined)]
     rest = compared.select(torch.from_numpy(examined.free))
     gradual = find_gradual(rest, columns.versions)
-    found += gradual
-    if not gradual and examined.free.any():
-        found += _separated(examined)
-        rest = compared.select(torch.from_numpy(examined.free))
-        found += find_fits(rest, columns.top_ps)
-    return found
+    separated = list(_separated(examined)) if examined.free.any() else []
+    if gradual and not any(one.kind != "off" and one.where and one.where.recall > _DECISIVE for one in separated):
+        return found + gradual
+    return found + separated + find_fits(compared.select(torch.from_numpy(examined.free)), columns.top_ps)
 
 
 def _open(columns: TokenColumns) -> _Examined:
@@ -96,7 +105,32 @@ def _open(columns: TokenColumns) -> _Examined:
     lengths = compared.lengths.numpy()
     grid = Tokens(own["infer"], own["train"], compared.row.numpy(), np.cumsum(lengths) - lengths, lengths)
     excess = measure_excess(own["train"], own["infer"])
-    return _Examined(own, list_features(columns), excess, np.ones(excess.size, bool), grid)
+    free, coarse = np.ones(excess.size, bool), np.zeros(excess.size, bool)
+    return _Examined(own, list_features(columns), excess, free, grid, coarse, np.zeros(excess.size))
+
+
+def _whole_grids(examined: _Examined) -> Iterator[Finding]:
+    """Columns that are kept in few digits; from here on, what these digits make is no difference."""
+    for side in _SIDES:
+        judged = examined.free & (np.abs(examined.own[side]) > LEAST_SIZE)
+        for one in find_grids(examined.own[side], examined.free):
+            if one.tokens[judged].mean() > _WHOLE_GRID:
+                yield _finding(examined, "grid", one.what, side, _every(judged), judged)
+                examined.allow(one.what, side, examined.free)
+                break
+
+
+def _part_grids(examined: _Examined) -> Iterator[Finding]:
+    """Few digits in some tokens, which a predicate separates."""
+    for side in _SIDES if not examined.coarse.any() else ():
+        judged = examined.free & (np.abs(examined.own[side]) > LEAST_SIZE)
+        for one in find_grids(examined.own[side], examined.free):
+            where = examined.find(one.tokens, (_OWN_VALUE[side],), judged)
+            if where is not None and where.precision > 0.9 and where.atoms:
+                tokens = examined.held(where)
+                yield _finding(examined, "grid", one.what, side, where, tokens)
+                examined.allow(one.what, side, tokens)
+                break
 
 
 def _exact(examined: _Examined) -> Iterator[Finding]:
@@ -109,37 +143,13 @@ def _exact(examined: _Examined) -> Iterator[Finding]:
             yield _finding(examined, "not finite", "minus infinity or no number", side, where, broken)
             lost |= broken
         for one in find_repeated(own, examined.own[other], examined.excess):
-            if examined.coarse and one.kind == "constant":
-                continue
+            if one.kind != "floor" and examined.coarse[one.tokens].mean() > 0.5:
+                continue  # numbers of few digits repeat
             kind = {"zero": "exactly 0"}.get(one.kind, one.kind)
             where = examined.find(one.tokens, without)
             yield _finding(examined, kind, one.what, side, where, one.tokens)
             lost |= one.tokens if where is None else one.tokens | examined.held(where)
     examined.free &= ~lost
-
-
-def _whole_grids(examined: _Examined) -> Iterator[Finding]:
-    """Columns that are kept in few digits; from here on, what these digits make is no difference."""
-    spacing = np.zeros(examined.excess.size)
-    for side in _SIDES:
-        judged = examined.free & (np.abs(examined.own[side]) > LEAST_SIZE)
-        for one in find_grids(examined.own[side], examined.free):
-            if one.tokens[judged].mean() > _WHOLE_GRID:
-                spacing = np.maximum(spacing, space_grid(one.what, examined.own[side]))
-                yield _finding(examined, "grid", one.what, side, _every(judged), judged)
-                break
-    examined.excess = measure_excess(examined.own["train"], examined.own["infer"], spacing)
-    examined.coarse = bool(spacing.any())
-
-
-def _part_grids(examined: _Examined) -> Iterator[Finding]:
-    """Few digits in some tokens, which a predicate separates."""
-    for side in _SIDES if not examined.coarse else ():
-        for one in find_grids(examined.own[side], examined.free):
-            where = examined.find(one.tokens, (_OWN_VALUE[side],))
-            if where is not None and where.precision > 0.9 and where.atoms:
-                yield _finding(examined, "grid", one.what, side, where, examined.held(where))
-                break
 
 
 def _every(tokens: Bools) -> Predicate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,16 +13,17 @@ from numpy.typing import NDArray
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-_MODULI = tuple(range(2, 65)) + (96, 128, 192, 256, 384, 512, 1024)
+_MODULI = (*range(2, 65), 96, 128, 192, 256, 384, 512, 1024)
 _MOST_VALUES = 8
 """Of a set of values that a predicate may name."""
-_BEAM = 10
+_BEAM = 12
+_MOST_OF_ONE = 2
 _LEAST_GAIN = 12.0
 """Nats beyond what naming the predicate costs; at e^-12 chance does not reach it in any search."""
 _LEAST_SHARE = 0.55
 """Of precision and recall, below which a predicate separates nothing."""
-_IN, _OUT = 0.9, 0.02
-"""Rates of hits inside and outside that an interval is searched for with."""
+_RATES = (0.6, 0.2)
+"""Rates of hits that a stretch of values must exceed; the lower one for a condition that needs a second."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,14 @@ class _Costly:
 
 
 def _distinct(single: Sequence[_Scored]) -> list[_Scored]:
-    """The best atoms of different features or moduli."""
-    chosen: dict[tuple[str, int | None], _Scored] = {}
+    """The best atoms, of each feature at most two."""
+    count: Counter[str] = Counter()
+    chosen = list[_Scored]()
     for one in single:
-        chosen.setdefault((one.atoms[0].feature, one.atoms[0].modulus), one)
-    return list(chosen.values())[:_BEAM]
+        count[one.atoms[0].feature] += 1
+        if count[one.atoms[0].feature] <= _MOST_OF_ONE:
+            chosen.append(one)
+    return chosen[:_BEAM]
 
 
 def _atoms(hit_M: Bools, inside_M: Bools, features: Sequence[Feature]) -> Iterator[_Scored]:
@@ -169,7 +174,7 @@ def _atoms(hit_M: Bools, inside_M: Bools, features: Sequence[Feature]) -> Iterat
         if values.size < 2:
             continue
         count = np.bincount(place, minlength=values.size).astype(float)
-        hit = np.bincount(place, within, minlength=values.size)
+        hit = np.bincount(place, within, minlength=values.size).astype(np.float64)
         for atom in _candidates(feature, values, count, hit, tokens, hits):
             held = inside_M & atom.holds({feature.name: feature})
             score = float(_gain(float(held.sum()), float((held & hit_M).sum()), tokens, hits))
@@ -182,11 +187,10 @@ def _candidates(
     chosen = _best_set(count, hit, tokens, hits)
     if len(chosen):
         yield Atom(feature.name, values=tuple(sorted(float(values[place]) for place in chosen)))
-    low, high = _best_interval(count, hit)
-    if high > low:
+    for low, high in {_best_interval(count, hit, rate) for rate in _RATES}:
         first = -math.inf if low == 0 else float(values[low])
         last = math.inf if high == values.size - 1 else float(values[high])
-        if first > -math.inf or last < math.inf:
+        if high > low and (first > -math.inf or last < math.inf):
             yield Atom(feature.name, low=first, high=last)
     if not feature.repeats:
         return
@@ -195,7 +199,7 @@ def _candidates(
         if modulus >= int(values[-1]) - int(values[0]) + 1:
             break
         rest = values.astype(np.int64) % modulus
-        n, h = (np.bincount(rest, x, minlength=modulus) for x in (count, hit))
+        n, h = (np.bincount(rest, x, minlength=modulus).astype(np.float64) for x in (count, hit))
         chosen = _best_set(n, h, tokens, hits)
         if not len(chosen) or len(chosen) == modulus:
             continue
@@ -218,10 +222,9 @@ def _best_set(count: Floats, hit: Floats, tokens: int, hits: int) -> NDArray[np.
     return order[: most + 1] if most < _MOST_VALUES else order[:0]
 
 
-def _best_interval(count: Floats, hit: Floats) -> tuple[int, int]:
-    """The stretch of values whose hits outweigh its clean tokens most; indices, both included."""
-    weight = hit * math.log(_IN / _OUT) + (count - hit) * math.log((1 - _IN) / (1 - _OUT))
-    total = np.concatenate([[0.0], np.cumsum(weight)])
+def _best_interval(count: Floats, hit: Floats, rate: float) -> tuple[int, int]:
+    """The stretch of values that has most hits beyond a rate; indices, both included."""
+    total = np.concatenate([[0.0], np.cumsum(hit - rate * count)])
     least = np.minimum.accumulate(total[:-1])
     end = int(np.argmax(total[1:] - least))
     return int(np.argmin(total[: end + 1])), end

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep_doctor.column.predicates import Floats
 
-EXACT = 0.9
+EXACT = 0.97
 """Share of the squares that a formula must explain to be the whole of it."""
 
 _LEAST = 8
@@ -59,7 +59,7 @@ def find_relation(own: Floats, other: Floats) -> Relation | None:
 
     fixed = [Relation(kind, what, share(formula(other))) for kind, what, formula in _UNITS]
     best = max(fixed, key=lambda one: one.share)
-    if best.share > 0.97:
+    if best.share > EXACT:
         return best
     offset = float(np.median(own - other))
     added = Relation("offset", f"the other side's {offset:+.4g} nats", share(other + offset))

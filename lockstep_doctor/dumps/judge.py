@@ -1,4 +1,4 @@
-"""Which side of a dump leaves the model, and at which stage: its column is computed again from the model's folder."""
+"""The judgement of a dump by the model's folder: which side leaves the model's own column, and at which stage."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
 from lockstep_doctor.dumps.rescore import Rescorer, load_model, take_rows
 
 Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
-"""Where a side leaves the model: in what is read, in the pass itself, in the division of the logits, in what is done to
-single log-probabilities, or in how they are put together."""
+"""The place where a side leaves the model: what is read, the pass itself, the division of the logits, what is done to
+single log-probabilities, or how they are put together."""
 
 FLOORS = 3.0
 """So many times what rounding in bf16 makes is no rounding any more."""
@@ -35,12 +35,12 @@ _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
     **dict.fromkeys(("grid", "floor", "ceiling", "formula", "offset", "scaled", "not finite"), "log-probabilities"),
 }
-"""Of findings whose kind says it."""
+"""Stages of findings whose kind says it."""
 
 
 @dataclass(frozen=True)
 class SideVerdict:
-    """What one side of a dump is, beside the model.
+    """One side of a dump, beside the model.
 
     Attributes:
         side: Of the dump.
@@ -203,7 +203,7 @@ class _Judge:
     def _try_fronts(
         self, column: Tensor, left: float, findings: Sequence[Finding]
     ) -> tuple[str, float, Sequence[Finding]]:
-        """Whether other ids in front bring the first rows closer."""
+        """The other ids in front that bring the first rows closer, what is left then, and findings."""
         rows = min(_FEW_ROWS, self._columns.lengths.numel())
         fronts: dict[str, Callable[[Tensor], Tensor]] = {"without the first id": lambda ids: ids[1:]}
         bos = self._rescorer.model.config.bos_token_id

@@ -87,7 +87,7 @@ class FieldNames:
         own: str | None = vars(self).get(role)
         return KNOWN[role] if own is None else (own,)
 
-    def named(self) -> Mapping[str, str]:
+    def list_named(self) -> Mapping[str, str]:
         """Returns what was said, by role."""
         own = {field.name: vars(self)[field.name] for field in fields(self)}
         return {role: name for role, name in own.items() if name is not None}

@@ -24,7 +24,7 @@ _ARRAYS: list[Any] = [
     *(type(np.dtype(name)) for name in ("bool", "int8", "uint8", "int16", "int32", "int64", "float32", "float64")),
     *((one, f"numpy.{core}.multiarray.{name}") for name, one in _REBUILD.items() for core in ("core", "_core")),
 ]
-"""What arrays and numbers of numpy are made of, in its first and second edition."""
+"""Names that arrays and numbers of numpy are made of, in its first and second edition."""
 
 _ADVICE = "write tensors, numbers, strings, lists and dicts alone: docs/guides/dumps.md has five lines for each library"
 

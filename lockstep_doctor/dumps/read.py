@@ -18,7 +18,7 @@ from lockstep_doctor.dumps.names import KNOWN, TEXT_ALONE, FieldNames
 from lockstep_doctor.dumps.tables import Row, read_rows
 
 Zeros = Literal["ask", "context", "generated"]
-"""What an exact 0 between others is where there is no mask: of a turn that the model did not write, or generated."""
+"""Meanings of an exact 0 between others where there is no mask: of a turn that others wrote, or generated."""
 
 _LARGEST = 0.1
 _AGREES = 0.01
@@ -29,7 +29,7 @@ _NUMBERS = {"temperature": (0.0, 1e6), "top_p": (0.0, 1.0), "version": (-1e15, 1
 
 @dataclass(frozen=True)
 class Dump:
-    """What a dump says.
+    """The content of a dump.
 
     Attributes:
         columns: Every token of every sequence without padding; NaN for a side that says nothing of it.
@@ -76,7 +76,7 @@ def read_dump(path: Path | str, names: FieldNames | None = None, zeros: Zeros = 
     for where, written in read_rows(path, wanted):
         row = _flatten(written)
         sides = sides or _find_sides(where, row, written, names)
-        read.append(_Reader(where, row, names, sides, zeros).read())
+        read.append(_RowReader(where, row, names, sides, zeros).read())
     if sides is None or not any(bool(one.mask.any()) for one in read):
         raise DumpError(f"{path}: no token is left to compare; is the mask right?")
     cut = sum(one.cut for one in read)
@@ -89,6 +89,8 @@ def _flatten(row: Row) -> Row:
     token = row.get("token")
     if isinstance(token, Mapping) and {"logprob", "gap", "mask"} <= token.keys():
         train, gap = token["logprob"], token["gap"]
+        if not isinstance(train, list) or not isinstance(gap, list):
+            return {"train_logprobs": train, "infer_logprobs": gap}
         infer = [a - b if is_number(a) and is_number(b) else None for a, b in zip(train, gap, strict=False)]
         return {"train_logprobs": train, "infer_logprobs": infer, "mask": token["mask"], "prompt_id": row.get("id")}
     nested = [value for value in row.values() if isinstance(value, list) and len(value) == 1]
@@ -99,22 +101,29 @@ def _flatten(row: Row) -> Row:
 
 def _find_sides(where: str, row: Row, written: Row, names: FieldNames) -> dict[str, str | None]:
     """The columns of both sides; one may be missing."""
-    for role, name in names.named().items():
+    for role, name in names.list_named().items():
         if name not in row:
             raise DumpError(f"{where}: has no column {name!r}, which is to be {role}; there are {_list(row)}")
     found: dict[str, str | None] = {}
     for side in ("train", "infer"):
         there = [name for name in names.candidates(side) if row.get(name) is not None]
         if len(there) > 1:
-            raise DumpError(f"{where}: {' and '.join(there)} could both be {side}; say FieldNames({side}=…)")
+            raise DumpError(f"{where}: {' and '.join(there)} could both be {side}; say {_how(side)}")
         found[side] = there[0] if there else None
     if found["train"] == found["infer"] is not None:
         raise DumpError(f"{where}: {found['train']} cannot be both sides")
     if found["train"] is None and found["infer"] is None:
         writer = next((who for columns, who in TEXT_ALONE.items() if columns <= written.keys()), None)
         whose = f"{writer} writes text alone" if writer else f"there are {_list(row)}"
-        raise DumpError(f"{where}: has no column of log-probabilities; {whose}; {_EXPORTERS}, FieldNames names others")
+        raise DumpError(
+            f"{where}: has no column of log-probabilities; {whose}; {_EXPORTERS}; name others by {_how('train')}"
+        )
     return found
+
+
+def _how(role: str) -> str:
+    """The way to name a column, in Python and on the command line."""
+    return f"FieldNames({role}=…) or --{role}-column"
 
 
 def _list(row: Row) -> str:
@@ -122,7 +131,7 @@ def _list(row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _RowReader:
     """Reads one row; where a column is shorter than the ids, it speaks of the last ones."""
 
     where: str
@@ -147,7 +156,7 @@ class _Reader:
             for side in ("train", "infer")
         )
         real = self._real(total)
-        mask, cut = self._generated(train, infer, behind & real)
+        mask, cut = self._find_generated(train, infer, behind & real)
         for side in columns:
             self._check(str(self.sides[side]), (train if side == "train" else infer), mask, total - spoken)
         prompt = self._prompt_length(total)
@@ -190,7 +199,7 @@ class _Reader:
         return isinstance(value, Tensor | np.ndarray)
 
     def _real(self, total: int) -> Tensor:
-        """Which entries are no padding."""
+        """The entries that are no padding, bool [T]."""
         real = torch.ones(total, dtype=torch.bool)
         if name := self._name("attention"):
             real &= self._flags(name, total, total)
@@ -201,8 +210,8 @@ class _Reader:
             real &= torch.arange(total) < self._number(name, 0, total)
         return real
 
-    def _generated(self, train: Tensor, infer: Tensor, spoken: Tensor) -> tuple[Tensor, int]:
-        """Which entries are compared, and how many are not because they are 0."""
+    def _find_generated(self, train: Tensor, infer: Tensor, spoken: Tensor) -> tuple[Tensor, int]:
+        """The entries that are compared, and how many are not because they are 0."""
         masks = [name for name in self.names.candidates("mask") if self.row.get(name) is not None]
         if masks:
             least = int(spoken.sum()) if self._name("attention") is None else 0
@@ -232,7 +241,7 @@ class _Reader:
         return self._wrong(
             f"there is no mask, and {self.sides['infer'] or self.sides['train']} is exactly 0 at {int(odd.sum())} "
             f"entries, the first {int(odd.nonzero()[0])}, {where}: turns that the model did not write, or a fault? "
-            "Name the mask by FieldNames(mask=…), or say zeros='context' or zeros='generated'"
+            f"Name the mask by {_how('mask')}, or say read_dump(…, zeros='context') or zeros='generated'"
         )
 
     def _prompt_length(self, total: int) -> int | None:
@@ -308,7 +317,7 @@ def _join(read: Sequence[_Sequence]) -> TokenColumns:
     numbers: dict[str | None, int] = {}
     clusters = [numbers.setdefault(one.cluster, len(numbers)) for one in read]
 
-    def told(role: str) -> Tensor | None:
+    def collect(role: str) -> Tensor | None:
         values = [one.told.get(role) for one in read]
         known = [value for value in values if value is not None]
         return torch.tensor(known, dtype=torch.float64) if len(known) == len(values) else None
@@ -323,8 +332,8 @@ def _join(read: Sequence[_Sequence]) -> TokenColumns:
         torch.cat(ids) if len(ids) == len(read) else None,
         None,
         torch.tensor(prompts) if len(prompts) == len(read) else None,
-        told("version"),
-        told("temperature"),
-        told("top_p"),
+        collect("version"),
+        collect("temperature"),
+        collect("top_p"),
         torch.tensor(clusters) if None not in numbers else None,
     )

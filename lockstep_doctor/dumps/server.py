@@ -174,7 +174,7 @@ def _complete(server: Server, body: Mapping[str, Any]) -> Any:
 
 
 def _dig(reply: Any, *steps: str | int) -> Any:
-    """What lies in a reply under some keys and places; None where there is nothing."""
+    """The part of a reply under some keys and places; None where there is nothing."""
     for step in steps:
         if isinstance(step, str):
             reply = reply.get(step) if isinstance(reply, dict) else None

@@ -63,9 +63,8 @@ def _naturally(path: Path) -> list[int | str]:
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _parse(f"{path}, line {number}", line)
+            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            yield from (_parse(f"{path}, line {number}", line) for number, line in lines)
     except (OSError, EOFError, zlib.error) as error:
         raise DumpError(f"{path}: cannot be read: {error}") from error
 
@@ -115,7 +114,7 @@ def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str,
 
 
 def _number(text: str) -> float | str:
-    """What the metadata says: a number for each row alike, such as the temperature, or a text."""
+    """A value of the metadata: a number for each row alike, such as the temperature, or a text."""
     try:
         return float(text)
     except ValueError:
@@ -143,7 +142,7 @@ def _transpose(path: Path, table: Mapping[str, Any], names: Collection[str]) -> 
     """Rows of columns; what has no entry for each row is said of all of them alike."""
     lengths = {name: len(column) for name, column in table.items() if name in names and _has_tokens(column)}
     if len(set(lengths.values())) != 1:
-        there = lengths or ", ".join(sorted(table))
+        there = lengths or "none of a known name"
         raise DumpError(f"{path}: needs columns with one row of tokens for each sequence; there are {there}")
     rows = next(iter(lengths.values()))
     kept = {name: column for name, column in table.items() if name in names}
