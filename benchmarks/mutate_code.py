@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
 import random
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType
 
 _DROPPED = ("to", "float", "transpose", "expand", "reshape", "view", "pow", "mean", "contiguous", "repeat_interleave")
 _OPPOSITE: dict[type[ast.operator], type[ast.operator]] = {
@@ -24,6 +29,7 @@ class Edit:
     """An edit of one place of a file.
 
     Attributes:
+        file: Its path.
         line: Its number.
         function: The function that it is in, with its class, as Python names it.
         kind: What is done: `constant`, `operator`, `dropped call`, `swapped`, `slice + 1`, `slice - 1`, `cast`,
@@ -32,6 +38,7 @@ class Edit:
         node: Place of the node in `ast.walk`.
     """
 
+    file: str
     line: int
     function: str
     kind: str
@@ -39,8 +46,15 @@ class Edit:
     node: int
 
 
-def edits_of(tree: ast.Module) -> list[Edit]:
-    """All edits of a file, but for annotations and decorators."""
+@cache
+def tree_of(file: str) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(Path(file).read_text(encoding="utf-8"))
+
+
+def edits_of(file: str) -> list[Edit]:
+    """All edits of the functions of a file, but for their annotations and decorators."""
+    tree = tree_of(file)
     numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
     iterated = {id(node.iter) for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension)}
 
@@ -50,10 +64,10 @@ def edits_of(tree: ast.Module) -> list[Edit]:
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
                 within = f"{name}.<locals>.{child.name}" if local else f"{name}.{child.name}".lstrip(".")
                 its_local = isinstance(child, ast.FunctionDef)
-            if isinstance(child, ast.expr | ast.Slice):
+            if name and isinstance(child, ast.expr | ast.Slice):
                 kinds = [*kinds_of(child), *["skipped"] * (id(child) in iterated)]
                 for kind in kinds:
-                    yield Edit(child.lineno, name or "<module>", kind, ast.unparse(child), numbers[id(child)])
+                    yield Edit(file, child.lineno, name, kind, ast.unparse(child), numbers[id(child)])
             yield from inside(child, within, its_local)
 
     return list(inside(tree, "", False))
@@ -86,9 +100,9 @@ def kinds_of(node: ast.AST) -> Iterator[str]:
             pass
 
 
-def apply(tree: ast.Module, edit: Edit) -> ast.Module:
-    """Returns an edited copy of a file; every line keeps its number."""
-    edited = copy.deepcopy(tree)
+def apply(edit: Edit) -> ast.Module:
+    """Returns an edited copy of a file's tree; every line keeps its number."""
+    edited = copy.deepcopy(tree_of(edit.file))
     target = list(ast.walk(edited))[edit.node]
 
     class _Replace(ast.NodeTransformer):
@@ -170,15 +184,49 @@ def draw(edits: Sequence[Edit], seed: str) -> Iterator[Edit]:
             del by_kind[kind]
 
 
-def lines_of(tree: ast.Module, edit: Edit) -> range:
+def lines_of(edit: Edit) -> range:
     """The lines of the smallest statement that holds an edit: Python says of a call where it begins."""
     around = [
         node
-        for node in ast.walk(tree)
+        for node in ast.walk(tree_of(edit.file))
         if isinstance(node, ast.stmt) and node.lineno <= edit.line <= (node.end_lineno or node.lineno)
     ]
     smallest = min(around, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
     return range(smallest.lineno, (smallest.end_lineno or smallest.lineno) + 1)
+
+
+@contextmanager
+def edited(edit: Edit) -> Iterator[None]:
+    """In the block, the functions of the file that are alive in this process run the edited code.
+
+    Raises:
+        ValueError: No function that is alive holds the edit, or an edited one needs other variables from outside.
+    """
+    outer = edit.function.split(".<locals>", 1)[0]
+    code = next(one for one in _codes_of(compile(apply(edit), edit.file, "exec")) if one.co_qualname == outer)
+    alive = [one for one in _functions_of(edit.file) if one.__code__.co_qualname == outer]
+    if not alive:
+        raise ValueError(f"no function {outer} of {edit.file} is alive")
+    before = [one.__code__ for one in alive]
+    try:
+        for one in alive:
+            one.__code__ = code
+        yield
+    finally:
+        for one, usual in zip(alive, before, strict=True):
+            one.__code__ = usual
+
+
+def _codes_of(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes_of(one)
+
+
+@cache
+def _functions_of(file: str) -> list[FunctionType]:
+    return [one for one in gc.get_objects() if type(one) is FunctionType and one.__code__.co_filename == file]
 
 
 def seed_of_commit() -> str:
