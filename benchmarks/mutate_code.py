@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import TypeGuard
 
 _DROPPED = ("to", "float", "transpose", "expand", "reshape", "view", "pow", "mean", "contiguous", "repeat_interleave")
 _OPPOSITE: dict[type[ast.operator], type[ast.operator]] = {
@@ -33,9 +34,10 @@ class Edit:
         line: Its number.
         function: The function that it is in, with its class, as Python names it.
         kind: What is done: `constant`, `operator`, `dropped call`, `swapped`, `slice + 1`, `slice - 1`, `cast`,
-            `skipped`.
+            `skipped`, or `patch`.
         text: The code before.
-        node: Place of the node in `ast.walk`.
+        node: Place of the node in `ast.walk`; of a patch 0.
+        after: The code after a patch.
     """
 
     file: str
@@ -44,6 +46,7 @@ class Edit:
     kind: str
     text: str
     node: int
+    after: str = ""
 
 
 @cache
@@ -71,6 +74,30 @@ def edits_of(file: str) -> list[Edit]:
             yield from inside(child, within, its_local)
 
     return list(inside(tree, "", False))
+
+
+def patch_of(file: str, before: str, after: str) -> Edit:
+    """The edit that puts some code, which is there once, in the place of other code with as many lines.
+
+    Raises:
+        ValueError: The code before is not there, or more than once, or has another number of lines.
+    """
+    source = Path(file).read_text(encoding="utf-8")
+    if source.count(before) != 1 or before.count("\n") != after.count("\n"):
+        raise ValueError(
+            f"{file} holds {source.count(before)} times {before!r}, which should be once, in as many lines"
+        )
+    line = source[: source.index(before)].count("\n") + 1
+    name, node, last = list[str](), tree_of(file), False
+    while found := [one for one in ast.walk(node) if one is not node and _holds(one, line)]:
+        node = found[0]
+        name += [*["<locals>"] * last, node.name]
+        last = isinstance(node, ast.FunctionDef)
+    return Edit(file, line, ".".join(name), "patch", before, 0, after)
+
+
+def _holds(node: ast.AST, line: int) -> TypeGuard[ast.FunctionDef | ast.ClassDef]:
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0)
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
@@ -102,6 +129,8 @@ def kinds_of(node: ast.AST) -> Iterator[str]:
 
 def apply(edit: Edit) -> ast.Module:
     """Returns an edited copy of a file's tree; every line keeps its number."""
+    if edit.kind == "patch":
+        return ast.parse(Path(edit.file).read_text(encoding="utf-8").replace(edit.text, edit.after))
     edited = copy.deepcopy(tree_of(edit.file))
     target = list(ast.walk(edited))[edit.node]
 
