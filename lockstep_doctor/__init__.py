@@ -5,25 +5,27 @@ Needs torch and safetensors, and nothing else of this repository.
 
 from lockstep_doctor.builds import compare_builds
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
+from lockstep_doctor.engines import EngineOptions, find_engine, find_engines
 from lockstep_doctor.examine import Examination, examine
 from lockstep_doctor.findings import describe, describe_examination, tree_of
-from lockstep_doctor.locate import Location, Place, Segment, Suspect, locate
+from lockstep_doctor.locate import FaultPlace, Location, Segment, Suspect, locate
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.operators import Frame, Operator, OperatorTrace
-from lockstep_doctor.reproduction import write_reproduction
+from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
 from lockstep_doctor.tap import Tap
 
 __all__ = [
     "OUTPUT",
     "Capture",
     "CutPoint",
+    "EngineOptions",
     "Examination",
+    "FaultPlace",
     "Frame",
     "Location",
     "ModuleTap",
     "Operator",
     "OperatorTrace",
-    "Place",
     "Segment",
     "Suspect",
     "Tap",
@@ -31,7 +33,10 @@ __all__ = [
     "describe",
     "describe_examination",
     "examine",
+    "find_engine",
+    "find_engines",
     "locate",
     "tree_of",
+    "write_engine_reproduction",
     "write_reproduction",
 ]

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from lockstep_doctor.locate import ENOUGH, Location, Place, locate, nats
+from lockstep_doctor.column import TokenColumns, examine_columns
+from lockstep_doctor.cuts import name_cuts
+from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
 from lockstep_doctor.measures import measure
-from lockstep_doctor.modules import ModuleTap
+from lockstep_doctor.modules import find_watched
 from lockstep_doctor.settings import (
     Difference,
     ShowsModules,
@@ -23,10 +26,12 @@ from lockstep_doctor.settings import (
 from lockstep_doctor.shrink import KEPT, shrink
 from lockstep_doctor.tap import Tap
 
-_WORTH = 0.2
-"""Share of the gap from which on the undoing of one setting is said."""
+_DELIVERED = 1e-3
+"""Nats that a column may be from the engine's own logits."""
 
 _MOST_UNDONE = 16
+"""Settings that are undone, one after the other."""
+
 _LAYER = re.compile(r"\.\d+\.")
 
 Pair = Callable[[], AbstractContextManager[tuple[Tap, Tap]]]
@@ -68,8 +73,9 @@ class Examination:
         measured: By place, what its value is instead.
         undone: By place, settings that differ.
         columns: What is wrong with log-probabilities as they are delivered.
+        tokens_hit: Which tokens differ, with the rule that separates them.
         smallest: A request that keeps `KEPT` of the gap.
-        small: Of the smallest request's gap.
+        small: The first place, with the values of the smallest request.
         switches: By name, the gap under another setting.
     """
 
@@ -83,6 +89,7 @@ class Examination:
     measured: Sequence[Sequence[str]]
     undone: Sequence[Sequence[Undone]]
     columns: Sequence[str]
+    tokens_hit: Sequence[str]
     smallest: Tensor
     small: Location
     switches: Mapping[str, float]
@@ -114,66 +121,110 @@ def examine(
         heard: Is told what is done next.
     """
     heard(f"read {len(requests)} requests")
-    columns, gaps = list[str](), list[float]()
+    taps, gaps = (reference, other), list[float]()
+    own: dict[str, list[Tensor]] = {tap.name: [] for tap in taps}
+    delivered: dict[str, list[Tensor]] = {}
     for tokens_T in requests:
-        pair = [tap.run(tokens_T, {}) for tap in (reference, other)]
+        pair = [tap.run(tokens_T, {}) for tap in taps]
         gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
-        for tap, capture in zip((reference, other), pair, strict=True):
+        for tap, capture in zip(taps, pair, strict=True):
+            own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
             if capture.column is not None:
-                columns += compare_column(tap.name, capture.column, capture.logits, tokens_T)
+                delivered.setdefault(tap.name, []).append(capture.column)
+    columns = [
+        line for name, column in delivered.items() for line in _compare_column(name, requests, own[name], column)
+    ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     tokens_T = requests[worst]
     heard(f"locate a gap of {gaps[worst]:.2g} nats")
     found = locate(reference, other, tokens_T, witness, rounded=rounded)
     made = Examination(
-        reference.name, other.name, worst, len(requests), tokens_T, gaps, found, [], [], columns, tokens_T, found, {}
+        reference.name,
+        other.name,
+        worst,
+        len(requests),
+        tokens_T,
+        gaps,
+        found,
+        [],
+        [],
+        columns,
+        [],
+        tokens_T,
+        found,
+        {},
     )
     if not found.disagrees:
         return made
     heard("describe it")
-    measured = [list(_measured(place, other.name, reference.name, found)) for place in found.places]
-    undone = [_undone(reference, other, tokens_T, found, place) for place in found.places]
+    measured = [list(_measure_place(place, other.name, reference.name, found)) for place in found.places]
+    undone = [_compare_settings(reference, other, tokens_T, found, place) for place in found.places]
     heard("shrink the request")
-    smallest = _shrunk(reference, other, tokens_T, found, witness)
-    small = locate(reference, other, smallest, witness, rounded=rounded)
-    if [one.end.stage for one in small.segments[:1]] != [one.end.stage for one in found.segments[:1]]:
-        smallest, small = tokens_T, found
+    smallest = _shrink(reference, other, tokens_T, found, witness)
+    small = _reread(reference, other, smallest, found, witness)
     under: dict[str, float] = {}
     for name, open_pair in (switches or {}).items():
         heard(f"measure {name}")
         with open_pair() as (first, second):
             under[name] = nats(first.run(tokens_T, {}).logits, second.run(tokens_T, {}).logits, tokens_T)
-    return replace(made, measured=measured, undone=undone, smallest=smallest, small=small, switches=under)
+    hit = list(_find_tokens(requests, own[reference.name], own[other.name]))
+    return replace(
+        made, tokens_hit=hit, measured=measured, undone=undone, smallest=smallest, small=small, switches=under
+    )
 
 
-def compare_column(name: str, column: Tensor, logits_TV: Tensor, tokens_T: Tensor) -> Iterator[str]:
+def _compare_column(
+    name: str, requests: Sequence[Tensor], own: Sequence[Tensor], delivered: Sequence[Tensor]
+) -> Iterator[str]:
     """Yields what is wrong with a column, if it is not that of the engine's own logits."""
-    own = logits_TV[:-1].float().log_softmax(-1).gather(-1, tokens_T[1:, None].to(logits_TV.device))[:, 0].cpu()
-    off = (column.float().cpu() - own).abs().nan_to_num(float("inf"))
-    hit = (off > 1e-3).nonzero()[:, 0].tolist()
-    if hit:
-        yield (
-            f"{name} delivers other log-probabilities than those of its own logits, by up to {float(off.max()):.2g} "
-            f"nats, at {len(hit)} of {len(off)} tokens, the first at position {hit[0] + 1}"
+    off = (torch.cat(list(delivered)).double().cpu() - torch.cat(list(own))).abs()
+    if bool((off < _DELIVERED).all()):
+        return
+    most = float(off.nan_to_num(float("inf")).max())
+    yield f"{name} delivers other log-probabilities than those of its own logits, by up to {most:.2g} nats:"
+    yield from _find_tokens(requests, own, delivered)
+
+
+def _find_tokens(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[str]:
+    """Yields which tokens of two columns differ, and what their values are."""
+    for one in examine_columns(_join(requests, right, own)):
+        where = "no rule separates them" if one.where is None else str(one.where) if one.where.atoms else "all of them"
+        rule = (
+            f" (precision {one.where.precision:.0%}, recall {one.where.recall:.0%})"
+            if one.where is not None and one.where.atoms
+            else ""
         )
+        yield f"{one.kind}, {one.tokens} tokens, {where}{rule}: {one.what}"
 
 
-def _measured(place: Place, other: str, reference: str, found: Location) -> Iterator[str]:
+def _join(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> TokenColumns:
+    """Columns of requests whose first tokens have no log-probability."""
+    lengths = torch.tensor([0, *(tokens.numel() for tokens in requests)])
+    offsets = lengths.cumsum(0)
+    mask = torch.ones(int(offsets[-1]), dtype=torch.bool)
+    mask[offsets[:-1]] = False
+    train, infer = (
+        torch.cat([x for column in columns for x in (torch.zeros(1), column.cpu())]).double()
+        for columns in (right, own)
+    )
+    return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)))
+
+
+def _measure_place(place: FaultPlace, other: str, reference: str, found: Location) -> Iterator[str]:
     """About the side that is wrong; where that is not known, about the engine that is examined."""
-    end = place.segments[0].end
+    start, end = place.segments[0].start, place.segments[0].end
     wrong = reference if place.wrong == [reference] else other
     right = place.values[reference if wrong == other else other]
-    near = {cut: value for cut, value in found.seen.items() if cut.layer in (None, end.layer) and cut != end}
-    yield from measure(right, place.values[wrong], near)
+    layers = (None, end.layer, start and start.layer)
+    near = {cut: value for cut, value in found.seen.items() if cut.layer in layers and cut != end}
+    yield from measure(right, place.values[wrong], near, place.tolerance)
 
 
-def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place: Place) -> list[Undone]:
+def _compare_settings(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place: FaultPlace) -> list[Undone]:
     """The settings that the segment may have read and that differ, alike ones of all layers together."""
     if not isinstance(reference, ShowsModules) or not isinstance(other, ShowsModules):
         return []
-    inside = find_differences(reference.model, other.model)
-    if isinstance(other, ModuleTap):
-        inside = select_inside(inside, *_modules(other, found, place))
+    inside = select_inside(find_differences(reference.model, other.model), *_modules(other.model, found, place))
     groups: dict[str, list[Difference]] = {}
     for one in inside:
         groups.setdefault(_LAYER.sub(".*.", f".{one.setting}"), []).append(one)
@@ -181,30 +232,33 @@ def _undone(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place
     mended = {one.end: found.seen[one.end] for it in found.places if it is not place for one in it.segments}
     gap = nats(right, other.run(tokens_T, mended).logits, tokens_T)
 
-    def removed(some: Sequence[Difference]) -> float | None:
+    def remove(some: Sequence[Difference]) -> float | None:
         some = [one for one in some if can_undo(one)]
         if not some:
             return None
         try:
             with undo(other.model, some):
-                return 1 - nats(right, other.run(tokens_T, mended).logits, tokens_T) / gap
+                left = nats(right, other.run(tokens_T, mended).logits, tokens_T)
         except Exception:  # a setting of one engine may break another one's program
             return None
+        return share_removed(gap, left, found.floor)
 
-    every = sorted(groups.values(), key=lambda some: all(one.only_type for one in some))[:_MOST_UNDONE]
-    return [Undone(str(some[0]), len(some), removed(some)) for some in every]
+    every = sorted(groups.values(), key=lambda some: all(one.only_type for one in some))
+    undone = [Undone(str(some[0]), len(some), remove(some)) for some in every[:_MOST_UNDONE]]
+    undone += [Undone(str(some[0]), len(some), None) for some in every[_MOST_UNDONE:]]
+    return sorted(undone, key=lambda one: -1.0 if one.removed is None else one.removed, reverse=True)
 
 
-def _modules(tap: ModuleTap, found: Location, place: Place) -> tuple[list[str], list[str]]:
+def _modules(model: nn.Module, found: Location, place: FaultPlace) -> tuple[list[str], list[str]]:
     """The modules at the ends of a place's segments, and those whose outputs were given."""
-    at = {cut: address.split("|") for cut in found.seen if (address := tap.address(cut)) and "|" in address}
+    at = name_cuts(find_watched(model))
     ends = {one.end for one in place.segments}
-    around = [cut for one in place.segments for cut in (one.start, one.end, *one.missing) if cut in at]
-    given = [path for cut, (path, end, _) in at.items() if cut not in ends and end == "out"]
-    return [at[cut][0] for cut in around], given
+    around = {cut for one in place.segments for cut in (one.start, one.end, *one.missing)}
+    given = [path for (path, side), cut in at.items() if side == "out" and cut in found.seen and cut not in ends]
+    return [path for (path, _), cut in at.items() if cut in around], given
 
 
-def _shrunk(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
+def _shrink(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
     """The smallest request that keeps the gap, and shows the first place."""
 
     def shows(fewer: Tensor) -> bool:
@@ -221,3 +275,12 @@ def _shrunk(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witne
         return float(off.norm()) > 2 * tolerance * float(its.double().norm())
 
     return shrink(shows, tokens_T)
+
+
+def _reread(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Location:
+    """The first place of a location, with the values of another request."""
+    right = reference.run(tokens_T, {})
+    exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
+    places = [replace(place, exact=exact.get(place.segments[0].end)) for place in found.places[:1]]
+    gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
+    return Location(gap, found.floor, places, found.removed, right.seen)

@@ -1,4 +1,4 @@
-"""What an examination found, in words for people and as a tree for programs."""
+"""Words for what an examination found, for people, and a tree of it for programs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from lockstep_doctor.examine import Examination, Undone
-from lockstep_doctor.locate import Location, Place
+from lockstep_doctor.locate import FaultPlace, Location, Segment
 
 
 def describe_examination(found: Examination) -> Iterator[str]:
@@ -37,7 +39,11 @@ def describe_examination(found: Examination) -> Iterator[str]:
         yield from (f"  {line}" for line in describe_place(place))
         yield from (f"    {line}" for line in found.measured[number])
         yield from (f"    {line}" for line in _describe_undone(found.undone[number]))
-    yield f"  {found.smallest.numel()} tokens are enough: {found.smallest.tolist()}"
+    if location.others:
+        some = ", ".join(f"{one} ({one.error:.2g})" for one in location.others[:4])
+        yield f"  other segments are off, too, but little of the gap comes from them: {some}"
+    yield from (f"  differ: {line}" for line in found.tokens_hit)
+    yield f"  {found.smallest.numel()} tokens are enough: {_list_some(found.smallest)}"
     for name, gap in found.switches.items():
         gone = " (gone)" if gap < 0.1 * location.gap else ""
         yield f"  {name} they differ by {gap:.2g} nats{gone}"
@@ -66,7 +72,7 @@ def describe(found: Location) -> Iterator[str]:
         yield from describe_place(place)
 
 
-def describe_place(place: Place) -> Iterator[str]:
+def describe_place(place: FaultPlace) -> Iterator[str]:
     """Yields what is known about one place."""
     for segment in place.segments:
         missing = f"; {', '.join(map(str, segment.missing))} did not run" if segment.missing else ""
@@ -90,7 +96,7 @@ def describe_place(place: Place) -> Iterator[str]:
     yield from _arguments_that_differ(place)
 
 
-def _arguments_that_differ(place: Place) -> Iterator[str]:
+def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
     """Yields the arguments that differ, of one operator in both engines."""
     if len(place.suspects) < 2:
         return
@@ -103,7 +109,7 @@ def _arguments_that_differ(place: Place) -> Iterator[str]:
 
 
 def tree_of(found: Examination) -> dict[str, Any]:
-    """As JSON."""
+    """Returns what was found, for JSON."""
     location = found.location
     return {
         "pair": [found.reference, found.other],
@@ -117,7 +123,10 @@ def tree_of(found: Examination) -> dict[str, Any]:
         "smallest": found.smallest.tolist(),
         "switches": dict(found.switches),
         "columns": list(found.columns),
+        "tokens_hit": list(found.tokens_hit),
         "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},
+        "others": [_tree_of_segment(one) for one in location.others],
+        "cuts": {str(cut): error for cut, error in location.compared.items()},
         "places": [
             _tree_of_place(place) | {"measured": list(measured), "settings": [asdict(one) for one in undone]}
             for place, measured, undone in zip(location.places, found.measured, found.undone, strict=True)
@@ -125,18 +134,9 @@ def tree_of(found: Examination) -> dict[str, Any]:
     }
 
 
-def _tree_of_place(place: Place) -> dict[str, Any]:
+def _tree_of_place(place: FaultPlace) -> dict[str, Any]:
     return {
-        "segments": [
-            {
-                "start": one.start and str(one.start),
-                "end": str(one.end),
-                "error": one.error,
-                "first": one.first,
-                "missing": list(map(str, one.missing)),
-            }
-            for one in place.segments
-        ],
+        "segments": [_tree_of_segment(one) for one in place.segments],
         "removed": place.removed,
         "tolerance": place.tolerance,
         "errors": place.errors,
@@ -145,8 +145,18 @@ def _tree_of_place(place: Place) -> dict[str, Any]:
             {
                 "engine": suspect.engine,
                 "operator": suspect.operator.name,
-                "lines": [asdict(frame) for frame in suspect.operator.stack[:4]],
+                "lines": [asdict(frame) for frame in suspect.operator.stack[:8]],
             }
             for suspect in place.suspects[:5]
         ],
     }
+
+
+def _tree_of_segment(one: Segment) -> dict[str, Any]:
+    start = None if one.start is None else str(one.start)
+    missing = list(map(str, one.missing))
+    return {"start": start, "end": str(one.end), "error": one.error, "first": one.first, "missing": missing}
+
+
+def _list_some(tokens_T: Tensor) -> str:
+    return ", ".join(map(str, tokens_T[:8].tolist())) + (", …" if tokens_T.numel() > 8 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,14 @@ ENOUGH = 0.9
 LOOSE = 5e-5
 """Relative error up to which two fp32 programs may round differently."""
 
+LEAST = 5e-5
+"""Nats: two fp32 programs may differ by so much."""
+
 FLOORS = 3.0
 """So many times what rounding makes is no rounding any more."""
+
+_SEVERAL = re.compile(r"\.\d+$")
+"""Behind the stage of a module's further outputs."""
 
 _SAME = 1e-7
 _ROW = 1e-5
@@ -63,7 +70,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Place:
+class FaultPlace:
     """Segments that end at the same stage of several layers, and what was seen of the first of them.
 
     Attributes:
@@ -86,7 +93,7 @@ class Place:
 
     @property
     def errors(self) -> dict[str, float]:
-        """By engine, the relative error of the first segment's end against float64, given the same inputs."""
+        """Relative error, by engine, of the first segment's end against float64, given the same inputs."""
         exact = self.exact
         if exact is None:
             return {}
@@ -109,19 +116,23 @@ class Location:
         removed: Share of the gap that is gone when all their ends have the reference's values.
         seen: The reference's values.
         noisy: By engine, cuts that give other values each time, for the same inputs.
+        others: Segments that give other values for the same inputs, too, but of which little of the gap comes.
+        compared: Relative error at each cut that both engines have, given the same inputs, in order of execution.
     """
 
     gap: float
     floor: float = 0.0
-    places: Sequence[Place] = ()
+    places: Sequence[FaultPlace] = ()
     removed: float = 0.0
     seen: Mapping[CutPoint, Tensor] = field(default_factory=dict)
     noisy: Mapping[str, Sequence[CutPoint]] = field(default_factory=dict)
+    others: Sequence[Segment] = ()
+    compared: Mapping[CutPoint, float] = field(default_factory=dict)
 
     @property
     def disagrees(self) -> bool:
         """True if rounding does not explain the gap."""
-        return self.gap > FLOORS * self.floor
+        return self.gap > max(FLOORS * self.floor, LEAST)
 
     @property
     def segments(self) -> list[Segment]:
@@ -130,28 +141,28 @@ class Location:
 
     @property
     def suspects(self) -> Sequence[Suspect]:
-        """Of the first place."""
+        """Suspects of the first place."""
         return self.places[0].suspects if self.places else ()
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Of the first place."""
+        """Errors of the first place."""
         return self.places[0].errors if self.places else {}
 
     @property
     def operators(self) -> Sequence[Operator]:
-        """Of the first place."""
+        """Operators of the first place."""
         return self.places[0].operators if self.places else ()
 
     @property
     def tolerance(self) -> float:
-        """Of the first place."""
+        """Tolerance of the first place."""
         return self.places[0].tolerance if self.places else LOOSE
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding makes of one sequence.
+    """Size of what rounding makes of one sequence.
 
     Attributes:
         gap: Nats.
@@ -188,7 +199,10 @@ def locate(
     gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
     rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
 
-    def explained(cut: CutPoint) -> float:
+    if gap <= max(FLOORS * rounding.gap, LEAST):
+        return Location(gap, rounding.gap)
+
+    def allow(cut: CutPoint) -> float:
         return max(tolerance, FLOORS * rounding.errors.get(cut, 0.0))
 
     theirs, replayed = (tap.run(tokens_T, right.seen) for tap in (reference, other))
@@ -197,26 +211,35 @@ def locate(
         for tap, once in ((reference, theirs), (other, replayed))
         if (cuts := [one.end for one in _compare(once, tap.run(tokens_T, right.seen)) if one.error > _SAME])
     }
-    segments = [one for one in _compare(right, replayed) if not one.error <= explained(one.end)]
-    if not gap or not segments:
-        return Location(gap, rounding.gap, noisy=noisy)
+    stretches = _compare(right, replayed)
+    compared = {one.end: one.error for one in stretches}
+    segments = [one for one in stretches if not one.error <= allow(one.end)]
+    if not segments:
+        return Location(gap, rounding.gap, noisy=noisy, compared=compared)
 
     def undo(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
-        return 1 - nats(right.logits, other.run(tokens_T, forced).logits, tokens_T) / gap
+        left = nats(right.logits, other.run(tokens_T, forced).logits, tokens_T)
+        return share_removed(gap, left, rounding.gap)
 
     order = list(right.seen)
     chosen = sorted(_choose_fewest(segments, undo), key=lambda some: order.index(some[0].end))
     removed = undo(_flat(chosen))
     exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
-    places: list[Place] = []
+    places: list[FaultPlace] = []
     for some in chosen:
         end = some[0].end
-        suspected, ran = _open(reference, other, tokens_T, right, some[0], explained(end))
+        suspected, ran = _open(reference, other, tokens_T, right, some[0], allow(end))
         values = {reference.name: theirs.seen[end], other.name: replayed.seen[end]}
         alone = removed if len(chosen) == 1 else undo(some)
-        places.append(Place(some, alone, suspected, ran, values, exact.get(end), explained(end)))
-    return Location(gap, rounding.gap, places, removed, right.seen, noisy)
+        places.append(FaultPlace(some, alone, suspected, ran, values, exact.get(end), allow(end)))
+    others = [one for one in segments if not any(one in some for some in chosen)]
+    return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared)
+
+
+def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
+    """Returns the log-probabilities of the tokens from the second on, float64 [T - 1]."""
+    return logits_TV[:-1].double().cpu().log_softmax(-1).gather(-1, tokens_T[1:, None].cpu())[:, 0]
 
 
 def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:
@@ -239,9 +262,14 @@ def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, rig
     return Rounding(gap**0.5, {cut: square**0.5 for cut, square in squares.items()})
 
 
+def share_removed(gap: float, left: float, floor: float) -> float:
+    """Returns the share of a gap that is gone, of what rounding does not make."""
+    return min((gap - left) / (gap - floor), 1.0) if gap > floor else 0.0
+
+
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
     """Returns the root mean square difference of the log-probabilities of the tokens, each at most 3 nats."""
-    first, second = (x[:-1].double().log_softmax(-1).gather(-1, tokens_T[1:, None]) for x in (a_TV, b_TV))
+    first, second = (pick_logprobs(x, tokens_T) for x in (a_TV, b_TV))
     off = (first - second).nan_to_num(_MOST_NATS).clamp(-_MOST_NATS, _MOST_NATS)
     return float(off.square().mean().sqrt())
 
@@ -253,6 +281,8 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
     missing: list[CutPoint] = []
     for cut, value in right.seen.items():
         own = replayed.seen.get(cut)
+        if own is None and replayed.hides(cut):
+            continue
         if own is None or value.numel() != own.numel():
             missing.append(cut)
             continue
@@ -281,7 +311,7 @@ def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment
     """
     kinds: dict[str, list[Segment]] = {}
     for one in segments:
-        kinds.setdefault(one.end.stage, []).append(one)
+        kinds.setdefault(_SEVERAL.sub("", one.end.stage), []).append(one)
     chosen, removed = list[list[Segment]](), 0.0
     for kind in sorted(kinds.values(), key=lambda some: -max(one.error for one in some)):
         chosen.append(kind)

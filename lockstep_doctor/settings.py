@@ -22,7 +22,7 @@ class ShowsModules(Protocol):
 
 
 @dataclass(frozen=True)
-class Setting:
+class ModelSetting:
     """A value that a model holds.
 
     Attributes:
@@ -48,11 +48,11 @@ class Difference:
         own: The other engine's; None: it has none.
     """
 
-    right: Setting | None
-    own: Setting | None
+    right: ModelSetting | None
+    own: ModelSetting | None
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> ModelSetting:
         """Either of them."""
         one = self.own or self.right
         assert one is not None
@@ -62,35 +62,33 @@ class Difference:
     def only_type(self) -> bool:
         """True for the same numbers in another dtype."""
         match self:
-            case Difference(Setting(value=Tensor() as a), Setting(value=Tensor() as b)) if a.shape == b.shape:
+            case Difference(ModelSetting(value=Tensor() as a), ModelSetting(value=Tensor() as b)) if a.shape == b.shape:
                 a, b = a.detach().cpu(), b.detach().cpu()
                 return a.dtype != b.dtype and (torch.equal(a.to(b.dtype), b) or torch.equal(b.to(a.dtype), a))
             case _:
                 return False
 
     def __str__(self) -> str:
-        own, right = ("absent" if one is None else _shown(one.value) for one in (self.own, self.right))
+        own, right = ("absent" if one is None else _show(one.value) for one in (self.own, self.right))
         match self:
-            case Difference(Setting(value=Tensor() as a), Setting(value=Tensor() as b)) if a.shape == b.shape:
+            case Difference(ModelSetting(value=Tensor() as a), ModelSetting(value=Tensor() as b)) if a.shape == b.shape:
                 if a.dtype != b.dtype and self.only_type:
                     return f"{self.setting} is {_type(b)}, {_type(a)} in the reference"
                 off = (b.detach().double().cpu() - a.detach().double().cpu()).abs()
-                return (
-                    f"{self.setting} differs in {int((off > 0).sum())} of {off.numel()} numbers, by up to {off.max():.3g}"
-                )
+                return f"{self.setting} differs in {int((off > 0).sum())} of {off.numel()} numbers, by up to {off.max():.3g}"
             case _:
                 return f"{self.setting} is {own}, {right} in the reference"
 
 
-def find_settings(model: nn.Module) -> Iterator[Setting]:
+def find_settings(model: nn.Module) -> Iterator[ModelSetting]:
     """Yields all settings: fields of the configuration, then modules, each with attributes, parameters and buffers."""
     config = getattr(model, CONFIG, None)
     fields = vars(config) if hasattr(config, "__dict__") else {}
-    yield from (Setting(CONFIG, name, value) for name, value in _plain(fields))
+    yield from (ModelSetting(CONFIG, name, value) for name, value in _plain(fields))
     for path, module in model.named_modules():
-        yield from (Setting(path, name, value) for name, value in _plain(vars(module)))
+        yield from (ModelSetting(path, name, value) for name, value in _plain(vars(module)))
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            yield Setting(path, name, tensor)
+            yield ModelSetting(path, name, tensor)
 
 
 def _plain(fields: Mapping[str, Any], depth: int = 2) -> Iterator[tuple[str, Any]]:
@@ -150,7 +148,7 @@ def undo(model: nn.Module, differences: Sequence[Difference]) -> Iterator[None]:
         yield
 
 
-def _put(model: nn.Module, right: Setting, own: Any) -> Callable[[], None]:
+def _put(model: nn.Module, right: ModelSetting, own: Any) -> Callable[[], None]:
     """Sets one; returns what puts it back."""
     if isinstance(own, Tensor):
         kept = own.detach().clone()
@@ -178,7 +176,7 @@ def can_undo(one: Difference) -> bool:
     match one:
         case Difference(None, _) | Difference(_, None):
             return False
-        case Difference(Setting(value=Tensor() as a), Setting(value=Tensor() as b)):
+        case Difference(ModelSetting(value=Tensor() as a), ModelSetting(value=Tensor() as b)):
             return a.shape == b.shape
         case _:
             return True
@@ -192,7 +190,7 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -38,3 +38,21 @@ class Tap(Protocol):
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         """Returns how often each function of models runs, by its name with its class."""
         ...
+
+
+def trace_from_before(
+    trace: Callable[[CutPoint | None], OperatorTrace], order: Sequence[CutPoint], start: CutPoint | None
+) -> OperatorTrace:
+    """Returns the operators of a segment; where one gives both of its ends, those from an earlier cut on.
+
+    Args:
+        trace: Reads the sequence, and records from a cut on.
+        order: The cuts of the engine, in order of execution.
+        start: The cut before the segment.
+    """
+    found = trace(start)
+    while not found.operators and start is not None:
+        place = order.index(start) if start in order else 0
+        start = order[place - 1] if place else None
+        found = trace(start)
+    return found

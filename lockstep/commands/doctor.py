@@ -153,11 +153,11 @@ def _analyze(options: argparse.Namespace) -> int:
     from dataclasses import fields
     from pathlib import Path
 
-    from lockstep.doctor.analyze import analyze
+    from lockstep.doctor.analyze import analyze_file
     from lockstep.doctor.dump import Columns
 
     columns = Columns(**{field.name: getattr(options, f"{field.name}_column") for field in fields(Columns)})
-    return analyze(Path(options.file), columns, None if options.out is None else Path(options.out))
+    return analyze_file(Path(options.file), columns, None if options.out is None else Path(options.out))
 
 
 def _selftest(options: argparse.Namespace) -> int:

@@ -26,8 +26,8 @@ from lockstep.borders import LARGEST_LOGPROB
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.notes import Ticker
 from lockstep.data.rows import DataError, Rows, read_number
-from lockstep.doctor.statistics import Compared
 from lockstep.errors import shorten
+from lockstep_doctor.statistics import Compared
 
 _ROWS_AT_ONCE = 64
 

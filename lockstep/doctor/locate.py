@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ from lockstep.whole_files import write_whole
 from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import Examination, Pair, examine
 from lockstep_doctor.findings import describe_examination, tree_of
-from lockstep_doctor.reproduction import write_reproduction
+from lockstep_doctor.modules import ModuleTap
+from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
 from lockstep_doctor.tap import Tap
 
 LOCATION, REPRODUCTION = "location.json", "repro"
@@ -64,7 +66,7 @@ def locate_model(loaded: Loaded) -> int:
         found: list[tuple[Examination, Path | None]] = []
         for names in combinations(recipe.backends, 2):
             with shown.phase(" vs ".join(names)):
-                found.append(_examined(recipe, names, requests, results.folder, shown))
+                found.append(_examine_pair(recipe, names, requests, results.folder / REPRODUCTION, shown))
     trees = [tree_of(one) | {"reproduction": script and str(script)} for one, script in found]
     write_whole(results.folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
     _into_report(results.folder, trees)
@@ -85,7 +87,7 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> list[Tensor]:
     return list(HFBackend(recipe.model.path, batch_size=_REQUESTS).generate(requests, cell.sampling).sequences())
 
 
-def _examined(
+def _examine_pair(
     recipe: DoctorRecipe, names: tuple[str, str], requests: Sequence[Tensor], folder: Path, shown: Progress
 ) -> tuple[Examination, Path | None]:
     """One pair, and the script that shows what was found."""
@@ -94,19 +96,30 @@ def _examined(
         reference, other = (open_.enter_context(open_engine(recipe, name, dtype)) for name in names)
         witness = open_.enter_context(open_engine(recipe, _REFERENCE, "fp64"))
         rounded = open_.enter_context(open_engine(recipe, _REFERENCE, dtype))
-        found = examine(
-            reference, other, requests, witness, [rounded, rounded], _switches(recipe, names), shown.note
-        )
+        found = examine(reference, other, requests, witness, [rounded, rounded], _switches(recipe, names), shown.note)
         if not found.small.places:
             return found, None
         faulty = reference if found.small.places[0].wrong == [reference.name] else other
-        at = folder / REPRODUCTION / "-".join(names)
-        return found, write_reproduction(at, faulty, found.small, found.smallest)
+        return found, _write_reproduction(recipe, names[faulty is other], faulty, found, folder / "-".join(names))
+
+
+def _write_reproduction(recipe: DoctorRecipe, name: str, tap: Tap, found: Examination, folder: Path) -> Path:
+    if isinstance(tap, ModuleTap) and tap.builder:
+        return write_reproduction(folder, tap, found.small, found.smallest)
+    engine, options = options_of(recipe, name, recipe.learner.dtype)
+    return write_engine_reproduction(folder, engine, Path(recipe.model.path), options, found.small, found.smallest)
 
 
 @contextmanager
 def open_engine(recipe: DoctorRecipe, name: str, dtype: str, alone: bool = False) -> Iterator[Tap]:
-    """Opens an engine by a backend's name, such as `torch-tp2`; `alone`: in one process, whatever the name says.
+    """Opens an engine by a backend's name, such as `torch-tp2`; `alone`: in one process, whatever the name says."""
+    engine, options = options_of(recipe, name, dtype)
+    with find_engine(engine)(Path(recipe.model.path), replace(options, parallel={}) if alone else options) as tap:
+        yield tap
+
+
+def options_of(recipe: DoctorRecipe, name: str, dtype: str) -> tuple[str, EngineOptions]:
+    """Returns the engine that a backend's name stands for, and how it is opened.
 
     Raises:
         InputError: No engine of that name can be looked into.
@@ -114,16 +127,14 @@ def open_engine(recipe: DoctorRecipe, name: str, dtype: str, alone: bool = False
     engine, _, rest = name.partition("-")
     if "fp8" in rest or rest == "te":
         raise InputError(f"locate cannot look into {name}; name {engine}, or a layout of it")
-    sizes = {} if alone else {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
-    options = EngineOptions(_TYPES[dtype], str(resolve_device(recipe.learner.device)), sizes)
-    with find_engine(engine)(Path(recipe.model.path), options) as tap:
-        yield tap
+    sizes = {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
+    return engine, EngineOptions(_TYPES[dtype], str(resolve_device(recipe.learner.device)), sizes)
 
 
 def _switches(recipe: DoctorRecipe, names: tuple[str, str]) -> dict[str, Pair]:
     """Other settings under which the gap is measured."""
 
-    def opened(dtype: str, alone: bool) -> Callable[[], Any]:
+    def open_under(dtype: str, alone: bool) -> Callable[[], Any]:
         @contextmanager
         def pair() -> Iterator[tuple[Tap, Tap]]:
             with ExitStack() as open_:
@@ -133,9 +144,9 @@ def _switches(recipe: DoctorRecipe, names: tuple[str, str]) -> dict[str, Pair]:
         return pair
 
     dtype = recipe.learner.dtype
-    switches: dict[str, Pair] = {} if dtype == "fp32" else {"in fp32": opened("fp32", False)}
+    switches: dict[str, Pair] = {} if dtype == "fp32" else {"in fp32": open_under("fp32", False)}
     if any(ranks_of(name).ranks > 1 for name in names):
-        switches["in one process each"] = opened(dtype, True)
+        switches["in one process each"] = open_under(dtype, True)
     return switches
 
 

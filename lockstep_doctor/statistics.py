@@ -1,4 +1,4 @@
-"""What the log-probabilities of two sides say about the same tokens, in figures. `bounds` has the intervals.
+"""What the log-probabilities of two sides say about the same tokens, in figures.
 
 A side that gives a token no probability (−inf, or NaN) breaks the other's support. Such tokens are counted, as outliers
 and at the cap too; figures without a bound are taken over the others, so that one of them does not hide the rest.
@@ -13,10 +13,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-
-from lockstep.batch import Batch
-from lockstep.objectives.divergence import k2, k3
-from lockstep.objectives.mismatch import EffectiveSampleSize
 
 CAP = 3.0
 """Nats; |Δ| beyond it counts as this in `capped_mult_prob_error`, which so has a variance."""
@@ -46,13 +42,6 @@ class Compared:
     lengths: Tensor
     position: Tensor
     cluster: Tensor | None = None
-
-    @classmethod
-    def of(cls, batch: Batch, train_N: Tensor, infer_N: Tensor, cluster: Tensor | None = None) -> Compared:
-        """The masked tokens of a batch."""
-        mask = batch.mask
-        counts = batch.per_sample(mask.long())
-        return cls(train_N[mask].double(), infer_N[mask].double(), counts, batch.position[mask], cluster)
 
     @property
     def delta(self) -> Tensor:
@@ -131,8 +120,8 @@ def figures(compared: Compared) -> dict[str, float]:
         "capped_mult_prob_error": float(capped(compared.delta).mean()),
         "k1": k1,
         "k1_se": k1_se,
-        "k2": float(k2(both.infer, both.train).mean()),
-        "k3": float(k3(both.infer, both.train.clamp(max=both.infer + _LARGEST)).mean()),
+        "k2": float((delta.square() / 2).mean()),
+        "k3": float((torch.expm1(delta.clamp(max=_LARGEST)) - delta.clamp(max=_LARGEST)).mean()),
         "mean_ratio": ratio,
         "mean_ratio_se": ratio_se,
         "mean_abs": float(size.mean()),
@@ -189,7 +178,7 @@ def effective_share(log_weight: Tensor) -> float:
     count = torch.tensor(log_weight.numel())
     if not count or log_weight.max() == -math.inf:
         return 0.0 if count else math.nan
-    return EffectiveSampleSize(torch.logsumexp(log_weight, 0), torch.logsumexp(2 * log_weight, 0), count).value()
+    return float((2 * torch.logsumexp(log_weight, 0) - torch.logsumexp(2 * log_weight, 0)).exp() / count)
 
 
 def by_index(compared: Compared) -> dict[str, Compared]:
