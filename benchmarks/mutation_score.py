@@ -20,11 +20,8 @@ from torch import Tensor, nn
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
 from lockstep_doctor import Capture, Location, ModuleTap, compare_builds, locate, write_reproduction
-from lockstep_doctor.locate import LOOSE, nats
+from lockstep_doctor.locate import LEAST, LOOSE, nats
 from lockstep_doctor.operators import Frame
-
-_SMALLEST = 1e-5
-"""Nats below which a gap is rounding in any program."""
 
 _BARE = 1.05
 """The mean of exp |difference| from which a run is stopped."""
@@ -90,7 +87,7 @@ class Judge:
         self.witness = ModuleTap(program.witness(), "float64")
         self.right = self.reference.run(self.tokens, {})
         rounding = nats(self.right.logits, self.witness.run(self.tokens, {}).logits, self.tokens)
-        self.least = max(3 * rounding, _SMALLEST)
+        self.least = max(3 * rounding, LEAST)
 
     def ran(self) -> set[str]:
         """Functions of models that run when the program builds and reads."""
