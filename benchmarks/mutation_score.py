@@ -22,6 +22,7 @@ from benchmarks.mutated_programs import TOKENS, Program
 from lockstep_doctor import Capture, Location, ModuleTap, compare_builds, locate, write_reproduction
 from lockstep_doctor.locate import LEAST, LOOSE, nats
 from lockstep_doctor.operators import Frame
+from lockstep_doctor.settings import find_differences
 
 _BARE = 1.05
 """The mean of exp |difference| from which a run is stopped."""
@@ -115,7 +116,8 @@ class Judge:
     ) -> Score:
         begun = time.process_time()
         found = locate(self.reference, tap, self.tokens, self.witness)
-        built = compare_builds(partial(tap.build, tap.swap.after), partial(tap.build, tap.swap.before))
+        builds = [partial(tap.build, codes) for codes in (tap.swap.after, tap.swap.before)]
+        built = compare_builds(*builds) if any(find_differences(self.model, tap.model)) else None
         cpu_s = time.process_time() - begun
         where = [] if built is None else [built[0]]
         first = [frame for suspect in found.suspects[:3] for frame in suspect.operator.stack[:2]] + where
@@ -177,6 +179,8 @@ class Judge:
                         runpy.run_path(str(script))
                     except SystemExit as end:
                         codes[name] = int(end.code or 0)
+                    except Exception:  # so does Python end
+                        codes[name] = 1
         return codes == {"edited": 1, "original": 0}
 
 
