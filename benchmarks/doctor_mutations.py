@@ -59,6 +59,14 @@ def read_scores(file: Path) -> list[Score]:
     return [Score(**{**row, "found": tuple(row["found"])}) for row in map(json.loads, whole.splitlines())]
 
 
+def remember(score: Score, file: Path | None) -> None:
+    """Adds a row to a file of results."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(asdict(score)) + "\n")
+
+
 def table_of(scores: Sequence[Score]) -> Iterator[str]:
     """Lines of the table: a row for each program, and one for all."""
     yield _HEADER
@@ -91,15 +99,11 @@ def main() -> None:
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # lines of other threads are not seen
     seed = options.seed or seed_of_commit()
     file = None if options.out is None else options.out / f"{seed}.jsonl"
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
     scores = [] if file is None else read_scores(file)
     for name in options.programs:
         for one in score_program(programs[name], options.count, seed, [one for one in scores if one.program == name]):
             scores.append(one)
-            if file is not None:
-                with file.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(asdict(one)) + "\n")
+            remember(one, file)
             if one.outcome == "kept" and not (one.segment and one.in_function and one.reproduces):
                 print(f"  {one}", flush=True)
     print(f"seed {seed}", *table_of(scores), sep="\n")
