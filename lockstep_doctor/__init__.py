@@ -6,7 +6,8 @@ Needs torch and safetensors, and nothing else of this repository.
 from lockstep_doctor.builds import compare_builds
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions, find_engine, find_engines
-from lockstep_doctor.examine import Examination, examine
+from lockstep_doctor.examine import PairExamination, examine
+from lockstep_doctor.file_tap import FileTap, Recording, TapError, tap
 from lockstep_doctor.findings import describe, describe_examination, tree_of
 from lockstep_doctor.locate import FaultPlace, Location, Segment, Suspect, locate
 from lockstep_doctor.modules import ModuleTap
@@ -19,16 +20,19 @@ __all__ = [
     "Capture",
     "CutPoint",
     "EngineOptions",
-    "Examination",
     "FaultPlace",
+    "FileTap",
     "Frame",
     "Location",
     "ModuleTap",
     "Operator",
     "OperatorTrace",
+    "PairExamination",
+    "Recording",
     "Segment",
     "Suspect",
     "Tap",
+    "TapError",
     "compare_builds",
     "describe",
     "describe_examination",
@@ -36,6 +40,7 @@ __all__ = [
     "find_engine",
     "find_engines",
     "locate",
+    "tap",
     "tree_of",
     "write_engine_reproduction",
     "write_reproduction",

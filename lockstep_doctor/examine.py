@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lockstep_doctor.column import TokenColumns, examine_columns
 from lockstep_doctor.cuts import name_cuts
+from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
 from lockstep_doctor.measures import measure
 from lockstep_doctor.modules import find_watched
@@ -25,9 +26,6 @@ from lockstep_doctor.settings import (
 )
 from lockstep_doctor.shrink import KEPT, shrink
 from lockstep_doctor.tap import Tap
-
-_DELIVERED = 1e-3
-"""Nats that a column may be from the engine's own logits."""
 
 _MOST_UNDONE = 16
 """Settings that are undone, one after the other."""
@@ -59,7 +57,7 @@ class Undone:
 
 
 @dataclass(frozen=True)
-class Examination:
+class PairExamination:
     """Result of `examine`.
 
     Attributes:
@@ -108,7 +106,8 @@ def examine(
     rounded: Sequence[Tap] = (),
     switches: Mapping[str, Pair] | None = None,
     heard: Callable[[str], object] = lambda phase: None,
-) -> Examination:
+    delivered: float = 1e-3,
+) -> PairExamination:
     """Examines two engines on requests, and locates the gap of the one that differs most.
 
     Args:
@@ -119,26 +118,27 @@ def examine(
         rounded: The witness's program in the types of the engines.
         switches: Other settings under which the gap is measured, by name.
         heard: Is told what is done next.
+        delivered: Nats that a column may be from the engine's own logits.
     """
     heard(f"read {len(requests)} requests")
     taps, gaps = (reference, other), list[float]()
     own: dict[str, list[Tensor]] = {tap.name: [] for tap in taps}
-    delivered: dict[str, list[Tensor]] = {}
+    said: dict[str, list[Tensor]] = {}
     for tokens_T in requests:
         pair = [tap.run(tokens_T, {}) for tap in taps]
         gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
         for tap, capture in zip(taps, pair, strict=True):
             own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
             if capture.column is not None:
-                delivered.setdefault(tap.name, []).append(capture.column)
+                said.setdefault(tap.name, []).append(capture.column)
     columns = [
-        line for name, column in delivered.items() for line in _compare_column(name, requests, own[name], column)
+        line for name, column in said.items() for line in _compare_column(name, requests, own[name], column, delivered)
     ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     tokens_T = requests[worst]
     heard(f"locate a gap of {gaps[worst]:.2g} nats")
     found = locate(reference, other, tokens_T, witness, rounded=rounded)
-    made = Examination(
+    made = PairExamination(
         reference.name,
         other.name,
         worst,
@@ -174,15 +174,15 @@ def examine(
 
 
 def _compare_column(
-    name: str, requests: Sequence[Tensor], own: Sequence[Tensor], delivered: Sequence[Tensor]
+    name: str, requests: Sequence[Tensor], own: Sequence[Tensor], said: Sequence[Tensor], most: float
 ) -> Iterator[str]:
     """Yields what is wrong with a column, if it is not that of the engine's own logits."""
-    off = (torch.cat(list(delivered)).double().cpu() - torch.cat(list(own))).abs()
-    if bool((off < _DELIVERED).all()):
+    off = (torch.cat(list(said)).double().cpu() - torch.cat(list(own))).abs()
+    if bool((off < most).all()):
         return
-    most = float(off.nan_to_num(float("inf")).max())
-    yield f"{name} delivers other log-probabilities than those of its own logits, by up to {most:.2g} nats:"
-    yield from _find_tokens(requests, own, delivered)
+    largest = float(off.nan_to_num(float("inf")).max())
+    yield f"{name} delivers other log-probabilities than those of its own logits, by up to {largest:.2g} nats:"
+    yield from _find_tokens(requests, own, said)
 
 
 def _find_tokens(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[str]:
@@ -259,7 +259,9 @@ def _modules(model: nn.Module, found: Location, place: FaultPlace) -> tuple[list
 
 
 def _shrink(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
-    """The smallest request that keeps the gap, and shows the first place."""
+    """The smallest request that keeps the gap, and shows the first place; a file has one request alone."""
+    if isinstance(reference, FileTap) or isinstance(other, FileTap):
+        return tokens_T
 
     def shows(fewer: Tensor) -> bool:
         right = reference.run(fewer, {})

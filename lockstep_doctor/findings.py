@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep_doctor.examine import Examination, Undone
+from lockstep_doctor.examine import PairExamination, Undone
 from lockstep_doctor.locate import FaultPlace, Location, Segment
 
 
-def describe_examination(found: Examination) -> Iterator[str]:
+def describe_examination(found: PairExamination) -> Iterator[str]:
     """Yields what was found about two engines, line by line."""
     location = found.location
     floor = f"; rounding alone makes {location.floor:.2g}" if location.floor else ""
@@ -108,7 +108,7 @@ def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
                 yield f"  an argument is {own} in {engine} and {theirs} in {other}"
 
 
-def tree_of(found: Examination) -> dict[str, Any]:
+def tree_of(found: PairExamination) -> dict[str, Any]:
     """Returns what was found, for JSON."""
     location = found.location
     return {

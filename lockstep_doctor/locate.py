@@ -11,6 +11,7 @@ from itertools import zip_longest
 from torch import Tensor
 
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
+from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.operators import Frame, Operator, find_unknown_inputs, first_rearranged, suspects
 from lockstep_doctor.tap import Tap
 
@@ -185,7 +186,8 @@ def locate(
 
     The other engine reads the sequence with the reference's value at every cut, so that each segment is given the same
     inputs in both. Segments whose outputs differ are undone, alone and together, until the gap is gone; in the first of
-    each kind the operators of both engines are compared.
+    each kind the operators of both engines are compared. A file cannot be given values: it is taken as the reference,
+    and no operators are compared.
 
     Args:
         reference: The engine that the other one is compared with.
@@ -195,6 +197,8 @@ def locate(
         tolerance: Relative error of a cut that two fp32 programs may have.
         rounded: The witness's program in the types of the engines: how far it is from the witness is the noise floor.
     """
+    if isinstance(other, FileTap):
+        reference, other = other, reference
     right = reference.run(tokens_T, {})
     gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
     rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
@@ -339,6 +343,8 @@ def _open(
     """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
+    if isinstance(reference, FileTap):
+        return [], other.trace(tokens_T, forced, start, segment.end).operators
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
     ran = [*own.operators, *theirs.operators]
     here, there = suspects(own, theirs, tolerance), suspects(theirs, own, tolerance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -132,7 +133,7 @@ def _say_left(left: float) -> str:
 
 def _places(hit: Sequence[int], count: int, what: str) -> str:
     """Names places: a range, each so many, or the first few."""
-    steps = {b - a for a, b in zip(hit, hit[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(hit)}
     if len(hit) == 1:
         return f"{what} {hit[0]} of {count}"
     if len(steps) == 1:

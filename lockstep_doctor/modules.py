@@ -112,9 +112,9 @@ class ModuleTap:
     ) -> None:
         self.model, self.name, self.builder = model, name, builder
         self._reads = read or _read_plainly
-        self._paths = find_watched(model)
-        cuts = name_cuts(self._paths)
-        self._values = values_by_name(cuts)
+        self.paths = find_watched(model)
+        cuts = name_cuts(self.paths)
+        self.values = values_by_name(cuts)
         self._places = {cut: place for place, cut in cuts.items()}
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
@@ -138,7 +138,7 @@ class ModuleTap:
     def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
         """Returns logits [T, V]."""
         here = next(self.model.parameters()).device
-        with visit_cuts(self.model, self._paths, self._values, one):
+        with visit_cuts(self.model, self.paths, self.values, one):
             return self._reads(self.model, tokens_T.to(here)).to(tokens_T.device)
 
     def address(self, cut: CutPoint) -> str | None:

@@ -129,8 +129,7 @@ def select_inside(differences: Iterable[Difference], ends: Sequence[str], given:
         one
         for one in differences
         if (owner := one.setting.owner) == CONFIG
-        or owner not in given
-        and any(_is_within(owner, end) or _is_within(end, owner) for end in ends)
+        or (owner not in given and any(_is_within(owner, end) or _is_within(end, owner) for end in ends))
     ]
 
 

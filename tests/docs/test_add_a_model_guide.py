@@ -9,8 +9,8 @@ from statistics import NormalDist
 from typing import get_args
 
 import pytest
-
 from lockstep.doctor.causes import CAUSES
+
 from lockstep.monitor.watch import Outcome
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/add_a_model.md").read_text(encoding="utf-8")

@@ -19,8 +19,8 @@ from lockstep_doctor import (
     Capture,
     CutPoint,
     EngineOptions,
-    Examination,
     ModuleTap,
+    PairExamination,
     describe_examination,
     examine,
     write_engine_reproduction,
@@ -37,7 +37,7 @@ def right(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def find(folder: Path, *faults: Fault, in_reference: Fault | None = None, dtype: Any = None) -> Examination:
+def find(folder: Path, *faults: Fault, in_reference: Fault | None = None, dtype: Any = None) -> PairExamination:
     models = [copy.deepcopy(right(folder)) for _ in range(3)]
     for fault in faults:
         fault(models[1])

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.doctor_faults.fault import PLAINLY, Case, Change, Setup, built
+from benchmarks.doctor_faults.model_ground import Ground
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.selftest.fault import PLAINLY, Case, Change, Setup, built
-from lockstep.doctor.selftest.ground import Ground
 
 
 class Eager(HFBackend):
@@ -58,9 +58,6 @@ CONTROLS = (
     Control("mixtral in fp32", Setup(model="mixtral")),
     Control("mamba2 in fp32, hf and hf", Setup(model="mamba2", infer="hf")),
 )
-_BRIEF = ("fp32", "bf16", "gemma2 in fp32 at top_k 20", "mixtral in fp32", "mamba2 in fp32, hf and hf")
-BRIEF: tuple[Control, ...] = tuple(control for control in CONTROLS if control.name in _BRIEF)
-"""Those that `lockstep doctor selftest` goes through: both types, and an architecture of each kind."""
 
 
 def healthy_runs(count: int) -> Iterator[tuple[Control, int]]:

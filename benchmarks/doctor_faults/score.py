@@ -1,4 +1,4 @@
-"""What the doctor said about each case, against what was wrong with it; and what single numbers say about the same."""
+"""Places that the doctor found for each case, against what was wrong with it; and what single numbers say of the same."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.doctor.examine import Diagnosis
+from benchmarks.doctor_faults.places import PLACES
 
 Outcome = Literal["right", "wrong", "half", "unexplained", "missed", "quiet", "false alarm"]
-"""All causes named and no other · a cause named that is none · one of two named · a disagreement without a name ·
+"""A place for each fault and no other · a place where no fault is · one of two found · a disagreement without a place ·
 no disagreement seen · healthy, and found so · healthy, and something said."""
 
 BARE_LIMIT = 1.05
@@ -23,7 +23,7 @@ class Row:
     Attributes:
         name: Of the case, unique.
         expected: For each fault its right names.
-        named: By the doctor, the largest share first, with the side it blames.
+        found: Stages at which segments end that were located, `COLUMN` among them.
         disagrees: Whether it saw a disagreement.
         mult_prob_error: Mean of e^|Δ|.
         prob_difference: Mean of |p − p'|, as verl reports it.
@@ -32,7 +32,7 @@ class Row:
 
     name: str
     expected: tuple[tuple[str, ...], ...]
-    named: tuple[tuple[str, str | None], ...]
+    found: tuple[str, ...]
     disagrees: bool
     mult_prob_error: float
     prob_difference: float
@@ -41,43 +41,29 @@ class Row:
     @property
     def outcome(self) -> Outcome:
         """How the doctor did."""
-        names = {name for name, _ in self.named}
+        found = set(self.found)
         if not self.expected:
-            return "false alarm" if names or (self.disagrees and not self.named) else "quiet"
-        if names - {name for right in self.expected for name in right}:
+            return "false alarm" if found or self.disagrees else "quiet"
+        places = [frozenset().union(*(PLACES[cause] for cause in right)) for right in self.expected]
+        if found - frozenset().union(*places):
             return "wrong"
-        hits = sum(bool(names & set(right)) for right in self.expected)
-        if hits == len(self.expected):
+        hits = sum(bool(found & right) for right in places)
+        if hits == len(places):
             return "right"
         return "half" if hits else "unexplained" if self.disagrees else "missed"
-
-
-def row(name: str, expected: tuple[tuple[str, ...], ...], diagnosis: Diagnosis, seconds: float) -> Row:
-    """The row of a diagnosis."""
-    case = diagnosis.case
-    train_M, infer_M = case.train_N[case.compared], case.infer_N[case.compared]
-    return Row(
-        name,
-        expected,
-        tuple((named.cause, named.side) for named in diagnosis.causes),
-        diagnosis.disagrees,
-        float((train_M - infer_M).abs().exp().mean()),
-        float((train_M.exp() - infer_M.exp()).abs().mean()),
-        seconds,
-    )
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table of all cases, and below it the score."""
     lines = [
-        "| Case | Wrong | Named | Outcome | mean e^&#124;Δ&#124; | mean &#124;p − p'&#124; | s |",
+        "| Case | Wrong | Found | Outcome | mean e^&#124;Δ&#124; | mean &#124;p − p'&#124; | s |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in rows:
         wrong = " + ".join(right[0] for right in one.expected) or "nothing"
-        named = ", ".join(name if side is None else f"{name} ({side})" for name, side in one.named) or "–"
+        found = ", ".join(one.found) or "–"
         figures = f"{one.mult_prob_error:.4g} | {one.prob_difference:.2g} | {one.seconds:.1f}"
-        lines.append(f"| {one.name} | {wrong} | {named} | {one.outcome} | {figures} |")
+        lines.append(f"| {one.name} | {wrong} | {found} | {one.outcome} | {figures} |")
     return "\n".join([*lines, "", *(f"- {said}" for said in score(rows))])
 
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.model_ground import Ground
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Backend, DType, Side
-from lockstep.doctor.selftest.ground import Ground
 from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 

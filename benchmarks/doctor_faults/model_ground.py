@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.doctor_faults.first_ground import FIRST_MODELS, write_first
 from lockstep import keyed
-from lockstep.doctor.selftest.first_ground import FIRST_MODELS, write_first
 from lockstep.models.folder import read_config
 from lockstep.types import Request
 

@@ -1,4 +1,4 @@
-"""Puts faults into backends, asks the doctor about each, and counts: `lockstep doctor selftest`, and its benchmark."""
+"""The run of the lists: faults are put into backends, each is located, and what was found is counted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.doctor_faults.backend_tap import BackendTap, process
+from benchmarks.doctor_faults.controls import Control
+from benchmarks.doctor_faults.fault import Case, Fault, Injected, build
+from benchmarks.doctor_faults.model_ground import Ground
+from benchmarks.doctor_faults.places import COLUMN
+from benchmarks.doctor_faults.score import Row, markdown
 from lockstep import exit_codes
-from lockstep.doctor.examine import examine
-from lockstep.doctor.selftest.controls import BRIEF, Control
-from lockstep.doctor.selftest.fault import Case, Fault, Injected, build
-from lockstep.doctor.selftest.faults import KEPT
-from lockstep.doctor.selftest.ground import Ground
-from lockstep.doctor.selftest.score import Row, markdown, row
+from lockstep.doctor.backends.variants import TORCH_TYPES
+from lockstep.models.heads import PLAIN
 from lockstep.report.progress import Progress, show_progress
+from lockstep.types import SamplingParams
+from lockstep_doctor import ModuleTap, PairExamination, examine
 
-_QUARTERINGS = 5
+_QUARTERINGS, _REQUESTS = 5, 8
+_FINE, _ROUGH = 1e-3, 0.1
+"""Nats that a column may be from the logits of a sequence alone, in fp32 and in other types."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +53,13 @@ class Suite:
     notes: tuple[str, ...] = ()
 
 
-BRIEF_SUITE = Suite(
-    "brief",
-    KEPT,
-    healthy=tuple((control, 0) for control in BRIEF),
-    notes=(
-        f"{len(KEPT)} faults, each large and small, and {len(BRIEF)} healthy cases; in a checkout of the repository, "
-        "python -m benchmarks.doctor_faults has all of them",
-    ),
-)
-"""What `lockstep doctor selftest` goes through."""
-
-
 @dataclass(frozen=True)
 class Trial:
     """A case that is still to be built.
 
     Attributes:
         name: Of it, unique.
-        expected: For each fault its right names.
+        expected: For each fault its kinds.
         build: Makes it.
     """
 
@@ -71,7 +69,7 @@ class Trial:
 
 
 class Bench:
-    """Examines cases, and remembers what came out, so that the same command goes on where it was stopped.
+    """Examines cases, and remembers what came out, so that the same command resumes where it was stopped.
 
     Args:
         file: One JSON row for each case that is done; None: nothing is remembered.
@@ -84,7 +82,7 @@ class Bench:
         self._count = 0
 
     def row(self, trial: Trial) -> Row:
-        """What the doctor says about a case."""
+        """Returns what the doctor says about a case."""
         if trial.name not in self._done:
             with self._shown.phase(trial.name):
                 self._done[trial.name] = _examined(trial)
@@ -92,7 +90,7 @@ class Bench:
         done = self._done[trial.name]
         self._count += 1
         self._shown.step(self._count, {}, 0)
-        said = ", ".join(name for name, _ in done.named) or "no name"
+        said = ", ".join(done.found) or "no place"
         self._shown.note(f"{done.name}: {done.outcome}, {said} ({done.seconds:.1f} s)")
         return done
 
@@ -102,20 +100,18 @@ class Bench:
                 out.write(json.dumps(asdict(done)) + "\n")
 
 
-def selftest(
-    model: str | None, out: Path | None = None, sweep: bool = False, seed: int = 0, suite: Suite = BRIEF_SUITE
-) -> int:
+def selftest(model: str | None, out: Path | None = None, sweep: bool = False, seed: int = 0, *, suite: Suite) -> int:
     """Goes through cases and prints their table.
 
     Args:
         model: A folder that stands for the small random Llama; None: that one.
         out: Folder of what is remembered and written; None: nothing is.
-        sweep: Look for the smallest magnitude of each fault that is still named, instead.
+        sweep: Look for the smallest magnitude of each fault that is still found, instead.
         seed: Of models and prompts.
         suite: The cases.
 
     Returns:
-        The exit code: OK where no cause was named wrongly and no healthy case raised an alarm, else BROKEN.
+        The exit code: OK where no place was found that has no fault and no healthy case raised an alarm, else BROKEN.
     """
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -158,8 +154,8 @@ def _trial(ground: Ground, *injected: Injected) -> Trial:
 
 
 def _swept(bench: Bench, ground: Ground, faults: Iterable[Fault]) -> tuple[str, list[Row]]:
-    """Takes a quarter of each fault's magnitude until it is not named any more."""
-    lines = ["| Fault | Magnitude counts | Smallest named | its mean e^&#124;Δ&#124; |", "|---|---|---|---|"]
+    """Takes a quarter of each fault's magnitude until it is not found any more."""
+    lines = ["| Fault | Magnitude counts | Smallest found | its mean e^&#124;Δ&#124; |", "|---|---|---|---|"]
     rows: list[Row] = []
     for fault in faults:
         least, error = None, 1.0
@@ -176,13 +172,55 @@ def _swept(bench: Bench, ground: Ground, faults: Iterable[Fault]) -> tuple[str, 
 
 
 def _examined(trial: Trial) -> Row:
+    """Both sides beside each other on what one of them drew."""
     start = time.monotonic()
     case = trial.build()
     try:
-        diagnosis = examine(case.train, case.infer, case.folder, case.requests, case.sampling)
-        return row(trial.name, trial.expected, diagnosis, time.monotonic() - start)
+        drawn = case.infer.generate(case.requests[:_REQUESTS], case.sampling)
+        scored = case.train.score(drawn).logprob
+        taps = (
+            BackendTap(case.train, "train", drawn, scored),
+            BackendTap(case.infer, "infer", drawn, drawn["sampler_logprob"]),
+        )
+        types = [TORCH_TYPES[side.settings()["dtype"]] for side in (case.train, case.infer)]
+        witness, *rounded = (_plain(case.folder, dtype, drawn.sampling or PLAIN) for dtype in (torch.float64, *types))
+        own = _ROUGH if any(dtype != torch.float32 for dtype in types) else _FINE
+        found = examine(*taps, list(drawn.sequences()), witness, rounded, delivered=own)
+        off = (scored - drawn["sampler_logprob"])[drawn.mask].double()
+        probabilities = scored[drawn.mask].exp() - drawn["sampler_logprob"][drawn.mask].exp()
+        return Row(
+            trial.name,
+            trial.expected,
+            tuple(dict.fromkeys(_stages(found))),
+            not found.agrees,
+            float(off.abs().exp().mean()),
+            float(probabilities.abs().mean()),
+            time.monotonic() - start,
+        )
     finally:
         case.close()
+
+
+def _stages(found: PairExamination) -> Iterator[str]:
+    yield from (
+        place.segments[0].end.stage.partition(".")[0]
+        if place.segments[0].end.stage.startswith("rotary")
+        else place.segments[0].end.stage
+        for place in found.location.places
+    )
+    if found.columns or (found.location.noisy and not found.location.places):
+        yield COLUMN
+
+
+def _plain(folder: str, dtype: torch.dtype, sampling: SamplingParams) -> ModuleTap:
+    """Plain `transformers` in a type."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model.set_experts_implementation("eager")
+    return ModuleTap(
+        model,
+        str(dtype),
+        read=lambda m, tokens_T: process(m(input_ids=tokens_T[None], use_cache=False).logits[0], sampling),
+    )
 
 
 def _read(file: Path | None) -> Iterator[Row]:
@@ -194,8 +232,7 @@ def _read(file: Path | None) -> Iterator[Row]:
     for line in whole.splitlines():
         fields = json.loads(line)
         expected = tuple(tuple(right) for right in fields.pop("expected"))
-        named = tuple((name, side) for name, side in fields.pop("named"))
-        yield Row(expected=expected, named=named, **fields)
+        yield Row(expected=expected, found=tuple(fields.pop("found")), **fields)
 
 
 def _as_json(done: Row) -> dict[str, object]:

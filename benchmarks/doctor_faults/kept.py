@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import PLAINLY, Case, Change, Fault, Setup
+from benchmarks.doctor_faults.means import BF16, E4M3, E5M2, FP16, is_chosen, linears, rounded, some_layers, type_with
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
-from lockstep.doctor.selftest.fault import PLAINLY, Case, Change, Fault, Setup
-from lockstep.doctor.selftest.means import BF16, E4M3, E5M2, FP16, is_chosen, linears, rounded, some_layers, type_with
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import SamplingParams
