@@ -2,19 +2,25 @@
 
     python -m benchmarks.historic_faults
 
-Each is told in our own words in today's code of `transformers`, whichever program had it. The truth is the line.
+Each is told in our own words in today's code of `transformers`, whichever program had it. The truth is the line. Of
+those behind the logits it is the engine, and that it delivers another column than that of its own logits.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from benchmarks.doctor_mutations import table_of
 from benchmarks.mutate_code import Edit, patch_of
-from benchmarks.mutated_programs import in_transformers
+from benchmarks.mutated_programs import build, in_transformers, read
 from benchmarks.mutation_score import Judge, Score
+from lockstep_doctor import Capture, CutPoint, ModuleTap, examine
+from lockstep_doctor.locate import pick_logprobs
 
 _GITHUB = "https://github.com/"
 
@@ -81,8 +87,8 @@ HISTORIC = (
                "        if not self.norm_topk_prob:\n            router_top_value /= router"),
     _in_family("sgl-project/sglang-jax/pull/1282", "the experts' factor skipped", "deepseek_v3",
                "topk_weights = topk_weights * self.routed_scaling_factor", "topk_weights = topk_weights * 1.0"),
-    _in_family("unslothai/unsloth/pull/6197", "scaling of positions dropped", "llama 3.1",
-               'if self.rope_type != "default":', "if False:"),
+    Historic("unslothai/unsloth/pull/6197", "scaling of positions dropped", "llama 3.1", "modeling_rope_utils",
+             "return inv_freq_llama, attention_factor", "return inv_freq, attention_factor"),
     _in_family("NeuraLegion/shainet/pull/111", "neighbours rotated, not halves", "llama",
                "x1 = x[..., : x.shape[-1] // 2]\n    x2 = x[..., x.shape[-1] // 2 :]",
                "x1 = x[..., 0::2]\n    x2 = x[..., 1::2]"),
@@ -95,6 +101,57 @@ HISTORIC = (
     _in_family("NVIDIA-NeMo/RL/issues/2100", "states between chunks decay wrongly (our reading)", "mamba2",
                "state_decay_out = torch.exp(A_cumsum)", "state_decay_out = torch.exp(A_cumsum.roll(1, -1))"),
 )  # fmt: skip
+
+
+_TEMPERATURE = 0.7
+
+Deliver = Callable[[Tensor, Tensor], Tensor]
+"""Function from raw logits [T, V] and ids [T] to the column that an engine delivers [T - 1]."""
+
+
+def deliver(raw_TV: Tensor, tokens_T: Tensor) -> Tensor:
+    """The column of the distribution that is sampled from."""
+    return pick_logprobs(_truncate(raw_TV / _TEMPERATURE), tokens_T)
+
+
+def _truncate(scaled_TV: Tensor) -> Tensor:
+    """Logits of which the least likely quarter cannot be drawn."""
+    kept = scaled_TV.shape[-1] * 3 // 4
+    return scaled_TV.masked_fill(scaled_TV < scaled_TV.topk(kept).values[:, -1:], -30.0)
+
+
+BEHIND: dict[tuple[str, str], Deliver] = {
+    ("vllm-project/vime/pull/69", "log-probabilities before temperature (issue 64)"): pick_logprobs,
+    ("PrimeIntellect-ai/prime-rl/pull/697", "log-probabilities divided by temperature"): (
+        lambda raw_TV, tokens_T: pick_logprobs(raw_TV, tokens_T) / _TEMPERATURE
+    ),
+    ("sgl-project/sglang/pull/2664", "log-probabilities before the unlikely are left out"): (
+        lambda raw_TV, tokens_T: pick_logprobs(raw_TV / _TEMPERATURE, tokens_T)
+    ),
+}
+"""Of each fault behind the logits, the column that the engine delivers instead."""
+
+
+class DeliveringTap(ModuleTap):
+    """A model that samples: its logits are those of the distribution that is drawn from."""
+
+    def __init__(self, name: str, delivers: Deliver) -> None:
+        super().__init__(build("llama"), name, read=lambda model, ids: _truncate(read(model, ids) / _TEMPERATURE))
+        self._delivers = delivers
+
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        found = super().run(tokens_T, forced)
+        with torch.no_grad():
+            return replace(found, column=self._delivers(read(self.model, tokens_T), tokens_T))
+
+
+def examine_delivered(delivers: Deliver) -> tuple[bool, list[str]]:
+    """Returns whether the engine alone is said to deliver another column, and nothing else is; and what is said."""
+    requests = [torch.randint(0, 97, (24,), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    found = examine(DeliveringTap("right", deliver), DeliveringTap("wrong", delivers), requests)
+    said = list(found.columns)
+    alone = bool(said) and said[0].startswith("wrong delivers") and not any("right delivers" in line for line in said)
+    return alone and not found.location.places, said
 
 
 def score_history() -> Iterator[Score]:
@@ -110,6 +167,9 @@ def main() -> None:
         print(f"{one.program}: {one.outcome}, {one.gap:.2g} nats, {', '.join(one.found)}", flush=True)
         scores.append(one)
     print(*table_of(scores), sep="\n")
+    for (link, what), delivers in BEHIND.items():
+        placed, said = examine_delivered(delivers)
+        print(f"{what} ({_GITHUB}{link}): {'in its place' if placed else 'not placed'}: {'; '.join(said)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,15 +49,18 @@ class HealthyPair:
 
     def locate(self) -> Location:
         """What is found."""
-        one, other = (
-            build(self.family, kernel).to(dtype)
-            for kernel, dtype in zip(("eager", self.kernel), self.types, strict=True)
-        )
-        rounded = [ModuleTap(build(self.family, "eager").to(dtype), "cast") for dtype in self.types]
+        one = build_as(self.family, "eager", self.types[0])
+        other = build_as(self.family, self.kernel, self.types[1])
+        rounded = [ModuleTap(build_as(self.family, "eager", dtype), "cast") for dtype in self.types]
         witness = ModuleTap(build(self.family, "eager").double(), "float64")
         reads = read_in_batch if self.batch else read
         taps = ModuleTap(one, "one"), ModuleTap(other, "other", read=reads)
         return locate(*taps, draw_tokens(self.seed), witness, rounded=rounded)
+
+
+def build_as(family: str, kernel: str, dtype: torch.dtype) -> nn.Module:
+    """A model of a family in some type."""
+    return nn.Module.to(build(family, kernel), dtype)
 
 
 def draw_tokens(seed: int) -> Tensor:

@@ -133,7 +133,8 @@ def in_transformers(model: str, modules: Sequence[str] = (), name: str = "") -> 
     """A model as `transformers` computes it, given its weights; by default its family's code is edited."""
     family = model.split(" ", 1)[0]
     modules = modules or [f"transformers.models.{family}.modeling_{family}"]
-    return Program(name or model, modules, lambda: build(model), read, lambda: build(model).double())
+    kernel = "sdpa" if family != "mamba2" else "eager"
+    return Program(name or model, modules, lambda: build(model, kernel), read, lambda: build(model, kernel).double())
 
 
 def _in_lockstep(family: str, modules: Sequence[str]) -> Program:
