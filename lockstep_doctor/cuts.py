@@ -66,6 +66,9 @@ class Capture:
 ROUTED = "routed"
 """The stage of what experts are given: states, ids of experts, weights."""
 
+TRUNK = ("resid_in", "attn_norm", "attn", "o", "resid_mid", "mlp_norm", "act", "down", ROUTED, "experts")
+"""Stages through which all of a layer goes; between them are branches side by side."""
+
 _LAYER = re.compile(r"^(?:.*\.)?(?:layers|h|blocks)\.(\d+)\.(.+)$")
 
 _OUTSIDE: tuple[tuple[str, str | None, str | None], ...] = (

@@ -10,9 +10,9 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from lockstep_doctor.cuts import Capture, CutPoint
+from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.file_tap import FileTap
-from lockstep_doctor.operators import Frame, Operator, first_rearranged, suspects
+from lockstep_doctor.operators import Frame, Operator, find_unknown_inputs, first_rearranged, suspects
 from lockstep_doctor.tap import Tap
 
 ENOUGH = 0.9
@@ -341,25 +341,52 @@ def _flat(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
 def _open(
     reference: Tap, other: Tap, tokens_T: Tensor, right: Capture, segment: Segment, tolerance: float
 ) -> tuple[list[Suspect], list[Operator]]:
-    """The operators of a segment that begin to differ, of both engines in turn; and all that ran there."""
+    """The operators of a segment that begin to differ, of both engines in turn; and all that ran there.
+
+    It begins where all of its inputs do. Where a suspect reads what was made before the layers, and differs, as a mask
+    may, the operators that made it come first.
+    """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
+    start = _find_fork(list(right.seen), segment)
     if isinstance(reference, FileTap):
-        return [], other.trace(tokens_T, forced, segment.start, segment.end).operators
-    theirs, own = (tap.trace(tokens_T, forced, segment.start, segment.end) for tap in (reference, other))
+        return [], other.trace(tokens_T, forced, start, segment.end).operators
+    theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
     ran = [*own.operators, *theirs.operators]
-    here = [Suspect(other.name, one) for one in suspects(own, theirs, tolerance)]
-    there = [Suspect(reference.name, one) for one in suspects(theirs, own, tolerance)]
-    pairs = zip_longest(there, here) if segment.missing else zip_longest(here, there)
-    found = [one for pair in pairs for one in pair if one is not None]
+    here, there = suspects(own, theirs, tolerance), suspects(theirs, own, tolerance)
+    found = _in_turn((other, here), (reference, there), segment.missing)
     if segment.missing:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
         return [replace(one, operator=_find_caller(one.operator, less)) for one in found], ran
+    layers = next((cut for cut in right.seen if cut.layer is not None), None)
+    if start is not None and layers is not None and find_unknown_inputs(here, own, theirs, tolerance):
+        theirs, own = (tap.trace(tokens_T, forced, None, layers) for tap in (reference, other))
+        here, there = suspects(own, theirs, tolerance), suspects(theirs, own, tolerance)
+        before = _in_turn((other, here), (reference, there), ())
+        ran += [*own.operators, *theirs.operators] if before else []
+        found = before + found
     if found:
         return found, ran
     moved = first_rearranged(own, theirs, tolerance)
     # Where every value is there in its place, another one of them is handed on.
     last = [Suspect(reference.name, one) for one in theirs.operators[-1:]]
     return ([Suspect(other.name, moved)] if moved else last), ran
+
+
+def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
+    """The last cut before a segment's end through which all goes: queries, keys and values lie side by side."""
+    if segment.start is None or segment.start.layer is None:
+        return segment.start
+    earlier = reversed(order[: order.index(segment.start) + 1])
+    return next((cut for cut in earlier if cut.stage in TRUNK and cut.layer == segment.start.layer), segment.start)
+
+
+def _in_turn(
+    own: tuple[Tap, Sequence[Operator]], reference: tuple[Tap, Sequence[Operator]], missing: Sequence[CutPoint]
+) -> list[Suspect]:
+    """Suspects of both engines in turn, the reference's first where the other engine leaves something out."""
+    sides = (reference, own) if missing else (own, reference)
+    lists = [[Suspect(tap.name, one) for one in some] for tap, some in sides]
+    return [one for pair in zip_longest(*lists) for one in pair if one is not None]
 
 
 def _find_caller(operator: Operator, less: Counter[str]) -> Operator:

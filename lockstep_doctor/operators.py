@@ -252,6 +252,16 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     ]
 
 
+def find_unknown_inputs(
+    some: Sequence[Operator], own: OperatorTrace, other: OperatorTrace, tolerance: float
+) -> list[int]:
+    """Returns the values that operators read, that none of their trace made, and that the other trace has not."""
+    read = {value for one in some for value in one.inputs} & set(own.external())
+    return [
+        value for value in sorted(read) if not any(same_values(own.values[value], x, tolerance) for x in other.values)
+    ]
+
+
 def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
     """Returns the first operator that gives the same numbers in another order, where both engines run the same ones."""
     for one, its in zip(own.operators, other.operators, strict=False):
