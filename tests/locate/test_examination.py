@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -240,8 +240,10 @@ def test_a_tensor_is_measured(change: Callable[[Tensor], Tensor], said: str) -> 
 class _Delivers(ModuleTap):
     """Delivers its own column with the second half of each four tokens, counted from the first, scaled."""
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        found = super().run(tokens_T, forced)
+    def run(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
+    ) -> Capture:
+        found = super().run(tokens_T, forced, only)
         column = pick_logprobs(found.logits, tokens_T)
         return replace(found, column=torch.where(torch.arange(1, tokens_T.numel()) % 4 < 2, column, 0.7 * column))
 
