@@ -14,22 +14,24 @@ import torch
 from lockstep_doctor.tap import Tap
 
 GROUP = "lockstep_doctor.taps"
-"""Of entry points: the name of an engine, and its `OpenTap`."""
+"""Group of entry points: the name of an engine, and its `OpenTap`."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is to compute.
+    """The way in which an engine is to compute.
 
     Attributes:
         dtype: Of weights and activations.
         device: Of the weights.
         parallel: Sizes of a layout, such as `{"tp": 2}`; empty: one process.
+        prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by prefill.
     """
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     parallel: Mapping[str, int] = field(default_factory=dict)
+    prompt: int | None = None
 
 
 class OpenTap(Protocol):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from pathlib import Path
 
 from torch import Tensor
 
-from lockstep_doctor.cuts import Capture, CutPoint
-from lockstep_doctor.operators import Frame, Operator, first_rearranged, suspects
+from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
+from lockstep_doctor.file_tap import FileTap
+from lockstep_doctor.operators import Frame, Operator, find_unknown_inputs, first_rearranged, suspects
 from lockstep_doctor.tap import Tap
 
 ENOUGH = 0.9
@@ -19,6 +20,15 @@ ENOUGH = 0.9
 
 LOOSE = 5e-5
 """Relative error up to which two fp32 programs may round differently."""
+
+LEAST = 5e-5
+"""Nats: two fp32 programs may differ by so much."""
+
+FLOORS = 3.0
+"""So many times what rounding makes is no rounding any more."""
+
+_SEVERAL = re.compile(r"\.\d+$")
+"""Behind the stage of a module's further outputs."""
 
 _SAME = 1e-7
 _ROW = 1e-5
@@ -61,66 +71,214 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class FaultPlace:
+    """Segments that end at the same stage of several layers, and what was seen of the first of them.
+
+    Attributes:
+        segments: In order of execution.
+        removed: Share of the gap that is gone when their ends alone have the reference's values.
+        suspects: Operators of the first segment, the likeliest first.
+        operators: All that ran in the first segment, in either engine.
+        values: By engine, the first segment's end, given the same inputs.
+        exact: The same in float64; None: there is no witness of this cut.
+        tolerance: Relative error of the first segment's end that rounding explains.
+    """
+
+    segments: Sequence[Segment]
+    removed: float
+    suspects: Sequence[Suspect]
+    operators: Sequence[Operator]
+    values: Mapping[str, Tensor]
+    exact: Tensor | None
+    tolerance: float
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Relative error, by engine, of the first segment's end against float64, given the same inputs."""
+        exact = self.exact
+        if exact is None:
+            return {}
+        return {name: _differ(exact, own)[0] for name, own in self.values.items() if own.numel() == exact.numel()}
+
+    @property
+    def wrong(self) -> list[str]:
+        """The engines that are farther from float64 than rounding explains."""
+        return [name for name, error in self.errors.items() if error > self.tolerance]
+
+
+@dataclass(frozen=True)
 class Location:
     """Result of `locate`.
 
     Attributes:
         gap: Root mean square difference of log-probabilities, nats.
-        segments: The fewest whose undoing removes the gap, in order of execution.
-        removed: Share of the gap that is gone when their ends have the reference's values.
-        suspects: Operators of the first segment, the likeliest first.
-        errors: By engine, the relative error of the first segment's end against float64, given the same inputs.
-        operators: All that ran in the first segment, in either engine.
+        floor: Of what rounding makes in the types of both engines; 0: it was not measured.
+        places: The fewest whose undoing removes the gap, in order of execution; two faults are two places.
+        removed: Share of the gap that is gone when all their ends have the reference's values.
         seen: The reference's values.
-        tolerance: Relative error that was taken for rounding.
+        noisy: By engine, cuts that give other values each time, for the same inputs.
+        others: Segments that give other values for the same inputs, too, but of which little of the gap comes.
+        compared: Relative error at each cut that both engines have, given the same inputs, in order of execution.
     """
 
     gap: float
-    segments: Sequence[Segment]
-    removed: float
-    suspects: Sequence[Suspect] = ()
-    errors: Mapping[str, float] = field(default_factory=dict)
-    operators: Sequence[Operator] = ()
+    floor: float = 0.0
+    places: Sequence[FaultPlace] = ()
+    removed: float = 0.0
     seen: Mapping[CutPoint, Tensor] = field(default_factory=dict)
-    tolerance: float = LOOSE
+    noisy: Mapping[str, Sequence[CutPoint]] = field(default_factory=dict)
+    others: Sequence[Segment] = ()
+    compared: Mapping[CutPoint, float] = field(default_factory=dict)
+
+    @property
+    def disagrees(self) -> bool:
+        """True if rounding does not explain the gap."""
+        return exceeds(self.gap, self.floor)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Those of all places."""
+        return [one for place in self.places for one in place.segments]
+
+    @property
+    def suspects(self) -> Sequence[Suspect]:
+        """Suspects of the first place."""
+        return self.places[0].suspects if self.places else ()
+
+    @property
+    def errors(self) -> Mapping[str, float]:
+        """Errors of the first place."""
+        return self.places[0].errors if self.places else {}
+
+    @property
+    def operators(self) -> Sequence[Operator]:
+        """Operators of the first place."""
+        return self.places[0].operators if self.places else ()
+
+    @property
+    def tolerance(self) -> float:
+        """Tolerance of the first place."""
+        return self.places[0].tolerance if self.places else LOOSE
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Size of what rounding makes of one sequence.
+
+    Attributes:
+        gap: Nats.
+        errors: Relative, of each cut given the same inputs.
+    """
+
+    gap: float = 0.0
+    errors: Mapping[CutPoint, float] = field(default_factory=dict)
 
 
 def locate(
-    reference: Tap, other: Tap, tokens_T: Tensor, witness: Tap | None = None, tolerance: float = LOOSE
+    reference: Tap,
+    other: Tap,
+    tokens_T: Tensor,
+    witness: Tap | None = None,
+    tolerance: float = LOOSE,
+    rounded: Sequence[Tap] = (),
 ) -> Location:
-    """Finds the place where two engines disagree about one sequence.
+    """Finds the places where two engines disagree about one sequence.
 
     The other engine reads the sequence with the reference's value at every cut, so that each segment is given the same
     inputs in both. Segments whose outputs differ are undone, alone and together, until the gap is gone; in the first of
-    them the operators of both engines are compared.
+    each kind the operators of both engines are compared. A file cannot be given values: it is taken as the reference,
+    and no operators are compared.
 
     Args:
         reference: The engine that the other one is compared with.
         other: The engine that is examined.
         tokens_T: Ids of one sequence.
         witness: The model in float64, which says who is wrong.
-        tolerance: Relative error of a cut that rounding explains.
+        tolerance: Relative error of a cut that two fp32 programs may have.
+        rounded: The witness's program in the types of the engines: how far it is from the witness is the noise floor.
     """
+    if isinstance(other, FileTap):
+        reference, other = other, reference
     right = reference.run(tokens_T, {})
     gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
-    segments = [one for one in _compare(right, other.run(tokens_T, right.seen)) if one.error > tolerance]
-    if not gap or not segments:
-        return Location(gap, [], 0.0)
+    rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
+
+    if not exceeds(gap, rounding.gap):
+        return Location(gap, rounding.gap)
+
+    def allow(cut: CutPoint) -> float:
+        return max(tolerance, FLOORS * rounding.errors.get(cut, 0.0))
+
+    theirs, replayed = (tap.run(tokens_T, right.seen) for tap in (reference, other))
+    noisy = {
+        tap.name: cuts
+        for tap, once in ((reference, theirs), (other, replayed))
+        if (cuts := [one.end for one in _compare(once, tap.run(tokens_T, right.seen)) if one.error > _SAME])
+    }
+    stretches = _compare(right, replayed)
+    compared = {one.end: one.error for one in stretches}
+    segments = [one for one in stretches if not one.error <= allow(one.end)]
+    if not segments:
+        return Location(gap, rounding.gap, noisy=noisy, compared=compared)
 
     def undo(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
-        return 1 - nats(right.logits, other.run(tokens_T, forced).logits, tokens_T) / gap
+        left = nats(right.logits, other.run(tokens_T, forced).logits, tokens_T)
+        return share_removed(gap, left, rounding.gap)
 
     order = list(right.seen)
-    chosen = sorted(_choose_fewest(segments, undo), key=lambda one: order.index(one.end))
-    suspected, ran = _open(reference, other, tokens_T, right, chosen[0], tolerance)
-    errors = {} if witness is None else _judge(witness, (reference, other), tokens_T, right, chosen[0])
-    return Location(gap, chosen, undo(chosen), suspected, errors, ran, right.seen, tolerance)
+    chosen = sorted(_choose_fewest(segments, undo), key=lambda some: order.index(some[0].end))
+    removed = undo(_flat(chosen))
+    exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
+    places: list[FaultPlace] = []
+    for some in chosen:
+        end = some[0].end
+        suspected, ran = _open(reference, other, tokens_T, right, some[0], allow(end))
+        values = {reference.name: theirs.seen[end], other.name: replayed.seen[end]}
+        alone = removed if len(chosen) == 1 else undo(some)
+        places.append(FaultPlace(some, alone, suspected, ran, values, exact.get(end), allow(end)))
+    others = [one for one in segments if not any(one in some for some in chosen)]
+    return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared)
+
+
+def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
+    """Returns the log-probabilities of the tokens from the second on, float64 [T - 1]."""
+    return logits_TV[:-1].double().cpu().log_softmax(-1).gather(-1, tokens_T[1:, None].cpu())[:, 0]
+
+
+def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:
+    """Measures how far one program is from itself in float64, in the types of both engines together.
+
+    Args:
+        witness: In float64.
+        rounded: In each type.
+        tokens_T: Ids of one sequence.
+        right: The values that all are given.
+    """
+    exact, plain = witness.run(tokens_T, right.seen).seen, witness.run(tokens_T, {}).logits
+    squares: dict[CutPoint, float] = {}
+    gap = 0.0
+    for tap in rounded:
+        gap += nats(plain, tap.run(tokens_T, {}).logits, tokens_T) ** 2
+        for cut, value in tap.run(tokens_T, right.seen).seen.items():
+            if cut in exact and exact[cut].numel() == value.numel():
+                squares[cut] = squares.get(cut, 0.0) + _differ(exact[cut], value)[0] ** 2
+    return Rounding(gap**0.5, {cut: square**0.5 for cut, square in squares.items()})
+
+
+def exceeds(gap: float, floor: float) -> bool:
+    """Returns if a gap is more than rounding makes; without a measured floor any gap is."""
+    return gap > (max(FLOORS * floor, LEAST) if floor else 0.0)
+
+
+def share_removed(gap: float, left: float, floor: float) -> float:
+    """Returns the share of a gap that is gone, of what rounding does not make."""
+    return min((gap - left) / (gap - floor), 1.0) if gap > floor else 0.0
 
 
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
     """Returns the root mean square difference of the log-probabilities of the tokens, each at most 3 nats."""
-    first, second = (x[:-1].double().log_softmax(-1).gather(-1, tokens_T[1:, None]) for x in (a_TV, b_TV))
+    first, second = (pick_logprobs(x, tokens_T) for x in (a_TV, b_TV))
     off = (first - second).nan_to_num(_MOST_NATS).clamp(-_MOST_NATS, _MOST_NATS)
     return float(off.square().mean().sqrt())
 
@@ -132,6 +290,8 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
     missing: list[CutPoint] = []
     for cut, value in right.seen.items():
         own = replayed.seen.get(cut)
+        if own is None and replayed.hides(cut):
+            continue
         if own is None or value.numel() != own.numel():
             missing.append(cut)
             continue
@@ -153,14 +313,14 @@ def _differ(right: Tensor, own: Tensor) -> tuple[float, int]:
     return float(off.square().mean().sqrt()) / scale, int(rows[0, 0]) if len(rows) else 0
 
 
-def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]) -> list[Segment]:
+def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]) -> list[list[Segment]]:
     """The fewest kinds of segments that remove the gap; the same stretch in all layers is one kind.
 
     Kinds are added, the largest error first, while something is left of the gap; then those that are not needed go.
     """
     kinds: dict[str, list[Segment]] = {}
     for one in segments:
-        kinds.setdefault(one.end.stage, []).append(one)
+        kinds.setdefault(_SEVERAL.sub("", one.end.stage), []).append(one)
     chosen, removed = list[list[Segment]](), 0.0
     for kind in sorted(kinds.values(), key=lambda some: -max(one.error for one in some)):
         chosen.append(kind)
@@ -171,7 +331,7 @@ def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment
         fewer = [one for one in chosen if one is not kind]
         if fewer and undo(_flat(fewer)) >= min(ENOUGH, removed):
             chosen = fewer
-    return _flat(chosen)
+    return chosen
 
 
 def _flat(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
@@ -181,17 +341,29 @@ def _flat(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
 def _open(
     reference: Tap, other: Tap, tokens_T: Tensor, right: Capture, segment: Segment, tolerance: float
 ) -> tuple[list[Suspect], list[Operator]]:
-    """The operators of a segment that begin to differ, of both engines in turn; and all that ran there."""
+    """The operators of a segment that begin to differ, of both engines in turn; and all that ran there.
+
+    It begins where all of its inputs do. Where a suspect reads what was made before the layers, and differs, as a mask
+    may, the operators that made it come first.
+    """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
-    theirs, own = (tap.trace(tokens_T, forced, segment.start, segment.end) for tap in (reference, other))
+    start = _find_fork(list(right.seen), segment)
+    if isinstance(reference, FileTap):
+        return [], other.trace(tokens_T, forced, start, segment.end).operators
+    theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
     ran = [*own.operators, *theirs.operators]
-    here = [Suspect(other.name, one) for one in suspects(own, theirs, tolerance)]
-    there = [Suspect(reference.name, one) for one in suspects(theirs, own, tolerance)]
-    pairs = zip_longest(there, here) if segment.missing else zip_longest(here, there)
-    found = [one for pair in pairs for one in pair if one is not None]
+    here, there = suspects(own, theirs, tolerance), suspects(theirs, own, tolerance)
+    found = _in_turn((other, here), (reference, there), segment.missing)
     if segment.missing:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
         return [replace(one, operator=_find_caller(one.operator, less)) for one in found], ran
+    layers = next((cut for cut in right.seen if cut.layer is not None), None)
+    if start is not None and layers is not None and find_unknown_inputs(here, own, theirs, tolerance):
+        theirs, own = (tap.trace(tokens_T, forced, None, layers) for tap in (reference, other))
+        here, there = suspects(own, theirs, tolerance), suspects(theirs, own, tolerance)
+        before = _in_turn((other, here), (reference, there), ())
+        ran += [*own.operators, *theirs.operators] if before else []
+        found = before + found
     if found:
         return found, ran
     moved = first_rearranged(own, theirs, tolerance)
@@ -200,53 +372,25 @@ def _open(
     return ([Suspect(other.name, moved)] if moved else last), ran
 
 
+def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
+    """The last cut before a segment's end through which all goes: queries, keys and values lie side by side."""
+    if segment.start is None or segment.start.layer is None:
+        return segment.start
+    earlier = reversed(order[: order.index(segment.start) + 1])
+    return next((cut for cut in earlier if cut.stage in TRUNK and cut.layer == segment.start.layer), segment.start)
+
+
+def _in_turn(
+    own: tuple[Tap, Sequence[Operator]], reference: tuple[Tap, Sequence[Operator]], missing: Sequence[CutPoint]
+) -> list[Suspect]:
+    """Suspects of both engines in turn, the reference's first where the other engine leaves something out."""
+    sides = (reference, own) if missing else (own, reference)
+    lists = [[Suspect(tap.name, one) for one in some] for tap, some in sides]
+    return [one for pair in zip_longest(*lists) for one in pair if one is not None]
+
+
 def _find_caller(operator: Operator, less: Counter[str]) -> Operator:
     """The same with the lines from the one on that calls what runs less often in the other engine."""
     missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
     stack: tuple[Frame, ...] = operator.stack[max(missing, default=-1) + 1 :]
     return replace(operator, stack=stack or operator.stack)
-
-
-def _judge(witness: Tap, taps: Sequence[Tap], tokens_T: Tensor, right: Capture, segment: Segment) -> dict[str, float]:
-    """Returns by engine how far the end of a segment is from float64's, given the same inputs."""
-    exact = witness.run(tokens_T, right.seen).seen.get(segment.end)
-    if exact is None:
-        return {}
-    runs = {tap.name: tap.run(tokens_T, right.seen).seen.get(segment.end) for tap in taps}
-    return {
-        name: _differ(exact, own)[0] for name, own in runs.items() if own is not None and own.numel() == exact.numel()
-    }
-
-
-def describe(found: Location) -> Iterator[str]:
-    """Yields what was found, line by line, for people."""
-    if not found.segments:
-        yield f"the engines differ by {found.gap:.2g} nats, and no segment gives other values for the same inputs"
-        return
-    yield f"the engines differ by {found.gap:.2g} nats (root mean square)"
-    yield f"undoing this removes {found.removed:.0%} of it:"
-    for segment in found.segments:
-        missing = f"; {', '.join(map(str, segment.missing))} did not run" if segment.missing else ""
-        since = f", from position {segment.first} on" if segment.first else ""
-        yield f"  {segment}: off by {segment.error:.2g} of its size{since}{missing}"
-    for engine, error in found.errors.items():
-        yield f"  {engine} is {error:.2g} from float64 at {found.segments[0].end}"
-    for suspect in found.suspects[:3]:
-        lines = " ← ".join(
-            f"{Path(frame.file).name}:{frame.line} {frame.function}" for frame in suspect.operator.stack[:2]
-        )
-        yield f"  {suspect.engine}: {suspect.operator.name} at {lines}"
-    yield from _arguments_that_differ(found.suspects[:2])
-
-
-def _arguments_that_differ(suspects: Sequence[Suspect]) -> Iterator[str]:
-    """Yields the arguments that differ, of one operator in both engines."""
-    match suspects:
-        case [Suspect(engine, one), Suspect(other, its)] if one.name == its.name and len(one.scalars) == len(
-            its.scalars
-        ):
-            for own, theirs in zip(one.scalars, its.scalars, strict=True):
-                if own != theirs:
-                    yield f"  an argument is {own} in {engine} and {theirs} in {other}"
-        case _:
-            pass

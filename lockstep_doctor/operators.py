@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -68,10 +71,12 @@ class OperatorTrace:
     Attributes:
         values: Copies of all tensors, on the CPU, as they were when they were made.
         operators: In order.
+        split: Tokens of the sequence, and how many of them were read together, before the others; None: all were.
     """
 
     values: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
+    split: tuple[int, int] | None = None
 
     def external(self) -> list[int]:
         """Returns the values that no operator of the trace made: inputs, weights, constants."""
@@ -80,13 +85,25 @@ class OperatorTrace:
 
 
 class Recorder(TorchDispatchMode):
-    """Records operators into a trace while it is `on`."""
+    """Records operators while it is `on`, each call of the model into a trace of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.trace, self.on = OperatorTrace(), False
+        self.on = False
+        self._values: list[Tensor] = []
+        self._calls: list[OperatorTrace] = []
         self._index: dict[int, int] = {}
         self._alive: list[Tensor] = []
+        self.begin(on=False)
+
+    def begin(self, on: bool) -> None:
+        """Begins the trace of a call."""
+        self.on = on
+        self._calls.append(OperatorTrace(self._values))
+
+    def join(self) -> OperatorTrace:
+        """Returns the traces of all calls as one, see `join_traces`."""
+        return join_traces([call for call in self._calls if call.operators])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -97,7 +114,7 @@ class Recorder(TorchDispatchMode):
         outcome = func(*args, **kwargs)
         outputs = tuple(self._add(x) for x in tree_leaves(outcome) if isinstance(x, Tensor))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
-        self.trace.operators.append(Operator(str(func), tuple(_frames()), inputs, outputs, scalars))
+        self._calls[-1].operators.append(Operator(str(func), tuple(_frames()), inputs, outputs, scalars))
         return outcome
 
     def _find(self, tensor: Tensor) -> int:
@@ -105,8 +122,9 @@ class Recorder(TorchDispatchMode):
 
     def _add(self, tensor: Tensor) -> int:
         self._alive.append(tensor)  # an id is of one tensor only as long as that is alive
-        self._index[id(tensor)] = len(self.trace.values)
-        self.trace.values.append(tensor.detach().clone().cpu())
+        self._index[id(tensor)] = len(self._values)
+        own = tensor.detach()
+        self._values.append((own.to_local() if isinstance(own, DTensor) else own).cpu().clone())
         return self._index[id(tensor)]
 
 
@@ -131,6 +149,60 @@ def is_model_file(file: str) -> bool:
     return not (inside or file.startswith((_OWN, _TORCH, "<")))
 
 
+def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
+    """Returns one trace of parts that run the same operators, on some of the tokens or on one of the ranks each.
+
+    Operators are the same where they have the same name and lines and come equally often before. A value that is equal
+    in all parts is kept once; those of the parts are laid end to end otherwise.
+    """
+    if len(parts) < 2:
+        return parts[0] if parts else OperatorTrace()
+    joined, places = OperatorTrace(), dict[tuple[int, int], int]()
+    same: dict[tuple[object, ...], list[tuple[int, Operator]]] = {}
+    for number, part in enumerate(parts):
+        met: Counter[object] = Counter()
+        for one in part.operators:
+            key = (one.name, one.stack)
+            same.setdefault((*key, met[key]), []).append((number, one))
+            met[key] += 1
+
+    def place(several: Sequence[tuple[int, int]]) -> Sequence[int]:
+        """The indices of a value that parts know by these indices: one, or those of the operators that made it."""
+        new = [one for one in several if one not in places]
+        if new:
+            places.update(dict.fromkeys(new, len(joined.values)))
+            joined.values.append(_lay_end_to_end([parts[part].values[index] for part, index in new]))
+        return list(dict.fromkeys(places[one] for one in several))
+
+    def place_all(some: Sequence[tuple[int, Operator]], of: Callable[[Operator], Sequence[int]]) -> tuple[int, ...]:
+        found = zip(*([(part, index) for index in of(one)] for part, one in some), strict=False)
+        return tuple(chain.from_iterable(map(place, found)))
+
+    for some in same.values():
+        ends = [place_all(some, of) for of in (lambda one: one.inputs, lambda one: one.outputs)]
+        joined.operators.append(replace(some[0][1], inputs=ends[0], outputs=ends[1]))
+    return joined
+
+
+def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
+    """Returns one trace of parts that run one behind the other."""
+    whole = OperatorTrace()
+    for part in parts:
+        known = len(whole.values)
+        whole.values += part.values
+        for one in part.operators:
+            ends = [tuple(index + known for index in indices) for indices in (one.inputs, one.outputs)]
+            whole.operators.append(replace(one, inputs=ends[0], outputs=ends[1]))
+    return whole
+
+
+def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
+    first = pieces[0]
+    if all(piece is first or (piece.shape == first.shape and torch.equal(piece, first)) for piece in pieces[1:]):
+        return first
+    return torch.cat([piece.reshape(-1) for piece in pieces])
+
+
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """True for the same numbers in any order, so that a transposed or reshaped tensor is the same value."""
     if a.numel() != b.numel():
@@ -143,6 +215,14 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return not scale or float((first - second).square().mean().sqrt()) <= tolerance * scale
 
 
+def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
+    """Yields what a value has of the tokens that another engine read first, and of the others."""
+    tokens, first = split or (0, 0)
+    for dim in (dim for dim, size in enumerate(value.shape) if size == tokens and 0 < first < tokens):
+        yield value.narrow(dim, 0, first)
+        yield value.narrow(dim, first, tokens - first)
+
+
 def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list[Operator]:
     """Returns the operators that were given values which the other trace has, and gave one that it has not.
 
@@ -151,7 +231,7 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     follow that it has, is another way to the same result and no suspect.
     """
     by_size: dict[int, list[Tensor]] = {}
-    for value in other.values:
+    for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
         by_size.setdefault(value.numel(), []).append(value)
     good = [any(same_values(value, x, tolerance) for x in by_size.get(value.numel(), ())) for value in own.values]
     consumers: dict[int, list[Operator]] = {}
@@ -167,7 +247,18 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
         one
         for one in own.operators
         if all(good[value] or value in outside for value in one.inputs)
-        and not all(good[value] for value in one.outputs)
+        # A value that no operator reads, beside one that is read, has no effect.
+        and not all(good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs))
+    ]
+
+
+def find_unknown_inputs(
+    some: Sequence[Operator], own: OperatorTrace, other: OperatorTrace, tolerance: float
+) -> list[int]:
+    """Returns the values that operators read, that none of their trace made, and that the other trace has not."""
+    read = {value for one in some for value in one.inputs} & set(own.external())
+    return [
+        value for value in sorted(read) if not any(same_values(own.values[value], x, tolerance) for x in other.values)
     ]
 
 

@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import safetensors.torch
 from torch import Tensor
 
+from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.locate import Location
 from lockstep_doctor.modules import ModuleTap
 
 _SCRIPT = '''"""{what}"""
 
-import sys
-from pathlib import Path
-
-import torch
-from safetensors.torch import load_file
+import sys, torch, safetensors.torch
 
 {builder}
-saved, found = load_file(Path(__file__).with_name("inputs.safetensors")), dict()
-
-
-def put(address, values):
-    """Gives the inputs of the segment their values, and keeps its output."""
+saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), {{}}
+goal = "{goal}"
+def put(address, values):  # the segment gets its inputs, and its output is kept
     for place, value in enumerate(values if isinstance(values, tuple) else (values,)):
         name = f"{{address}}|{{place}}"
-        if name == "{goal}":
+        if name == goal:
             found[name] = value.detach().double().clone()
         elif name in saved:
             value.copy_(saved[name].reshape(value.shape))
-
-
 for path in {{name.split("|")[0] for name in saved if "|" in name}}:
     module = model.get_submodule(path)
-    module.register_forward_pre_hook(lambda _, values, path=path: put(f"{{path}}|in", values))
-    module.register_forward_hook(lambda _, inputs, values, path=path: put(f"{{path}}|out", values))
+    module.register_forward_pre_hook(lambda _, values, path=path: put(path + "|in", values))
+    module.register_forward_hook(lambda _, inputs, values, path=path: put(path + "|out", values))
 with torch.no_grad():
     found["output"] = read(saved["tokens"]).double()
-right = saved["{goal}"].double()
-error = float((found["{goal}"].reshape(right.shape) - right).square().mean().sqrt() / right.square().mean().sqrt())
-print(f"relative error {{error:.2g}}; rounding explains {tolerance:g}")
-sys.exit(not error <= {tolerance:g})
+right = saved[goal].double().flatten()
+error = float((found[goal].flatten() - right).norm() / right.norm())
+print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
+sys.exit(not error <= {tolerance:.2g})
+'''
+
+
+_ENGINE_SCRIPT = '''"""{what}"""
+
+import sys, torch, safetensors.torch
+from pathlib import Path
+from lockstep_doctor import CutPoint, EngineOptions, find_engine
+
+saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors")
+tokens, right = saved.pop("tokens"), saved.pop("right").double().flatten()
+with find_engine("{engine}")(Path({folder!r}), {options}) as tap:
+    seen = tap.run(tokens, {{CutPoint.parse(name): value for name, value in saved.items()}}).seen
+error = float((seen[CutPoint.parse("{end}")].double().flatten() - right).norm() / right.norm())
+print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
+sys.exit(not error <= {tolerance:.2g})
 '''
 
 
@@ -54,13 +65,67 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
         found: From `locate`, with a segment.
         tokens_T: The ids that it was found with.
     """
-    segment = found.segments[0]
-    goal = tap.address(segment.end)
-    names = {cut: tap.address(cut) for cut in found.seen if cut.layer in (None, segment.end.layer)}
-    inputs = {name: found.seen[cut].contiguous().clone() for cut, name in names.items() if name is not None}
+    goal, layer = tap.address(found.segments[0].end), found.segments[0].end.layer
+    assert goal is not None, "a segment ends at a cut of its tap"
+    names = {cut: tap.address(cut) for cut in found.seen if cut.layer in (None, layer)}
+    inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
+    builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
+    script = _SCRIPT.format(what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.tolerance)
+    return _write(folder, script, inputs | {goal: _right(tap.name, found), "tokens": tokens_T})
+
+
+def write_engine_reproduction(
+    folder: Path, engine: str, model: Path, options: EngineOptions, found: Location, tokens_T: Tensor
+) -> Path:
+    """Like `write_reproduction`, for an engine that is opened by its name, as those in processes of their own are.
+
+    Args:
+        folder: Where to.
+        engine: Its name, see `find_engine`.
+        model: Folder that it reads.
+        options: How it is opened.
+        found: From `locate`, with a segment.
+        tokens_T: The ids that it was found with.
+    """
+    end = found.segments[0].end
+    script = _ENGINE_SCRIPT.format(
+        what=_say(engine, found),
+        engine=engine,
+        folder=str(model.resolve()),
+        options=_say_options(options),
+        end=end,
+        tolerance=found.tolerance,
+    )
+    inputs = {str(cut): value for cut, value in found.seen.items() if cut != end}
+    return _write(folder, script, inputs | {"right": _right(engine, found), "tokens": tokens_T})
+
+
+def _say(engine: str, found: Location) -> str:
+    return f"{engine}: {found.segments[0]} gives other values than it should, for the same inputs."
+
+
+def _say_options(options: EngineOptions) -> str:
+    """The call that makes them."""
+    usual = EngineOptions()
+    said = (
+        f"{one.name}={value!r}"
+        for one in fields(options)
+        if (value := getattr(options, one.name)) != getattr(usual, one.name)
+    )
+    return f"EngineOptions({', '.join(said)})"
+
+
+def _right(engine: str, found: Location) -> Tensor:
+    """The value that the segment has to give: that in float64 where that says that the engine is wrong."""
+    place = found.places[0]
+    if place.exact is not None and engine in place.wrong:
+        return place.exact
+    return found.seen[place.segments[0].end]
+
+
+def _write(folder: Path, script: str, values: Mapping[str, Tensor]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file(inputs | {"tokens": tokens_T.contiguous()}, folder / "inputs.safetensors")
-    what = f"{tap.name}: {segment} gives other values than the reference, for the same inputs."
-    script = _SCRIPT.format(what=what, builder=tap.builder.rstrip(), goal=goal, tolerance=found.tolerance)
+    saved = {name: value.detach().cpu().contiguous().clone() for name, value in values.items()}
+    safetensors.torch.save_file(saved, folder / "inputs.safetensors")
     (folder / "repro.py").write_text(script, encoding="utf-8")
     return folder / "repro.py"

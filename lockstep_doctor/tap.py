@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -38,3 +38,28 @@ class Tap(Protocol):
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         """Returns how often each function of models runs, by its name with its class."""
         ...
+
+
+def trace_segment(
+    trace: Callable[[CutPoint | None], OperatorTrace],
+    order: Sequence[CutPoint],
+    start: CutPoint | None,
+    end: CutPoint,
+) -> OperatorTrace:
+    """Returns the operators of a segment of another engine, in one that may compute several values by one operator.
+
+    Where the start comes behind the end, or no operator runs between them, those from an earlier cut on are recorded.
+
+    Args:
+        trace: Reads the sequence, and records from a cut to the end; from the beginning: None.
+        order: The cuts of this engine, in order of execution.
+        start: The cut before the segment.
+        end: The cut behind it.
+    """
+    before: list[CutPoint | None] = [None, *order[: order.index(end)]] if end in order else [None, *order]
+    before = before[: before.index(start) + 1] if start in before else before
+    for begin in reversed(before):
+        found = trace(begin)
+        if found.operators:
+            return found
+    return OperatorTrace()

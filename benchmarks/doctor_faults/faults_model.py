@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Change, Fault, Setup
+from benchmarks.doctor_faults.means import embedding_of, head_of, some_layers
 from lockstep import keyed
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
-from lockstep.doctor.selftest.fault import Change, Fault, Setup
-from lockstep.doctor.selftest.means import embedding_of, head_of, some_layers
 
 _SOFTCAP = 30.0
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Change, Fault, Setup
+from benchmarks.doctor_faults.kept import KnowsPrompts
+from benchmarks.doctor_faults.means import E4M3, E5M2, rounded, some_layers, summed, type_with
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions, Layout
-from lockstep.doctor.selftest.fault import Change, Fault, Setup
-from lockstep.doctor.selftest.faults import KnowsPrompts
-from lockstep.doctor.selftest.means import E4M3, E5M2, rounded, some_layers, summed, type_with
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.static import StaticSampler

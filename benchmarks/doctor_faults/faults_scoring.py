@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Change, Fault
+from benchmarks.doctor_faults.kept import KnowsPrompts, cooler
+from benchmarks.doctor_faults.means import BF16, FP16, is_chosen, type_with
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions, Layout
-from lockstep.doctor.selftest.fault import Change, Fault
-from lockstep.doctor.selftest.faults import KnowsPrompts, cooler
-from lockstep.doctor.selftest.means import BF16, FP16, is_chosen, type_with
 from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 

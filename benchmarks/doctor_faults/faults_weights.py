@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Case, Change, Fault, Setup
+from benchmarks.doctor_faults.kept import step
+from benchmarks.doctor_faults.means import embedding_of, head_of
 from lockstep.batch import Batch
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
-from lockstep.doctor.selftest.fault import Case, Change, Fault, Setup
-from lockstep.doctor.selftest.faults import step
-from lockstep.doctor.selftest.means import embedding_of, head_of
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.static import StaticSampler
 

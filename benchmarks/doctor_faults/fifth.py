@@ -8,9 +8,9 @@ from __future__ import annotations
 from benchmarks.doctor_faults import fifth_layers as layers
 from benchmarks.doctor_faults import fifth_passes as passes
 from benchmarks.doctor_faults import fifth_scoring as scoring
+from benchmarks.doctor_faults.fault import Change, Fault, Setup
 from benchmarks.doctor_faults.faults_weights import refit, refit_after_serving
 from benchmarks.doctor_faults.surroundings import altered, around, drawn, mixed
-from lockstep.doctor.selftest.fault import Change, Fault, Setup
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.25)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Case, Change
+from benchmarks.doctor_faults.kept import step
 from benchmarks.doctor_faults.second_layers import coarse, partial_sums
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.selftest.fault import Case, Change
-from lockstep.doctor.selftest.faults import step
 
 _POST = ("post_attention_layernorm", "post_mlp_layernorm")
 _USUAL_BASE = 10_000.0

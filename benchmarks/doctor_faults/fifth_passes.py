@@ -7,11 +7,11 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.faults_passes import Packs
 from benchmarks.doctor_faults.faults_weights import StalePrefixes
+from benchmarks.doctor_faults.kept import KnowsPrompts
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Capability, Conditions, Layout
-from lockstep.doctor.selftest.faults import KnowsPrompts
 from lockstep.models.attention import Cached, Packed
 from lockstep.samplers.torch.static import StaticSampler
 

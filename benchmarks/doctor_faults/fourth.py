@@ -9,8 +9,8 @@ from benchmarks.doctor_faults import fourth_layers as layers
 from benchmarks.doctor_faults import fourth_passes as passes
 from benchmarks.doctor_faults import fourth_scoring as scoring
 from benchmarks.doctor_faults import fourth_weights as weights
+from benchmarks.doctor_faults.fault import Change, Fault, Setup
 from benchmarks.doctor_faults.surroundings import around, drawn, mixed
-from lockstep.doctor.selftest.fault import Change, Fault, Setup
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.5)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Case, Change
 from lockstep import keyed
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.selftest.fault import Case, Change
 
 _RANK = 4
 _BLOCK = 16

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.doctor_faults.fifth_ground import FIFTH_MODELS, write_fifth
+from benchmarks.doctor_faults.first_ground import FIRST_MODELS
 from benchmarks.doctor_faults.fourth_ground import FOURTH_MODELS, write_fourth
+from benchmarks.doctor_faults.model_ground import WRITERS, Ground
 from benchmarks.doctor_faults.second_ground import SECOND_MODELS, write_second
 from benchmarks.doctor_faults.sixth_ground import SIXTH_MODELS, write_sixth
 from benchmarks.doctor_faults.third_ground import THIRD_MODELS, write_third
-from lockstep.doctor.selftest.first_ground import FIRST_MODELS
-from lockstep.doctor.selftest.ground import WRITERS, Ground
 
 MODELS = (*FIRST_MODELS, *SECOND_MODELS, *THIRD_MODELS, *FOURTH_MODELS, *FIFTH_MODELS, *SIXTH_MODELS)
 """Their names, each once."""

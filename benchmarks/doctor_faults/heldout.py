@@ -6,11 +6,11 @@ from benchmarks.doctor_faults import heldout_layers as layers
 from benchmarks.doctor_faults import heldout_passes as passes
 from benchmarks.doctor_faults import heldout_scoring as scoring
 from benchmarks.doctor_faults import heldout_weights as weights
+from benchmarks.doctor_faults.fault import Fault
 from benchmarks.doctor_faults.faults_weights import refit_after_serving
+from benchmarks.doctor_faults.means import BF16
 from benchmarks.doctor_faults.sixth_layers import off_zero
 from benchmarks.doctor_faults.surroundings import altered, around, configured, mixed
-from lockstep.doctor.selftest.fault import Fault
-from lockstep.doctor.selftest.means import BF16
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.2)

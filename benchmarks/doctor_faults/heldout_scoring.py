@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import MinPLogitsWarper, NoRepeatNGramLogitsProcessor, PreTrainedModel
 
+from benchmarks.doctor_faults.means import head_of, is_chosen, type_with
 from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import USUAL, Conditions, Scores
-from lockstep.doctor.selftest.means import head_of, is_chosen, type_with
 
 Drawn = tuple[Tensor, Tensor]
 _BOS = 1

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Case, Change
+from benchmarks.doctor_faults.kept import step
+from benchmarks.doctor_faults.means import embedding_of, head_of
 from benchmarks.doctor_faults.second_weights import Sent, hf_receiving, renamed
 from lockstep import keyed
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Side
-from lockstep.doctor.selftest.fault import Case, Change
-from lockstep.doctor.selftest.faults import step
-from lockstep.doctor.selftest.means import embedding_of, head_of
 
 _EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 _LAYERS = 4

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.doctor_faults.fault import Injected
 from benchmarks.doctor_faults.tuning import TUNING
-from lockstep.doctor.selftest.fault import Injected
 
 _BY_NUMBER = {fault.number: fault for fault in TUNING}
 

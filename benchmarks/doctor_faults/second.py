@@ -11,9 +11,9 @@ from benchmarks.doctor_faults import second_drawing as drawing
 from benchmarks.doctor_faults import second_layers as layers
 from benchmarks.doctor_faults import second_scoring as scoring
 from benchmarks.doctor_faults import second_weights as weights
+from benchmarks.doctor_faults.fault import Change, Fault, Injected, Setup
 from benchmarks.doctor_faults.surroundings import altered, around, drawn, mixed
 from lockstep.doctor.base import DType
-from lockstep.doctor.selftest.fault import Change, Fault, Injected, Setup
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.3)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Change
 from benchmarks.doctor_faults.second_layers import noise
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Side
-from lockstep.doctor.selftest.fault import Change
 
 Sent = Iterable[tuple[str, Tensor]]
 Received = Callable[[Sent], Iterator[tuple[str, Tensor]]]

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from benchmarks.doctor_faults.fault import Change
+from benchmarks.doctor_faults.means import linears as linears_of
+from benchmarks.doctor_faults.means import some_layers, type_with
 from benchmarks.doctor_faults.second_layers import layers, linears
 from benchmarks.doctor_faults.second_scoring import parallel
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
-from lockstep.doctor.selftest.fault import Change
-from lockstep.doctor.selftest.means import linears as linears_of
-from lockstep.doctor.selftest.means import some_layers, type_with
 
 _SINKLESS = "sinkless"
 _RANKS = 2

@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.faults_passes import Decodes, keeping
 from benchmarks.doctor_faults.fourth_scoring import column, own_tokens
+from benchmarks.doctor_faults.kept import KnowsPrompts
+from benchmarks.doctor_faults.means import is_chosen, type_with
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Layout
-from lockstep.doctor.selftest.faults import KnowsPrompts
-from lockstep.doctor.selftest.means import is_chosen, type_with
 from lockstep.models.attention import Packed
 from lockstep.models.heads import PLAIN, inputs
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, TopPLogitsWarper
 
+from benchmarks.doctor_faults.means import head_of
 from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep import keyed
 from lockstep.batch import Batch
@@ -21,7 +22,6 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import USUAL, Conditions, Scores
-from lockstep.doctor.selftest.means import head_of
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN
 from lockstep.samplers.torch.static import StaticSampler

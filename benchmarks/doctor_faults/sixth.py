@@ -8,10 +8,10 @@ from __future__ import annotations
 from benchmarks.doctor_faults import sixth_layers as layers
 from benchmarks.doctor_faults import sixth_passes as passes
 from benchmarks.doctor_faults import sixth_weights as weights
+from benchmarks.doctor_faults.fault import Fault
+from benchmarks.doctor_faults.means import BF16, E4M3, E5M2, FP16
 from benchmarks.doctor_faults.second_scoring import parallel
 from benchmarks.doctor_faults.surroundings import altered, around, drawn, mixed
-from lockstep.doctor.selftest.fault import Fault
-from lockstep.doctor.selftest.means import BF16, E4M3, E5M2, FP16
 from lockstep.types import SamplingParams
 
 SHORT = SamplingParams(max_tokens=16, temperature=1.1)

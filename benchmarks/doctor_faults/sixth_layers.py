@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, SuppressTokensLogitsProcessor
 
+from benchmarks.doctor_faults.fault import Change
+from benchmarks.doctor_faults.means import rounded, type_with
 from benchmarks.doctor_faults.second_layers import partial_sums
 from benchmarks.doctor_faults.second_scoring import parallel
 from benchmarks.doctor_faults.third_scoring import drawing_through
@@ -19,8 +21,6 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
-from lockstep.doctor.selftest.fault import Change
-from lockstep.doctor.selftest.means import rounded, type_with
 from lockstep.types import SamplingParams
 
 _RANKS = 4

@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.faults_passes import Decodes, Packs, keeping, packing_rows
+from benchmarks.doctor_faults.kept import KnowsPrompts
+from benchmarks.doctor_faults.means import type_with
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
-from lockstep.doctor.selftest.faults import KnowsPrompts
-from lockstep.doctor.selftest.means import type_with
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Case, Change
+from benchmarks.doctor_faults.kept import step
 from benchmarks.doctor_faults.sixth_ground import HEADS
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Side
-from lockstep.doctor.selftest.fault import Case, Change
-from lockstep.doctor.selftest.faults import step
 
 Sent = Iterable[tuple[str, Tensor]]
 _BLOCK = 8

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from benchmarks.doctor_faults.controls import healthy_runs
 from benchmarks.doctor_faults.ground import make_ground
 from benchmarks.doctor_faults.heldout import HELD_OUT
 from benchmarks.doctor_faults.pairs import PAIRS
+from benchmarks.doctor_faults.run import Suite
 from benchmarks.doctor_faults.tuning import TUNING
-from lockstep.doctor.selftest.controls import healthy_runs
-from lockstep.doctor.selftest.run import Suite
 
 Which = Literal["tuning", "heldout", "pairs", "controls", "all"]
 HEALTHY_RUNS = 50

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.doctor_faults.fault import PLAINLY, Change, Kind, Setup
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Side
-from lockstep.doctor.selftest.fault import PLAINLY, Change, Kind, Setup
 from lockstep.types import SamplingParams
 
 Changes = Callable[[float], tuple[Change, ...]]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.fault import Case, Change
 from benchmarks.doctor_faults.third_ground import VOCABULARY
 from lockstep import keyed
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.selftest.fault import Case, Change
 
 _BUCKET = 8
 

@@ -28,8 +28,8 @@ def add(parsers: Parsers) -> None:
     doctor.set_defaults(command=run)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
     _add_measuring(group, "table", "measure agreement over a grid of lengths, data, methods and batch sizes", _table)
-    _add_measuring(group, "quick", "the same over a small grid; where it fails, say why", _quick, "doctor_quick")
-    _add_measuring(group, "diagnose", "find the causes of a disagreement, one by one", _diagnose)
+    _add_measuring(group, "quick", "the same over a small grid; where it fails, say where", _quick, "doctor_quick")
+    _add_locate(group)
     _add_measuring(group, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
     _add_analyze(group)
     _add_selftest(group)
@@ -47,7 +47,9 @@ def _add_question(group: Parsers, name: str, what: str, answer: Answer) -> argpa
     return parser
 
 
-def _add_measuring(group: Parsers, name: str, what: str, answer: Answer, recipe: str = "doctor") -> None:
+def _add_measuring(
+    group: Parsers, name: str, what: str, answer: Answer, recipe: str = "doctor"
+) -> argparse.ArgumentParser:
     parser = _add_question(group, name, what, answer)
     parser.add_argument(
         "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
@@ -61,18 +63,31 @@ def _add_measuring(group: Parsers, name: str, what: str, answer: Answer, recipe:
         "--budget", metavar="SECONDS", type=float, help="begin no cell of the grid after so long (grid.budget_s)"
     )
     add_trust(parser)
+    return parser
+
+
+def _add_locate(group: Parsers) -> None:
+    parser = _add_measuring(group, "locate", "find the place of a disagreement, and prove it", _locate)
+    parser.add_argument(
+        "--model", metavar="FOLDER", dest="folder", type=path_argument, help="then MODEL is a dump that it generated"
+    )
+    parser.add_argument("--url", help="compare the folder MODEL with the log-probabilities of this server")
 
 
 def _add_analyze(group: Parsers) -> None:
     parser = _add_question(group, "analyze", "read what a dump of log-probabilities says, without a model", _analyze)
     parser.add_argument(
-        "file", metavar="FILE", type=path_argument, help="JSONL or Parquet, one sequence per row; usual names are found"
+        "file",
+        metavar="FILE",
+        type=path_argument,
+        help="rollouts of NeMo RL, verl, TRL, slime, prime-rl, SkyRL or your own",
     )
     for column, what in (
         ("train", "log-probabilities of the training side"),
         ("infer", "log-probabilities of the inference side"),
         ("ids", "token ids"),
         ("mask", "which tokens count"),
+        ("attention", "which ids are no padding"),
         ("prompt-length", "tokens of the prompt"),
         ("temperature", "temperature of sampling"),
         ("top-p", "top_p of sampling"),
@@ -85,24 +100,9 @@ def _add_analyze(group: Parsers) -> None:
 
 def _add_selftest(group: Parsers) -> None:
     parser = _add_question(
-        group, "selftest", "inject faults into real backends, and count which ones are named", _selftest
+        group, "selftest", "put faults into copies of small models, and count which ones are located", _selftest
     )
-    add_selftest_options(parser)
-
-
-def add_selftest_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a self-test, which the benchmark with all faults shares."""
-    parser.add_argument(
-        "model", metavar="MODEL", type=path_argument, nargs="?", help="stands for the small random Llama of the faults"
-    )
-    parser.add_argument("--sweep", action="store_true", help="look for the least magnitude of each fault that is named")
-    parser.add_argument("--seed", type=int, default=0, help="of models and prompts (default: 0)")
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=path_argument,
-        help="where results go; the same command then resumes where it was",
-    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and requests (default: 0)")
 
 
 def _load(options: argparse.Namespace) -> Loaded:
@@ -122,23 +122,34 @@ def _measure(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        print(f"why: lockstep doctor diagnose {shlex.join([options.model, *options.overrides])}")
+        print(f"why: lockstep doctor locate {shlex.join([options.model, *options.overrides])}")
     return code
 
 
 def _quick(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        _diagnose(options)
+        _locate_model(options)
     return code
 
 
-def _diagnose(options: argparse.Namespace) -> int:
+def _locate(options: argparse.Namespace) -> int:
+    if options.folder is None and options.url is None:
+        return _locate_model(options)
+    with spare_modules():
+        from lockstep.doctor.locate_dump import locate_file, locate_server
+
+    if options.folder is not None:
+        return locate_file(options.model, options.folder)
+    return locate_server(_load(options), options.url)
+
+
+def _locate_model(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.diagnose import diagnose
+        from lockstep.doctor.locate import locate_model
 
-    return diagnose(loaded)
+    return locate_model(loaded)
 
 
 def _refit(options: argparse.Namespace) -> int:
@@ -153,18 +164,15 @@ def _analyze(options: argparse.Namespace) -> int:
     from dataclasses import fields
     from pathlib import Path
 
-    from lockstep.doctor.analyze import analyze
-    from lockstep.doctor.dump import Columns
+    from lockstep.doctor.analyze import analyze_file
+    from lockstep_doctor.dumps import FieldNames
 
-    columns = Columns(**{field.name: getattr(options, f"{field.name}_column") for field in fields(Columns)})
-    return analyze(Path(options.file), columns, None if options.out is None else Path(options.out))
+    names = FieldNames(**{field.name: getattr(options, f"{field.name}_column") for field in fields(FieldNames)})
+    return analyze_file(Path(options.file), names, None if options.out is None else Path(options.out))
 
 
 def _selftest(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     with spare_modules():
-        from lockstep.doctor.selftest.run import selftest
+        from lockstep.doctor.selftest import selftest
 
-    out = None if options.out is None else Path(options.out)
-    return selftest(options.model, out, options.sweep, options.seed)
+    return selftest(options.seed)

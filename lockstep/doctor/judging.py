@@ -11,9 +11,9 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.measure import Drawn
 from lockstep.doctor.options import Limits
 from lockstep.doctor.plan import Cell
-from lockstep.doctor.statistics import Compared
 from lockstep.doctor.verdict import Clause, Judgement, Verdict, judge, judge_tails, step_down
 from lockstep.errors import InputError
+from lockstep_doctor.statistics import Compared
 
 State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]

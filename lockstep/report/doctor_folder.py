@@ -1,11 +1,10 @@
 """The results of `lockstep doctor`, for readers alone; `doctor/report.py` writes them and says more.
 
-    report.json           what was asked, measured and decided; `diagnosis` is there once causes have been looked for
+    report.json           what was asked, measured and decided; `location` is there once a place has been looked for
     columns.safetensors   the tokens, and what each backend says about them
 
-`diagnosis` holds `pair` (training and inference side), `gap`, `floor` and `left` (nats), `causes` (what
-`doctor.causes.Named` has, with `what` and `cure`), `log` (name, status, said, seconds and gap of each probe), and
-`layers` (the relative error of each node of the network for the same inputs, in the order of computation).
+`location` is what `lockstep_doctor.findings.tree_of` returns of the pair with the largest gap, and `reproduction`, the
+path of a script.
 """
 
 from __future__ import annotations

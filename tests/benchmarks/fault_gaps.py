@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from benchmarks.doctor_faults.fault import Case
 from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.selftest.fault import Case
 from lockstep.types import Request
 
 ALONE = Conditions(batch_size=1, layout="alone")

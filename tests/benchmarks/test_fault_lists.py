@@ -10,18 +10,18 @@ import pytest
 from fault_gaps import ALONE, gaps, mean
 from tiers import one_in
 
+from benchmarks.doctor_faults.fault import Fault, Setup, build, healthy
 from benchmarks.doctor_faults.fifth import FIFTH
 from benchmarks.doctor_faults.fourth import FOURTH
 from benchmarks.doctor_faults.ground import make_ground
 from benchmarks.doctor_faults.heldout import HELD_OUT
+from benchmarks.doctor_faults.model_ground import Ground
+from benchmarks.doctor_faults.places import PLACES
 from benchmarks.doctor_faults.seventh import SEVENTH
 from benchmarks.doctor_faults.sixth import SIXTH
 from benchmarks.doctor_faults.third import THIRD
 from benchmarks.doctor_faults.tuning import TUNING
 from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.causes import CAUSES
-from lockstep.doctor.selftest.fault import Fault, Setup, build, healthy
-from lockstep.doctor.selftest.ground import Ground
 
 pytestmark = pytest.mark.full
 
@@ -119,7 +119,7 @@ def test_tuning_and_held_out_share_no_number() -> None:
 def test_numbers_and_names_are_there_once_and_causes_are_some_that_the_doctor_knows(listed: Listed) -> None:
     assert [fault.number for fault in listed.faults] == list(range(listed.first, listed.first + 20))
     assert len({fault.name for fault in listed.faults}) == len(listed.faults)
-    assert {cause for fault in listed.faults for cause in fault.causes} <= CAUSES.keys()
+    assert {cause for fault in listed.faults for cause in fault.causes} <= PLACES.keys()
 
 
 @pytest.mark.parametrize("listed", LISTS.values(), ids=LISTS)

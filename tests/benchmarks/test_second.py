@@ -6,12 +6,12 @@ import pytest
 from fault_gaps import ALONE, gaps, mean
 from tiers import one_in
 
+from benchmarks.doctor_faults.fault import Case, Fault, Injected, Setup, build, built, healthy
 from benchmarks.doctor_faults.ground import make_ground
+from benchmarks.doctor_faults.model_ground import Ground
+from benchmarks.doctor_faults.places import PLACES
 from benchmarks.doctor_faults.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
 from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.causes import CAUSES
-from lockstep.doctor.selftest.fault import Case, Fault, Injected, Setup, build, built, healthy
-from lockstep.doctor.selftest.ground import Ground
 
 pytestmark = pytest.mark.full
 
@@ -42,7 +42,7 @@ def gap(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> flo
 def test_all_numbers_are_there_once_with_names_that_the_doctor_knows() -> None:
     assert [fault.number for fault in SECOND] == list(range(101, 135))
     assert len({fault.name for fault in SECOND}) == len(SECOND)
-    assert {cause for fault in SECOND for cause in fault.causes} <= CAUSES.keys()
+    assert {cause for fault in SECOND for cause in fault.causes} <= PLACES.keys()
 
 
 @pytest.mark.parametrize("fault", one_in(8, SECOND, lambda fault: fault.name))

@@ -22,23 +22,21 @@ pytestmark = pytest.mark.needs("browser")
 Opened = Callable[..., Page]
 
 PROMPT, DRAWN = 3, 40  # tokens of each sequence
-CAUSE = {
-    "cause": "temperature",
-    "what": "the two sides divide the logits by different temperatures",
-    "cure": "score under the sampled distribution",
-    "side": "infer",
-    "confidence": "confirmed",
-    "share": 0.94,
-    "evidence": ["Δ grows with log-probability"],
-    "counter": "temperature 1",
-}
-DIAGNOSIS = {
-    "pair": ["hf", "torch"], "gap": 0.3, "left": 0.01, "floor": 0.011, "causes": [CAUSE],
-    "log": [
-        {"name": "token ids", "status": "clean", "said": "the same ids", "seconds": 0.1, "gap": 0.3},
-        {"name": "routing", "status": "skipped", "said": "no experts", "seconds": 0.0, "gap": 0.3},
+PLACE = {
+    "segments": [{"start": "layers.1.v", "end": "layers.1.attn", "error": 0.25, "first": 0, "missing": []}],
+    "removed": 0.94,
+    "wrong": ["torch"],
+    "errors": {"hf": 1e-7, "torch": 0.25},
+    "suspects": [
+        {"engine": "torch", "operator": "aten.bmm", "lines": [{"file": "a.py", "line": 7, "function": "attend"}]}
     ],
-    "layers": {"model.layers.0.mlp:out": 1e-6, "model.layers.1.self_attn:out": 0.25, "norm:out": 0.0, "logits": None},
+    "measured": ["it is 0.8 times what it should be"],
+    "settings": [{"what": "scaling is 0.8", "count": 1, "removed": 0.9}, {"what": "x", "count": 1, "removed": None}],
+}
+LOCATION = {
+    "pair": ["hf", "torch"], "gap": 0.3, "floor": 0.011, "removed": 0.94, "places": [PLACE], "columns": [],
+    "reproduction": "out/repro.py",
+    "cuts": {"layers.0.down": 1e-6, "layers.1.attn": 0.25, "final_norm": 0.0, "logits": None},
 }  # fmt: skip
 
 
@@ -254,7 +252,7 @@ def test_the_map_has_a_line_per_sequence_and_a_colour_per_size(result: Result, o
 def test_what_a_model_wrote_stays_text(result: Result, opened: Opened) -> None:
     evil = "<script>harmed = 1</script><img src=x onerror='harmed = 1'>\u202e\x1b"
     result.report |= {"notes": [evil], "environment": {evil: evil}}
-    result.report["diagnosis"] = {**DIAGNOSIS, "causes": [{**CAUSE, "evidence": [evil]}], "layers": {evil: 1.0}}
+    result.report["location"] = {**LOCATION, "places": [{**PLACE, "measured": [evil]}], "cuts": {evil: 1.0}}
     result.report["cells"][1]["pairs"][0]["reasons"] = [evil]
     result.tensors["1.infer.train"][30 - PROMPT] += 3.0
     texts = {30: evil}
@@ -285,25 +283,25 @@ def test_the_worst_tokens_stand_in_their_text_and_without_a_tokenizer_among_ids(
     assert page.locator("#cell .context").first.inner_text() == "0 1 2 3 4 5 6 7 8 9 10 11 12 13"
 
 
-def test_causes_with_their_cures_probes_and_layers(result: Result, opened: Opened) -> None:
+def test_places_with_what_was_measured_and_the_error_at_each_cut(result: Result, opened: Opened) -> None:
     page = opened(page_of(result), "findings")
-    assert "have not been looked for" in page.locator("#findings").inner_text()
-    result.report["diagnosis"] = DIAGNOSIS
+    assert "has not been looked for" in page.locator("#findings").inner_text()
+    result.report["location"] = LOCATION
     page = opened(page_of(result), "findings")
-    card = page.locator(".causes li").first.inner_text()
+    card = page.locator(".places li").first.inner_text()
     for said in (
-        "temperature",
-        "the inference side is wrong",
-        "confirmed",
-        "94 %",
-        f"Cure: {CAUSE['cure']}",
-        "Δ grows",
+        "layers.1.v → layers.1.attn",
+        "torch is wrong · 94 % of the gap",
+        "torch is 0.25 from float64 there",
+        "it is 0.8 times what it should be",
+        "scaling is 0.8: undoing it removes 90 %",
+        "aten.bmm ← a.py:7 attend",
     ):
         assert said in card
-    assert page.locator("#probes .badge").all_inner_texts() == ["clean", "skipped"]
-    assert curve(page, "layers", "self_attn:out") == [(1, 0.25)]
+    assert "Fails on the fault: out/repro.py" in page.locator("#findings").inner_text()
+    assert curve(page, "layers", "attn") == [(1, 0.25)]
     assert "1 of 4 agree to the bit" in page.locator("#layers").inner_text()
-    assert page.locator("#layers code").all_inner_texts()[:2] == ["logits", "model.layers.1.self_attn:out"]
+    assert page.locator("#layers code").all_inner_texts()[:2] == ["logits", "layers.1.attn"]
 
 
 def test_a_result_without_a_measurement_says_so(tmp_path: Path, opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""The guide says of causes, outcomes and errors what the code says."""
+"""The guide says of places, outcomes and errors what the code says."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import get_args
 
 import pytest
 
-from lockstep.doctor.causes import CAUSES
 from lockstep.monitor.watch import Outcome
+from lockstep_doctor import CutPoint
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/add_a_model.md").read_text(encoding="utf-8")
 
@@ -22,9 +22,12 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
-def test_every_cause_is_there_with_its_cure() -> None:
-    listed = {name.strip("`"): (what, cure) for name, what, cure in rows("| cause |")}
-    assert listed == {name: (cause.what, cause.cure) for name, cause in CAUSES.items()}
+def test_hints_are_of_stages_that_exist() -> None:
+    """Each stage that the table names is one at which `locate` may find something."""
+    named = {word for place, _ in rows("| place |") for word in re.findall(r"`(\w+)`", place)}
+    known = set(re.findall(r"`(\w+)`", str(CutPoint.__doc__))) | {"rotary_emb"}
+    assert len(named) > 15
+    assert named <= known
 
 
 def test_every_outcome_of_an_alarm_is_there() -> None:

@@ -129,6 +129,8 @@ def test_what_a_command_names_is_there(command: str) -> None:
         del words[0]
     [named] = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     parser = named.choices[words[0]]
+    for inner in [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
+        parser = inner.choices[words[1]] if words[1:] else parser
     known = {option for action in parser._actions for option in action.option_strings}
     assert {word for word in words if word.startswith("--")} <= known
     if words[0] in ("train", "plan", "config") and words[1:] and words[1] != "RECIPE":

@@ -14,8 +14,8 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import SamplerSection
 from lockstep.config.loading import load
-from lockstep.doctor.causes import CAUSES
 from lockstep.doctor.refit_check import STAGES, Stage, checked_refits, refit_check, told
+from lockstep.doctor.refit_findings import CURES
 from lockstep.report.progress import show_progress
 from lockstep.weight_sync.sync import random_probe
 
@@ -107,7 +107,7 @@ def test_the_report_says_what_is_wrong_and_what_to_do(checked: Checked) -> None:
     lines = told({"torch": list(checked("drops", NORM).values())}).splitlines()
     assert [line.split()[-1] for line in lines[1:5]] == ["FAIL", "PASS", "PASS", "FAIL"]
     assert lines[5].startswith(f"torch, noise: {NORM} is still that of the model's folder (stale_tensor: ")
-    assert CAUSES["stale_tensor"].cure in lines[5]
+    assert CURES["stale_tensor"] in lines[5]
 
 
 def test_the_command_checks_a_real_model(assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.doctor.bounds import Bootstrap, Rate, Student, beta_tail, holm
-from lockstep.doctor.statistics import Compared, by_index, by_surprise, effective_share, figures, mean, pooled
+from lockstep_doctor.column import TokenColumns
+from lockstep_doctor.statistics import Compared, by_index, by_surprise, effective_share, figures, mean, pooled
 
 INF = math.inf
 logprobs = st.floats(-8, 0)
@@ -122,8 +122,7 @@ def test_nothing_to_compare_is_an_error() -> None:
 
 def test_only_masked_tokens_are_compared() -> None:
     mask = torch.tensor([False, True, True, False, True])
-    batch = Batch(torch.arange(5), torch.tensor([3, 2]), {"mask": mask})
-    found = Compared.of(batch, -torch.arange(5.0), -torch.arange(5.0) - 1)
+    found = TokenColumns(-torch.arange(5.0), -torch.arange(5.0) - 1, mask, torch.tensor([0, 3, 5])).compare()
     assert found.train.tolist() == [-1.0, -2.0, -4.0]
     assert found.delta.tolist() == [1.0, 1.0, 1.0]
     assert (found.lengths.tolist(), found.position.tolist()) == ([2, 1], [1, 2, 1])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lockstep.doctor.options import Limits
-from lockstep.doctor.statistics import Compared
 from lockstep.doctor.verdict import Judgement, judge, judge_tails, step_down
 from lockstep.types import SamplingParams
+from lockstep_doctor.statistics import Compared
 
 LIMITS = Limits()
 GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.9)

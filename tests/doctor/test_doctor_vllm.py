@@ -18,10 +18,8 @@ from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.vllm import VLLMBackend
 from lockstep.doctor.base import Conditions
-from lockstep.doctor.examine import examine
 from lockstep.doctor.refit_check import STAGES, checked_refits, probe_of
 from lockstep.report.progress import show_progress
 from lockstep.types import Request, SamplingParams
@@ -144,23 +142,6 @@ def test_stale_prefixes_show_where_decoding_meets_them(
     assert gap(clean, clean["sampler_logprob"], backend.score(unshaped(clean)).logprob) < 1e-4
     forgetting("")
     backend.load(before.items())
-
-
-@pytest.mark.proof
-def test_two_faults_get_two_names(backend: VLLMBackend, folder: str, forgetting: Callable[[str], object]) -> None:
-    asked, sampling = requests(8, LONG), SamplingParams(max_tokens=40)
-    right = {name: tensor.clone() for name, tensor in backend.weights()}
-    value, down = "model.layers.1.self_attn.v_proj.weight", "model.layers.2.mlp.down_proj.weight"
-    backend.load([(value, right[value] * 1.5), (down, right[down] * 1.2)])
-    backend.generate(asked, sampling, Conditions(fresh=True))
-    forgetting("prefix cache")
-    backend.load([(value, right[value])])
-    diagnosis = examine(TorchBackend(folder), backend, folder, asked, sampling)
-    forgetting("")
-    backend.load(right.items())
-    assert {cause.cause for cause in diagnosis.causes} == {"stale_tensor", "stale_prefix_cache"}
-    assert diagnosis.left < 1.5 * diagnosis.floor
-    assert not examine(TorchBackend(folder), backend, folder, asked, sampling).causes
 
 
 NORM = "model.layers.2.input_layernorm.weight"

@@ -121,7 +121,7 @@ def read(tokens):
     found, tap = find(scale_attention)
     tap = ModuleTap(tap.model, "wrong", builder)
     script = write_reproduction(tmp_path / "repro", tap, found, TOKENS)
-    assert len(script.read_text().splitlines()) <= 45
+    assert len(script.read_text().splitlines()) <= 30
     assert _run(script) == (1, "relative error")
     script.write_text(script.read_text().replace("*= 0.8", "*= 1"))
     assert _run(script) == (0, "relative error")

@@ -25,7 +25,6 @@ async function start() {
   const grid = new Grid(report, (number) => cell.show(number));
   fill("table", [element("h2", {}, "Table"), element("p.lead", {}, LEAD), grid.place]);
   fill("layers", layersView(report));
-  fill("probes", probesView(report));
   fill("about", aboutView(report));
   darkMode.addEventListener("change", () => location.reload());
   if (!report.measured.length) return fill("cell", [element("p.empty", {}, "Nothing was measured.")]);

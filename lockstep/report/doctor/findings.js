@@ -1,10 +1,9 @@
 "use strict";
-/* What the doctor concludes: the verdict, causes with their cures, and the log of its probes. */
+/* What the doctor concludes: the verdict, and the places of a disagreement with what is known about each. */
 
 /** A verdict as a word in its colour. */
 const badge = (word) => element(`span.badge.${word.toLowerCase()}`, {}, word);
 
-const SIDES = { train: "the training side is wrong", infer: "the inference side is wrong" };
 const COUNTED = { FAIL: "fail", INCONCLUSIVE: "are inconclusive", PASS: "pass" };
 
 function verdictLine({ verdict, model, counts, measured }) {
@@ -13,36 +12,38 @@ function verdictLine({ verdict, model, counts, measured }) {
   return element("div.verdict", {}, badge(verdict), element("strong", {}, visible(model)), element("span", {}, said));
 }
 
-function findingsView({ diagnosis, notes, strangers }) {
+function findingsView({ location: found, notes, strangers }) {
   const other = strangers.map(({ cell, drawer, backend }) => `${cell}: ${backend} scored other tokens than those that ${drawer} drew.`);
   const remarks = [...notes, ...other].map((note) => element("p.remark", {}, visible(note)));
-  return [element("h2", {}, "Findings"), ...remarks, ...(diagnosis ? causes(diagnosis) : [element("p.empty", {}, "Causes have not been looked for: lockstep doctor diagnose does.")])];
+  return [element("h2", {}, "Findings"), ...remarks, ...(found ? placesView(found) : [element("p.empty", {}, "The place of a disagreement has not been looked for: lockstep doctor locate does.")])];
 }
 
-function causes({ pair, gap, left, floor, causes }) {
-  const from = `${pair[0]} and ${pair[1]} were ${shown(gap)} nats apart (root mean square)`;
-  const to = causes.length ? `; ${shown(left)} are left without these causes, and rounding makes ${shown(floor)}.` : `, where rounding makes ${shown(floor)}. No cause was found.`;
-  return [element("p.lead", {}, visible(from + to)), element("ol.causes", {}, ...causes.map(causeCard))];
+function placesView({ pair, gap, floor, removed, places, columns, reproduction }) {
+  const from = `${pair[0]} and ${pair[1]} were ${shown(gap)} nats apart (root mean square), where rounding makes ${shown(floor)}`;
+  const to = places.length ? `; undoing what follows removes ${percent(removed)} of it.` : ". No segment gave other values for the same inputs.";
+  const script = reproduction ? [element("p.remark", {}, "Fails on the fault: ", element("code", {}, visible(reproduction)))] : [];
+  return [
+    element("p.lead", {}, visible(from + to)),
+    ...columns.map((text) => element("p.remark", {}, visible(text))),
+    element("ol.places", {}, ...places.map(placeCard)),
+    ...script,
+  ];
 }
 
-function causeCard(cause) {
-  const how = [SIDES[cause.side], cause.confidence, `${percent(cause.share)} of the gap`].filter(Boolean).join(" · ");
-  const tried = cause.counter ? [`tried: ${cause.counter}`] : [];
+function placeCard({ segments, removed, wrong, errors, suspects, measured, settings }) {
+  const { start, end } = segments[0];
+  const side = { 0: "neither side is beyond rounding", 1: `${wrong[0]} is wrong` }[wrong.length] ?? `${wrong.join(" and ")} are both wrong`;
+  const layers = segments.length > 1 ? `in ${segments.length} layers` : "";
+  const how = [Object.keys(errors).length ? side : "", `${percent(removed)} of the gap`, layers].filter(Boolean).join(" · ");
+  const undone = settings.map((one) => `${one.what}${one.removed === null ? "" : `: undoing it removes ${percent(Math.max(one.removed, 0))}`}`);
+  const lines = suspects.map((one) => [one.operator, ...one.lines.slice(0, 2).map(({ file, line, function: name }) => `${file}:${line} ${name}`)].join(" ← "));
+  const distances = Object.entries(errors).map(([engine, error]) => `${engine} is ${shown(error)} from float64 there`);
   return element(
     "li",
     {},
-    element("h3", {}, element("code", {}, visible(cause.cause)), element("small", {}, visible(how))),
-    element("p", {}, visible(cause.what)),
-    element("p", {}, element("strong", {}, "Cure: "), visible(cause.cure)),
-    element("ul", {}, ...[...cause.evidence, ...tried].map((text) => element("li", {}, visible(text)))),
+    element("h3", {}, element("code", {}, visible(`${start ?? "ids"} → ${end}`)), element("small", {}, visible(how))),
+    element("ul", {}, ...[...distances, ...measured, ...undone, ...lines].map((text) => element("li", {}, visible(text)))),
   );
 }
 
 const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(0)} %` : "an unknown share");
-
-function probesView({ diagnosis }) {
-  const title = element("h2", {}, "Probes");
-  if (!diagnosis) return [title, element("p.empty", {}, "No probe has been run yet.")];
-  const rows = diagnosis.log.map(({ name, status, said, seconds, gap }) => [visible(name), badge(status), element("span.prose", {}, visible(said)), shown(gap), shown(seconds)]);
-  return [title, plainTable(["probe", "", "what it saw", "gap behind it, nats", "seconds"], rows)];
-}

@@ -1,22 +1,22 @@
 "use strict";
-/* Where inside the model the two sides part: each node's own error, given the same input. */
+/* Where inside the model the two sides part: the error at each cut, given the same inputs. */
 
 const FARTHEST = 5;
 
-function layersView({ diagnosis }) {
+function layersView({ location: found }) {
   const title = element("h2", {}, "Layers");
-  const layers = Object.entries(diagnosis?.layers ?? {});
-  if (!layers.length) return [title, element("p.empty", {}, "Layers have not been compared: lockstep doctor diagnose does, where both sides show them.")];
+  const layers = Object.entries(found?.cuts ?? {});
+  if (!layers.length) return [title, element("p.empty", {}, "Layers have not been compared: lockstep doctor locate does, where both sides show them.")];
   const nodes = layers.map(([name, error], place) => ({ name, place, error: asNumber(error) }));
   const kinds = [...new Set(nodes.map(kindOf))];
   const traces = () => kinds.map((kind, number) => nodeTrace(kind, nodes.filter((node) => kindOf(node) === kind), number));
-  const layout = () => titled("node, in the order of computation", "relative error", "linear", { height: 300, closest: true });
+  const layout = () => titled("cut, in the order of computation", "relative error", "linear", { height: 300, closest: true });
   const exact = nodes.filter((node) => node.error === 0).length;
   const note = [exact ? `${exact} of ${nodes.length} agree to the bit and lie below the axis` : "", oddNodes(nodes)].filter(Boolean).join(" · ");
   const farthest = [...nodes].sort((a, b) => sortable(b.error) - sortable(a.error)).slice(0, FARTHEST);
   return [
     title,
-    plotCard("layers", "error of each node, given the same input", new Chart(traces, layout).place, element("small", {}, note)),
+    plotCard("layers", "error at each cut, given the same inputs", new Chart(traces, layout).place, element("small", {}, note)),
     plainTable(["farthest apart", "relative error"], farthest.map((node) => [element("code", {}, visible(node.name)), shown(node.error)])),
   ];
 }

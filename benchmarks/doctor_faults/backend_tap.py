@@ -1,0 +1,55 @@
+"""A backend as `lockstep_doctor` sees it: the modules of its network, and the column that it delivers."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.doctor.backends.hf import shaped
+from lockstep.doctor.base import Backend
+from lockstep.models.heads import PLAIN
+from lockstep.types import SamplingParams
+from lockstep_doctor import Capture, CutPoint, ModuleTap
+
+
+class BackendTap(ModuleTap):
+    """Reads a sequence alone by the network of a backend, and looks its column up in what the backend said.
+
+    Args:
+        backend: Shows its modules.
+        name: Name in reports.
+        batch: What was scored or drawn.
+        column_N: What the backend said about it.
+    """
+
+    def __init__(self, backend: Backend, name: str, batch: Batch, column_N: Tensor) -> None:
+        network, sampling = backend.network(), batch.sampling or PLAIN
+        super().__init__(network.modules, name, read=lambda _, tokens_T: process(network.logits(tokens_T), sampling))
+        self._said = {
+            tuple(tokens.tolist()): (column, mask)
+            for tokens, column, mask in zip(
+                batch.sequences(),
+                column_N.split(batch.lengths.tolist()),
+                batch.mask.split(batch.lengths.tolist()),
+                strict=True,
+            )
+        }
+
+    def run(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
+    ) -> Capture:
+        found = super().run(tokens_T, forced, only)
+        said = self._said.get(tuple(tokens_T.tolist()))
+        if said is None or forced:
+            return found
+        own = found.logits[:-1].float().log_softmax(-1).gather(-1, tokens_T[1:, None])[:, 0]
+        return replace(found, column=torch.where(said[1][1:], said[0][1:].float(), own))
+
+
+def process(logits_TV: Tensor, sampling: SamplingParams) -> Tensor:
+    """Logits of the distribution that is drawn from, by the processors of `transformers`."""
+    return logits_TV.float() if sampling.unshaped else shaped(logits_TV.float(), sampling)

@@ -1,0 +1,213 @@
+"""`lockstep doctor locate`: finds the place where two engines disagree about a model, and proves it.
+
+location.json   what was found, by pair; also in `report.json`, where a table lies there
+repro/          by pair, a script that fails on the fault and passes where it is mended, with its inputs
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep import exit_codes
+from lockstep.algorithms.rows import files_of
+from lockstep.batch import Batch
+from lockstep.config.loading import Loaded
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.variants import TORCH_TYPES
+from lockstep.doctor.options import DoctorRecipe, ranks_of
+from lockstep.doctor.page import write_page
+from lockstep.doctor.plan import Cell, requests_for
+from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.taps import PACKED
+from lockstep.errors import InputError
+from lockstep.inference.results import results_of
+from lockstep.models.device import resolve_device
+from lockstep.models.folder import context_of, read_config
+from lockstep.report.doctor_folder import REPORT
+from lockstep.report.progress import Progress, show_progress
+from lockstep.whole_files import write_whole
+from lockstep_doctor.engines import EngineOptions, find_engine
+from lockstep_doctor.examine import Pair, PairExamination, examine
+from lockstep_doctor.findings import describe_examination, tree_of
+from lockstep_doctor.modules import ModuleTap
+from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
+from lockstep_doctor.tap import Tap
+
+LOCATION, REPRODUCTION = "location.json", "repro"
+_LONGEST, _REQUESTS = 100, 8
+_TYPES = TORCH_TYPES | {"fp64": torch.float64}
+_LEARNERS, _SAMPLERS, _NEIGHBORS = ("torch", "megatron"), {"torch": "torch_sampler"}, 3
+_REFERENCE = "hf"
+"""Engine whose program in float64 says who is wrong."""
+
+
+def locate_model(loaded: Loaded) -> int:
+    """Examines every pair, prints what was found, and leaves it in the folder of the results.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: If the model, its prompts or an engine cannot be used.
+    """
+    recipe = loaded.expect(DoctorRecipe)
+    source = PromptSource(recipe)
+    results = results_of(loaded, recipe.model.path, {"prompts": files_of(source.rows)}, "doctor", "a report on others")
+    with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
+        with shown.phase("draw requests"):
+            drawn = draw_requests(recipe, source)
+        started()
+        found: list[tuple[PairExamination, Path | None]] = []
+        for names in combinations(recipe.backends, 2):
+            with shown.phase(" vs ".join(names)):
+                found.append(_examine_pair(recipe, names, drawn, results.folder / REPRODUCTION, shown))
+    trees = [tree_of(one) | {"reproduction": script and str(script)} for one, script in found]
+    write_whole(results.folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
+    _into_report(results.folder, trees)
+    for one, script in found:
+        print("\n".join(describe_examination(one)))
+        print(f"  reproduction: {script}\n" if script else "")
+    print(f"location: {results.folder / LOCATION}")
+    return exit_codes.OK if all(one.agrees for one, _ in found) else exit_codes.BROKEN
+
+
+def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
+    """Draws responses to the prompts of the table by plain `transformers`."""
+    context = context_of(read_config(recipe.model.path))
+    length = min(*recipe.grid.lengths, _LONGEST, context // 2)
+    method = min(recipe.grid.methods, key=lambda one: (one.temperature == 0, one.name != "T=1"))
+    cell = Cell(length, recipe.grid.data[0], method, _REQUESTS)
+    requests = requests_for(cell, source.prompts(cell.data, context - length), _REQUESTS, recipe.seed)
+    return HFBackend(recipe.model.path, batch_size=_REQUESTS).generate(requests, cell.sampling)
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine, and how it is opened.
+
+    Attributes:
+        engine: Its name, see `find_engine`.
+        folder: Of the model.
+        options: How it computes.
+    """
+
+    engine: str
+    folder: Path
+    options: EngineOptions
+
+    @classmethod
+    def of(cls, recipe: DoctorRecipe, name: str) -> EngineChoice:
+        """The engine that a backend's name stands for, such as `torch-tp2`.
+
+        Raises:
+            InputError: No engine of that name can be looked into.
+        """
+        engine, _, rest = name.partition("-")
+        if "fp8" in rest or rest == "te":
+            raise InputError(f"locate cannot look into {name}; name {engine}, or a layout of it")
+        sizes = {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
+        device = str(resolve_device(recipe.learner.device))
+        return cls(engine, Path(recipe.model.path), EngineOptions(_TYPES[recipe.learner.dtype], device, sizes))
+
+    def but(self, **options: Any) -> EngineChoice:
+        """The same with other options."""
+        return replace(self, options=replace(self.options, **options))
+
+    def open(self) -> AbstractContextManager[Tap]:
+        """Opens it for a block."""
+        return find_engine(self.engine)(self.folder, self.options)
+
+    def variants(self, prompt: int) -> Iterator[EngineChoice]:
+        """Other ways in which the engine computes the same: beside other sequences, and by decoding."""
+        if self.engine in _LEARNERS:
+            yield self.but(parallel={**self.options.parallel, PACKED: _NEIGHBORS})
+        sampler = replace(self, engine=_SAMPLERS.get(self.engine, self.engine))
+        if self.engine in (_REFERENCE, *_SAMPLERS) and not self.options.parallel:
+            yield sampler.but(prompt=prompt)
+
+
+def _examine_pair(
+    recipe: DoctorRecipe, names: tuple[str, str], drawn: Batch, folder: Path, shown: Progress
+) -> tuple[PairExamination, Path | None]:
+    """Two engines beside each other; where they agree, each beside itself among other sequences, and decoding."""
+    one, other = (EngineChoice.of(recipe, name) for name in names)
+    prompt = int(drawn.per_sample((~drawn.mask).long()).min())
+    pairs = [(one, other), *((own, variant) for own in (one, other) for variant in own.variants(prompt))]
+    requests = list(drawn.sequences())
+    outcomes: list[tuple[PairExamination, Path | None]] = []
+    for pair in pairs:
+        outcomes.append(_examine_choices(recipe, pair, requests, folder / "-".join(names), shown))
+        if not outcomes[-1][0].agrees:
+            return outcomes[-1]
+    return outcomes[0]
+
+
+def _examine_choices(
+    recipe: DoctorRecipe,
+    pair: tuple[EngineChoice, EngineChoice],
+    requests: Sequence[Tensor],
+    folder: Path,
+    shown: Progress,
+) -> tuple[PairExamination, Path | None]:
+    """Two engines, and the script that shows what was found."""
+    plain = EngineChoice.of(recipe, _REFERENCE)
+    with ExitStack() as open_:
+        reference, other, witness, rounded = (
+            open_.enter_context(choice.open()) for choice in (*pair, plain.but(dtype=torch.float64), plain)
+        )
+
+        def note(phase: str) -> None:
+            shown.note(f"{reference.name} vs {other.name}: {phase}")
+
+        found = examine(reference, other, requests, witness, [rounded, rounded], _switches(pair), note)
+        if not found.small.places:
+            return found, None
+        faulty = int(found.small.places[0].wrong != [reference.name])
+        tap, choice = (reference, other)[faulty], pair[faulty]
+        if isinstance(tap, ModuleTap) and tap.builder:
+            return found, write_reproduction(folder, tap, found.small, found.smallest)
+        return found, write_engine_reproduction(
+            folder, choice.engine, choice.folder, choice.options, found.small, found.smallest
+        )
+
+
+def _switches(pair: tuple[EngineChoice, EngineChoice]) -> dict[str, Pair]:
+    """Other settings under which the gap is measured."""
+
+    def open_under(**options: Any) -> Pair:
+        @contextmanager
+        def open_both() -> Iterator[tuple[Tap, Tap]]:
+            with ExitStack() as open_:
+                first, second = (open_.enter_context(choice.but(**options).open()) for choice in pair)
+                yield first, second
+
+        return open_both
+
+    switches: dict[str, Pair] = {}
+    if pair[0].options.dtype != torch.float32:
+        switches["in fp32"] = open_under(dtype=torch.float32)
+    if any(choice.options.parallel for choice in pair):
+        switches["alone, in one process each"] = open_under(parallel={})
+    if any(choice.options.prompt is not None for choice in pair):
+        switches["by prefill"] = open_under(prompt=None)
+    return switches
+
+
+def _into_report(folder: Path, trees: Sequence[Mapping[str, Any]]) -> None:
+    """Adds the pair with the largest gap to the table's report, where there is one, and draws its page anew."""
+    path = folder / REPORT
+    if not path.is_file():
+        return
+    report = json.loads(path.read_text(encoding="utf-8"))
+    report["location"] = max(trees, key=lambda tree: tree["gap"])
+    write_whole(path, [json.dumps(report, indent=1).encode(), b"\n"])
+    write_page(folder)

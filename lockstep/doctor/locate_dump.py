@@ -1,0 +1,50 @@
+"""`lockstep doctor locate DUMP --model FOLDER` and `locate FOLDER --url URL`: the side that leaves the model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lockstep import exit_codes
+from lockstep.config.loading import Loaded
+from lockstep.doctor.locate import draw_requests
+from lockstep.doctor.options import DoctorRecipe
+from lockstep.doctor.prompts import PromptSource
+from lockstep.errors import InputError
+from lockstep_doctor.dumps import Dump, DumpError, describe_dump, locate_dump, score_by_url
+
+
+def locate_file(dump: str, folder: str) -> int:
+    """Prints which side of a dump leaves the model, and at which stage; returns the exit code.
+
+    Raises:
+        InputError: The dump or the model cannot be read.
+    """
+    return _locate(Path(dump), folder)
+
+
+def locate_server(loaded: Loaded, url: str) -> int:
+    """Draws requests from a model, asks a server about them, and prints at which stage it leaves the model.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: The server has no log-probabilities of prompts, or the model cannot be read.
+    """
+    recipe = loaded.expect(DoctorRecipe)
+    drawn = draw_requests(recipe, PromptSource(recipe))
+    try:
+        dump = score_by_url(url, list(drawn.sequences()))
+    except DumpError as error:
+        raise InputError(str(error)) from error
+    return _locate(dump, recipe.model.path)
+
+
+def _locate(dump: Dump | Path, folder: str) -> int:
+    try:
+        found = locate_dump(dump, folder, heard=lambda phase: print(phase, file=sys.stderr))
+    except DumpError as error:
+        raise InputError(str(error)) from error
+    print("\n".join(describe_dump(found)))
+    return exit_codes.BROKEN if found.wrong else exit_codes.OK

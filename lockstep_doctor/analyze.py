@@ -1,0 +1,110 @@
+"""The analysis of two columns of log-probabilities without a model: figures, strata, and what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep_doctor.column.columns import TokenColumns
+from lockstep_doctor.column.examine import examine_columns
+from lockstep_doctor.column.finding import Finding
+from lockstep_doctor.statistics import Compared, by_index, by_surprise, figures
+
+_SHOWN = (
+    ("token_mult_prob_error", "mean e^abs(Δ)"),
+    ("capped_mult_prob_error", "the same, abs(Δ) counting at most 3"),
+    ("k1", "KL(inference ‖ training), k1: mean −Δ"),
+    ("k1_se", "standard error of k1, over sequences"),
+    ("k3", "KL(inference ‖ training), k3"),
+    ("mean_ratio", "mean e^Δ: 1 if both are distributions, and inference's was drawn from"),
+    ("mean_ratio_se", "its standard error, over sequences"),
+    ("rms", "root mean square of Δ"),
+    ("trimmed_rms", "the same without the 5 % of tokens that are farthest off"),
+    ("median_abs", "median abs(Δ)"),
+    ("p99", "99 % of tokens are within"),
+    ("p999", "99.9 % of tokens are within"),
+    ("max_abs", "largest abs(Δ)"),
+    ("outlier_rate_1", "share of tokens off by more than 1 nat"),
+    ("sequence_ess", "effective share of sequences, by importance weights"),
+    ("slope", "slope of Δ on log-probability"),
+    ("correlation", "correlation of the two sides"),
+    ("support_violations_train", "tokens with no probability on the training side"),
+    ("support_violations_infer", "tokens with no probability on the inference side"),
+)
+_SIDES = {"train": " (training side)", "infer": " (inference side)", None: ""}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What two columns say about each other.
+
+    Attributes:
+        compared: Both sides on the tokens that were generated.
+        figures: Of all these tokens.
+        findings: What they look like.
+    """
+
+    compared: Compared
+    figures: Mapping[str, float]
+    findings: Sequence[Finding]
+
+
+def analyze(columns: TokenColumns) -> Analysis:
+    """Analyzes two columns of log-probabilities.
+
+    Raises:
+        ValueError: No token was generated.
+    """
+    compared = columns.compare()
+    return Analysis(compared, figures(compared), examine_columns(columns))
+
+
+def describe_figures(analysis: Analysis) -> Iterator[str]:
+    """Yields figures and strata as tables of Markdown, line by line."""
+    numbers = analysis.figures
+    yield from _table(("figure", "", "value"), ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN))
+    yield ""
+    for title, parts in (
+        ("place in the response", by_index(analysis.compared)),
+        ("surprise, −log p of the inference side", by_surprise(analysis.compared)),
+    ):
+        found = ((name, figures(part)) for name, part in parts.items())
+        rows = (
+            (
+                name,
+                f"{one['tokens']:,.0f}",
+                *(f"{one[key]:.4g}" for key in ("token_mult_prob_error", "median_abs", "p99")),
+            )
+            for name, one in found
+        )
+        yield from _table((title, "tokens", "mean e^abs(Δ)", "median abs(Δ)", "99 % within"), rows)
+        yield ""
+
+
+def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yields what was found, line by line; never a cause."""
+    for one in findings:
+        yield f"**{one.kind}**{_SIDES[one.side]}: {one.what}."
+        yield ""
+        yield f"- {_where(one)}; {one.share:.0%} of the squares of Δ"
+        yield from (f"- consistent with {cause}" for cause in one.consistent)
+        yield ""
+    if findings:
+        yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."
+
+
+def _where(one: Finding) -> str:
+    if one.where is None:
+        return f"{one.tokens:,} tokens; no rule separates them from the others"
+    if not one.where.atoms:
+        return f"{one.tokens:,} tokens: all that were looked at"
+    return (
+        f"{one.tokens:,} tokens: {one.where} (of these {one.where.precision:.1%} are hit; they are "
+        f"{one.where.recall:.1%} of all hit ones)"
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + " --- |" * len(head)
+    yield from ("| " + " | ".join(row) + " |" for row in rows)

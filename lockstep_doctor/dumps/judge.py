@@ -1,0 +1,252 @@
+"""The judgement of a dump by the model's folder: which side leaves the model's own column, and at which stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lockstep_doctor.column import Finding, examine_columns
+from lockstep_doctor.column.finding import ColumnSide
+from lockstep_doctor.dumps.errors import DumpError
+from lockstep_doctor.dumps.names import FieldNames
+from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
+from lockstep_doctor.dumps.rescore import Rescorer, load_model, take_rows
+
+Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
+"""The place where a side leaves the model: what is read, the pass itself, the division of the logits, what is done to
+single log-probabilities, or how they are put together."""
+
+FLOORS = 3.0
+"""So many times what rounding in bf16 makes is no rounding any more."""
+
+_TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0)
+_NEARBY = (0.96, 0.98, 1.02, 1.04)
+_TOLD = "at the temperature that the dump says"
+_CLOSER = 0.3
+_LEAST_FLOOR = 1e-4
+_MOST_NATS = 3.0
+_FEW_ROWS = 8
+_STAGES: Mapping[str, Stage] = {
+    **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
+    **dict.fromkeys(("grid", "floor", "ceiling", "formula", "offset", "scaled", "not finite"), "log-probabilities"),
+}
+"""Stages of findings whose kind says it."""
+
+
+@dataclass(frozen=True)
+class SideVerdict:
+    """One side of a dump, beside the model.
+
+    Attributes:
+        side: Of the dump.
+        name: Of its column.
+        rms: From the model's column, nats: root mean square of differences, each counting at most 3.
+        change: With which change of the model's column that is, such as `at temperature 0.7`; empty: with none.
+        left: What is left with the change.
+        stage: Where it leaves the model; None: it does not.
+        findings: What the differences that are left look like.
+    """
+
+    side: ColumnSide
+    name: str
+    rms: float
+    change: str
+    left: float
+    stage: Stage | None
+    findings: Sequence[Finding]
+
+
+@dataclass(frozen=True)
+class DumpLocation:
+    """Result of `locate_dump`.
+
+    Attributes:
+        model: The folder.
+        sides: Those that the dump has.
+        gap: Between them, nats, like `SideVerdict.rms`; None: there is one side alone.
+        floor: What rounding in bf16 makes, nats.
+        tokens: That were generated, and compared.
+        rows: That were computed.
+        of_rows: That the dump has.
+        notes: Sentences on what was guessed.
+    """
+
+    model: str
+    sides: Sequence[SideVerdict]
+    gap: float | None
+    floor: float
+    tokens: int
+    rows: int
+    of_rows: int
+    notes: Sequence[str]
+
+    @property
+    def wrong(self) -> list[SideVerdict]:
+        """The sides that leave the model; two that divide by the same temperature agree on a convention."""
+        agreed = len(self.sides) > 1 and len({one.change for one in self.sides}) == 1
+        return [one for one in self.sides if one.stage is not None and not (agreed and one.stage == "temperature")]
+
+
+def locate_dump(
+    dump: Dump | Path | str,
+    folder: Path | str,
+    names: FieldNames | None = None,
+    zeros: Zeros = "ask",
+    most_ids: int = 16_384,
+    device: str = "cpu",
+    heard: Callable[[str], object] = lambda phase: None,
+) -> DumpLocation:
+    """Says which side of a dump leaves the model, and at which stage.
+
+    Args:
+        dump: Its file or folder, or what `read_dump` or `score_by_url` returned.
+        folder: Of the model that generated it, as `transformers` saves one.
+        names: Of the dump's columns, as far as they are not known.
+        zeros: See `read_dump`.
+        most_ids: Rows in front with at most so many ids are computed.
+        device: Where the model computes, in float32.
+        heard: Is told what is done next.
+
+    Raises:
+        DumpError: The dump or the model cannot be read, the dump has no ids, or the model does not know all of them.
+    """
+    dump = dump if isinstance(dump, Dump) else read_dump(dump, names, zeros)
+    if dump.columns.ids is None:
+        raise DumpError("the dump has no ids of prompt and response, without which nothing can be computed again")
+    heard(f"load {folder}")
+    model = load_model(folder, device)
+    _check_ids(dump.columns.ids, model, folder)
+    own = take_rows(dump.columns, most_ids)
+    heard(f"compute {own.train.numel():,} ids of {own.lengths.numel()} rows")
+    judge = _Judge(Rescorer(model, own))
+    heard("measure what rounding in bf16 makes")
+    floor = judge.measure_floor(Rescorer(load_model(folder, device, torch.bfloat16), own))
+    named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
+    sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
+    gap = _rms(own.train, own.infer, judge.compared) if len(sides) > 1 else None
+    rows, of_rows = own.lengths.numel(), dump.columns.lengths.numel()
+    return DumpLocation(str(folder), sides, gap, floor, int(judge.compared.sum()), rows, of_rows, dump.notes)
+
+
+def _check_ids(ids: Tensor, model: Any, folder: Path | str) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    if int(ids.max()) >= size:
+        raise DumpError(f"{folder}: knows {size} ids, but the dump has id {int(ids.max())}; is it that model's?")
+
+
+def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
+    off = torch.where(a == b, 0.0, a - b)[mask].nan_to_num(_MOST_NATS).clamp(-_MOST_NATS, _MOST_NATS)
+    return float(off.square().mean().sqrt())
+
+
+class _Judge:
+    """The model's column of the rows of a dump, under several changes, beside both sides.
+
+    Args:
+        rescorer: Of the model and the rows.
+    """
+
+    def __init__(self, rescorer: Rescorer) -> None:
+        self._rescorer, self._columns = rescorer, rescorer.columns
+        told = self._columns.temperatures
+        self._told = {} if told is None or bool(((told == 1) | (told == 0)).all()) else {_TOLD: told.clamp(min=1e-6)}
+        self._ones = torch.ones(self._columns.lengths.numel()).double()
+        others = {f"at temperature {one:g}": one * self._ones for one in _TEMPERATURES}
+        self._by = rescorer.score({"": self._ones, **self._told, **others})
+        self.compared = self._columns.mask & ~self._by[""].isnan()
+        if not bool(self.compared.any()):
+            raise DumpError("no token that was generated has another one in front of it; there is nothing to compare")
+
+    def measure_floor(self, rounded: Rescorer) -> float:
+        """Returns how far the model in bf16 is from itself, in the first rows."""
+        rows = min(_FEW_ROWS, self._columns.lengths.numel())
+        again = rounded.score({"": self._ones}, rows)[""]
+        return max(_LEAST_FLOOR, _rms(again, self._by[""][: again.numel()], self.compared[: again.numel()]))
+
+    def judge(self, side: ColumnSide, name: str, floor: float) -> SideVerdict:
+        """Returns where a side leaves the model."""
+        column = self._columns.train if side == "train" else self._columns.infer
+        off = {change: _rms(column, own, self.compared) for change, own in self._by.items()}
+        change = self._nearest(off)
+        if change.startswith("at temperature"):
+            near = [float(change.split()[-1]) * factor for factor in _NEARBY]
+            self._by |= self._rescorer.score({f"at temperature {one:.3g}": one * self._ones for one in near})
+            off = {change: _rms(column, own, self.compared) for change, own in self._by.items()}
+            change = self._nearest(off)
+        findings = self._examine(column, self._by[change])
+        stage: Stage | None = next(
+            (_STAGES[one.kind] for one in findings if one.kind in _STAGES and one.side != "train"), None
+        )
+        left = off[change]
+        if stage is None and not change and left > FLOORS * floor:
+            change, left, findings = self._try_fronts(column, left, findings)
+            stage = "ids" if change else "model"
+        elif stage is None and left > FLOORS * floor:
+            stage = "model"
+        elif stage is None and change != next(iter(self._told), ""):
+            stage = "temperature"
+        return SideVerdict(side, name, off[""], change, left, stage, findings)
+
+    def _nearest(self, off: Mapping[str, float]) -> str:
+        """The change that comes closest, where it comes much closer than none."""
+        best = min(off, key=off.__getitem__)
+        return best if off[best] < _CLOSER * off[""] else ""
+
+    def _examine(self, column: Tensor, own: Tensor) -> list[Finding]:
+        return examine_columns(replace(self._columns, train=own, infer=column, mask=self.compared))
+
+    def _try_fronts(
+        self, column: Tensor, left: float, findings: Sequence[Finding]
+    ) -> tuple[str, float, Sequence[Finding]]:
+        """The other ids in front that bring the first rows closer, what is left then, and findings."""
+        rows = min(_FEW_ROWS, self._columns.lengths.numel())
+        fronts: dict[str, Callable[[Tensor], Tensor]] = {"without the first id": lambda ids: ids[1:]}
+        bos = self._rescorer.model.config.bos_token_id
+        if isinstance(bos, int):
+            fronts[f"with id {bos} in front"] = lambda ids: torch.cat([ids.new_tensor([bos]), ids])
+        for what, change in fronts.items():
+            own = self._rescorer.score({"": self._ones}, rows, change)[""]
+            whole = torch.cat([own, own.new_full((column.numel() - own.numel(),), torch.nan)])
+            compared = self.compared & ~whole.isnan()
+            if bool(compared.any()) and (off := _rms(column, whole, compared)) < _CLOSER * left:
+                return what, off, []
+        return "", left, findings
+
+
+def describe_dump(found: DumpLocation) -> Iterator[str]:
+    """Yields what was found, line by line."""
+    part = f" of {found.of_rows}" if found.rows < found.of_rows else ""
+    yield f"{found.tokens:,} generated tokens of {found.rows}{part} rows, beside {found.model} in float32"
+    yield from found.notes
+    yield f"rounding in bf16 makes {found.floor:.2g} nats (root mean square, as all that follow)"
+    if found.gap is not None:
+        yield f"both sides differ by {found.gap:.2g}"
+    for one in found.sides:
+        near = f", and {one.left:.2g} {one.change}" if one.change else ""
+        how = "rounding explains it" if one.stage is None else f"it leaves the model at {_WORDS[one.stage]}"
+        yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
+        yield from (f"  {line}" for finding in one.findings for line in _describe(finding, one.side))
+    wrong = found.wrong
+    yield f"wrong: {' and '.join(one.side for one in wrong)}" if wrong else "neither side leaves the model"
+
+
+_WORDS: Mapping[Stage, str] = {
+    "ids": "the ids: it read others",
+    "model": "the model itself, by other weights or in its pass; taps say where",
+    "temperature": "the temperature that the logits are divided by",
+    "log-probabilities": "single log-probabilities, which are changed behind the logits",
+    "column": "the column: values are lost, or stand at other tokens",
+}
+
+
+def _describe(finding: Finding, side: ColumnSide) -> Iterator[str]:
+    """Yields a finding about a side and the model, which stood in the training side's place."""
+    what = finding.what.replace("inference's", f"{side}'s").replace("training's", "the model's")
+    where = f", where {finding.where}" if finding.where and finding.where.atoms else ""
+    yield f"{finding.kind}: {what.replace('training', 'the model')}"
+    yield f"  {finding.tokens:,} tokens{where}; {finding.share:.0%} of the squares of all differences"

@@ -1,0 +1,93 @@
+"""The names that libraries give the columns of a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    "train": (
+        "train_logprobs",
+        "prev_logprobs",  # NeMo RL
+        "old_log_probs",  # verl
+        "old_per_token_logps",  # TRL
+        "log_probs",  # slime
+        "trainer_logprobs",  # prime-rl
+        "action_log_probs",  # SkyRL
+    ),
+    "infer": (
+        "infer_logprobs",
+        "generation_logprobs",  # NeMo RL
+        "rollout_log_probs",  # verl, slime
+        "sampling_per_token_logps",  # TRL
+        "inference_logprobs",  # prime-rl
+        "rollout_logprobs",  # SkyRL
+    ),
+    "ids": ("ids", "token_ids", "input_ids", "tokens", "sequences"),
+    "prompt_ids": ("prompt_ids", "prompts", "prompt_token_ids"),
+    "response_ids": ("completion_ids", "responses", "response_ids"),
+    "mask": (
+        "mask",
+        "token_loss_mask",  # NeMo RL
+        "response_mask",  # verl, SkyRL
+        "completion_mask",  # TRL
+        "tool_mask",  # TRL, 0 for what tools answered
+        "loss_mask",  # slime, prime-rl, SkyRL, and verl with tools
+        "loss_masks",  # slime
+    ),
+    "attention": ("attention_mask",),
+    "prompt_attention": ("prompt_mask",),
+    "length": ("input_lengths",),
+    "prompt_length": ("prompt_length",),
+    "temperature": ("temperature",),
+    "top_p": ("top_p",),
+    "version": ("weight_version", "version"),
+    "prompt": ("prompt_id", "uid", "group_index"),
+}
+"""Names by what they are. Of a mask all that are there count together; of the others the first."""
+
+TEXT_ALONE = {
+    frozenset({"input", "output", "gts", "score"}): "verl's rollout_data_dir",
+    frozenset({"prompt", "completion", "advantage"}): "TRL's log_completions",
+    frozenset({"content", "rewards", "input_lengths"}): "a log of NeMo RL without log-probabilities",
+}
+"""Columns of files that have no log-probabilities, and who writes them."""
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """Names of a dump's columns where they are none of `KNOWN`.
+
+    Attributes:
+        train: Log-probabilities of the training side, a list in each row.
+        infer: Of the inference side.
+        ids: Token ids of prompt and response.
+        mask: 1 or true for the tokens that were generated.
+        attention: 0 or false for padding, of all ids.
+        prompt_length: How many tokens, from the front, are prompt.
+        temperature: That the row was sampled at.
+        top_p: That it was sampled with.
+        version: Of the weights that generated it.
+        prompt: Rows that answer the same one have the same value.
+    """
+
+    train: str | None = None
+    infer: str | None = None
+    ids: str | None = None
+    mask: str | None = None
+    attention: str | None = None
+    prompt_length: str | None = None
+    temperature: str | None = None
+    top_p: str | None = None
+    version: str | None = None
+    prompt: str | None = None
+
+    def candidates(self, role: str) -> tuple[str, ...]:
+        """Returns the name that was said, or all that are known."""
+        own: str | None = vars(self).get(role)
+        return KNOWN[role] if own is None else (own,)
+
+    def list_named(self) -> Mapping[str, str]:
+        """Returns what was said, by role."""
+        own = {field.name: vars(self)[field.name] for field in fields(self)}
+        return {role: name for role, name in own.items() if name is not None}

@@ -1,0 +1,236 @@
+"""What the log-probabilities of two sides say about the same tokens, in figures.
+
+A side that gives a token no probability (−inf, or NaN) breaks the other's support. Such tokens are counted, as outliers
+and at the cap too; figures without a bound are taken over the others, so that one of them does not hide the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+CAP = 3.0
+"""Nats; |Δ| beyond it counts as this in `capped_mult_prob_error`, which so has a variance."""
+OUTLIERS = (0.1, 0.5, 1.0, 3.0)
+"""Nats; the share of tokens beyond each is a figure."""
+_INDEX_EDGES = (1, 8, 64, 512, 4096)
+_SURPRISE_EDGES = (0.05, 0.5, 2.0, 5.0)  # nats
+_KEPT = 0.95  # of the tokens, those with the least |Δ|, in `trimmed_rms`
+_LARGEST = 300.0  # nats
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two sides on the same M tokens of B sequences, in order.
+
+    Attributes:
+        train: Log-probabilities of the training side, nats, float64 [M].
+        infer: Of the inference side, float64 [M].
+        lengths: Compared tokens of each sequence, int64 [B]; their sum is M.
+        position: Of each token in its sequence, prompt included, int64 [M].
+        cluster: Sequences with the same number were not drawn independently (answers to one prompt, repeats), int64
+            [B]; None: all were.
+    """
+
+    train: Tensor
+    infer: Tensor
+    lengths: Tensor
+    position: Tensor
+    cluster: Tensor | None = None
+
+    @property
+    def delta(self) -> Tensor:
+        """Δ, training side minus inference side, nats, float64 [M]; ±inf where one gives no probability, 0 if both."""
+        train, infer = _without_nan(self.train), _without_nan(self.infer)
+        return torch.where(train == infer, 0.0, train - infer)
+
+    @property
+    def supported(self) -> Tensor:
+        """Whether both sides give the token a probability, bool [M]."""
+        return self.train.isfinite() & self.infer.isfinite()
+
+    @property
+    def row(self) -> Tensor:
+        """Of each token its sequence, int64 [M]."""
+        return torch.repeat_interleave(torch.arange(self.lengths.numel()), self.lengths)
+
+    @property
+    def index(self) -> Tensor:
+        """Of each token its place among the compared ones of its sequence, from 1, int64 [M]."""
+        starts = torch.cumsum(self.lengths, 0) - self.lengths
+        return torch.arange(self.train.numel()) - torch.repeat_interleave(starts, self.lengths) + 1
+
+    def swapped(self) -> Compared:
+        """The sides in each other's place."""
+        return Compared(self.infer, self.train, self.lengths, self.position, self.cluster)
+
+    def select(self, mask_M: Tensor) -> Compared:
+        """Some of the tokens; `index` then counts those alone."""
+        lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, mask_M.long())
+        return Compared(self.train[mask_M], self.infer[mask_M], lengths, self.position[mask_M], self.cluster)
+
+    def totals(self, *columns_M: Tensor) -> Tensor:
+        """Sums of columns over each cluster and, last, how many tokens it has: float64 [G, K + 1], G those with any."""
+        numbers = torch.arange(self.lengths.numel()) if self.cluster is None else self.cluster
+        groups = torch.unique(numbers, return_inverse=True)[1][self.row]
+        table = torch.stack([*columns_M, torch.ones(self.train.numel())], 1).double()
+        sums = table.new_zeros(int(numbers.numel()), table.shape[1]).index_add_(0, groups, table)
+        return sums[sums[:, -1] > 0]
+
+
+def pooled(parts: Sequence[Compared]) -> Compared:
+    """All of them as one; no cluster reaches over two."""
+    clusters, taken = [], 0
+    for part in parts:
+        own = torch.arange(part.lengths.numel()) if part.cluster is None else part.cluster - int(part.cluster.min())
+        clusters.append(own + taken)
+        taken += int(own.max()) + 1
+    return Compared(
+        torch.cat([part.train for part in parts]),
+        torch.cat([part.infer for part in parts]),
+        torch.cat([part.lengths for part in parts]),
+        torch.cat([part.position for part in parts]),
+        torch.cat(clusters),
+    )
+
+
+def figures(compared: Compared) -> dict[str, float]:
+    """All figures by name, in nats where they have a unit; NaN only where both sides support no common token.
+
+    Tokens count as drawn by the inference side: `k1`, `k2` and `k3` estimate KL(inference ‖ training), and
+    `mean_ratio`, the mean of e^Δ, is 1 if they were drawn from the very distribution that was scored. Standard errors
+    (`…_se`) are over clusters. `slope` and `intercept` are of Δ on the inference side's log-probability.
+    """
+    if not compared.train.numel():
+        raise ValueError("there is no token to compare; draw responses first")
+    both = compared.select(compared.supported)
+    rated = compared.select(compared.infer.isfinite())
+    delta, size = both.delta, both.delta.abs()
+    k1, k1_se = mean(both, -delta)
+    ratio, ratio_se = mean(rated, exponential(rated.delta))
+    return {
+        "tokens": float(compared.train.numel()),
+        "sequences": float((compared.lengths > 0).sum()),
+        "token_mult_prob_error": mult_prob_error(delta),
+        "capped_mult_prob_error": float(capped(compared.delta).mean()),
+        "k1": k1,
+        "k1_se": k1_se,
+        "k2": float((delta.square() / 2).mean()),
+        "k3": float((torch.expm1(delta.clamp(max=_LARGEST)) - delta.clamp(max=_LARGEST)).mean()),
+        "mean_ratio": ratio,
+        "mean_ratio_se": ratio_se,
+        "mean_abs": float(size.mean()),
+        **_sizes(size),
+        **{f"outlier_rate_{nats:g}": float((compared.delta.abs() > nats).double().mean()) for nats in OUTLIERS},
+        "token_ess": effective_share(rated.delta),
+        "sequence_ess": effective_share(sequence_weights(compared)),
+        **_line(both.infer, delta),
+        "support_violations_train": float((~compared.train.isfinite()).sum()),
+        "support_violations_infer": float((~compared.infer.isfinite()).sum()),
+    }
+
+
+def exponential(log_M: Tensor) -> Tensor:
+    """e^x, large enough at most that its square still is a float64, [M]."""
+    return log_M.clamp(max=_LARGEST).exp()
+
+
+def mult_prob_error(delta_M: Tensor) -> float:
+    """Mean of e^|Δ| over the tokens that both sides support; NeMo RL's `token_mult_prob_error`."""
+    return float(exponential(delta_M[delta_M.isfinite()].abs()).mean())
+
+
+def capped(delta_M: Tensor) -> Tensor:
+    """e^|Δ|, |Δ| counting at most `CAP`, [M]."""
+    return delta_M.abs().clamp(max=CAP).exp()
+
+
+def mean(compared: Compared, column_M: Tensor) -> tuple[float, float]:
+    """The mean of a column over tokens and its standard error, robust to whatever correlation there is in a cluster.
+
+    Linearised ratio of sums over clusters, with the factor G / (G − 1); NaN for the error of a single cluster.
+    """
+    sums, counts = compared.totals(column_M).unbind(1)
+    clusters, value = counts.numel(), float(sums.sum() / counts.sum())
+    if clusters < 2:
+        return value, math.nan
+    variance = (sums - value * counts).square().sum() * clusters / (clusters - 1)
+    return value, math.sqrt(variance) / float(counts.sum())
+
+
+def sequence_weights(compared: Compared) -> Tensor:
+    """Of each sequence with tokens the logarithm of its importance weight, ΣΔ, [B']; −inf where training gives it none.
+
+    Tokens that the inference side says it cannot draw are left out.
+    """
+    rated = compared.select(compared.infer.isfinite())
+    sums = torch.zeros(rated.lengths.numel(), dtype=torch.float64).index_add_(0, rated.row, rated.delta)
+    return sums[rated.lengths > 0]
+
+
+def effective_share(log_weight: Tensor) -> float:
+    """(Σw)² / (n·Σw²), never truncated; 0 where all weights are."""
+    count = torch.tensor(log_weight.numel())
+    if not count or log_weight.max() == -math.inf:
+        return 0.0 if count else math.nan
+    return float((2 * torch.logsumexp(log_weight, 0) - torch.logsumexp(2 * log_weight, 0)).exp() / count)
+
+
+def by_index(compared: Compared) -> dict[str, Compared]:
+    """Cut by place in the response: 1, 2–8, 9–64, 65–512, 513–4096, beyond; only strata that have tokens."""
+    edges = [0, *_INDEX_EDGES]
+    names = ["1", *(f"{low + 1}–{high}" for low, high in pairwise(edges[1:])), f">{edges[-1]}"]
+    return _strata(compared, torch.bucketize(compared.index, torch.tensor(_INDEX_EDGES)), names)
+
+
+def by_surprise(compared: Compared) -> dict[str, Compared]:
+    """Cut by the inference side's −log p, nats: up to 0.05, 0.5, 2, 5, beyond; only strata that have tokens."""
+    edges = [0.0, *_SURPRISE_EDGES]
+    names = [*(f"{low:g}–{high:g}" for low, high in pairwise(edges)), f">{edges[-1]:g}"]
+    surprise = -_without_nan(compared.infer)
+    return _strata(compared, torch.bucketize(surprise, torch.tensor(_SURPRISE_EDGES, dtype=torch.float64)), names)
+
+
+def _strata(compared: Compared, bin_M: Tensor, names: Sequence[str]) -> dict[str, Compared]:
+    return {name: compared.select(bin_M == i) for i, name in enumerate(names) if bool((bin_M == i).any())}
+
+
+def _sizes(size_M: Tensor) -> dict[str, float]:
+    """Figures of the order of |Δ|; a quantile is the least value that so many do not exceed."""
+    if not size_M.numel():
+        return dict.fromkeys(("rms", "trimmed_rms", "median_abs", "p99", "p999", "max_abs"), math.nan)
+    ordered = size_M.sort().values
+    rank = {share: math.ceil(share * ordered.numel()) for share in (0.5, _KEPT, 0.99, 0.999)}
+    return {
+        "rms": float(ordered.square().mean().sqrt()),
+        "trimmed_rms": float(ordered[: rank[_KEPT]].square().mean().sqrt()),
+        "median_abs": float(ordered[rank[0.5] - 1]),
+        "p99": float(ordered[rank[0.99] - 1]),
+        "p999": float(ordered[rank[0.999] - 1]),
+        "max_abs": float(ordered[-1]),
+    }
+
+
+def _line(infer_M: Tensor, delta_M: Tensor) -> dict[str, float]:
+    """Least squares of Δ on log-probability, and how the two sides correlate; 0 where one of them does not vary."""
+    x, y = infer_M - infer_M.mean(), delta_M - delta_M.mean()
+    train = x + y
+    slope = _quotient((x * y).sum(), x.square().sum())
+    return {
+        "slope": slope,
+        "intercept": float(delta_M.mean() - slope * infer_M.mean()),
+        "correlation": _quotient((x * train).sum(), (x.square().sum() * train.square().sum()).sqrt()),
+    }
+
+
+def _quotient(above: Tensor, below: Tensor) -> float:
+    return float(above / below) if below > 0 else 0.0
+
+
+def _without_nan(logprob_M: Tensor) -> Tensor:
+    return logprob_M.masked_fill(logprob_M.isnan(), -math.inf)

@@ -1,0 +1,138 @@
+"""The parts of the score by location: edits are drawn and put in, two of them are found, and nothing else is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.doctor_mutations import read_scores, remember, table_of
+from benchmarks.historic_faults import HISTORIC, Historic
+from benchmarks.locate_controls import BF16, FP32, HealthyPair
+from benchmarks.mutate_code import Edit, apply, draw, edited, edits_of, lines_of, patch_of
+from benchmarks.mutated_programs import find_programs
+from benchmarks.mutation_score import EditedTap, Judge
+
+LLAMA = str(importlib.import_module("transformers.models.llama.modeling_llama").__file__)
+SOURCE = """
+class Layer:
+    def forward(self, x, y):
+        a = x[1:] + 2.0 * y
+        b, c = split(a, y)
+        return [one.to(x) for one in b]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "layer.py").write_text(SOURCE)
+    return str(tmp_path / "layer.py")
+
+
+@pytest.mark.parametrize(
+    ("kind", "after"),
+    [
+        ("constant", "x[1:] + 2.21 * y"),
+        ("operator", "x[1:] - 2.0 * y"),
+        ("slice + 1", "x[1 + 1:] + 2.0 * y"),
+        ("slice - 1", "x[1 - 1:] + 2.0 * y"),
+        ("cast", "(x[1:] + 2.0 * y).bfloat16().float()"),
+        ("skipped", "a = x[1:]"),
+        ("swapped", "c, b = split(a, y)"),
+        ("swapped", "split(y, a)"),
+        ("dropped call", "b, c = a"),
+        ("dropped call", "[one for one in b]"),
+        ("skipped", "in list(b)[1:]]"),
+    ],
+)
+def test_each_kind_of_edit_changes_its_line_alone(file: str, kind: str, after: str) -> None:
+    edits = [edit for edit in edits_of(file) if edit.kind == kind]
+    changed = {edit: ast.unparse(apply(edit)).splitlines() for edit in edits}
+    assert any(after in line for lines in changed.values() for line in lines)
+    plain = ast.unparse(ast.parse(SOURCE)).splitlines()
+    assert all(sum(a != b for a, b in zip(plain, lines, strict=True)) == 1 for lines in changed.values())
+    assert {edit.function for edit in edits} == {"Layer.forward"}
+
+
+def test_a_seed_draws_the_same_edits_and_each_kind_as_often() -> None:
+    edits = edits_of(LLAMA)
+    first = list(islice(draw(edits, "one"), 60))
+    assert first == list(islice(draw(edits, "one"), 60))
+    assert first != list(islice(draw(edits, "two"), 60))
+    counts = [sum(edit.kind == kind for edit in first) for kind in {edit.kind for edit in edits}]
+    assert min(counts) > 1
+    assert max(counts) < 20
+
+
+def test_an_edit_is_in_force_in_its_block_alone() -> None:
+    from transformers.models.llama.modeling_llama import rotate_half
+
+    edit = patch_of(LLAMA, "return torch.cat((-x2, x1), dim=-1)", "return torch.cat((x2, x1), dim=-1)")
+    assert (edit.function, edit.line in lines_of(edit)) == ("rotate_half", True)
+    x = torch.arange(4.0)
+    with edited(edit):
+        assert rotate_half(x).tolist() == [2, 3, 0, 1]
+    assert rotate_half(x).tolist() == [-2, -3, 0, 1]
+
+
+def llama(before: str, after: str) -> Callable[[], Edit]:
+    return lambda: patch_of(LLAMA, before, after)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        llama("x1 = x[..., : x.shape[-1] // 2]", "x1 = x[..., x.shape[-1] // 2 :]"),
+        llama("inv_freq = 1.0 / (base", "inv_freq = 1.1 / (base"),
+    ],
+    ids=["in a pass", "in a build"],
+)
+def test_a_mutant_is_scored_by_its_line(edit: Callable[[], Edit], tmp_path: Path) -> None:
+    judge = Judge(find_programs()["llama"])
+    score = judge.score(edit())
+    assert score.outcome == "kept"
+    assert score.segment
+    assert score.in_line
+    assert score.in_function
+    assert score.reproduces
+    assert score.removed > 0.99
+    remember(score, tmp_path / "rows.jsonl")
+    with (tmp_path / "rows.jsonl").open("a") as out:
+        out.write('{"program": "cut o')
+    assert read_scores(tmp_path / "rows.jsonl") == [score]
+    assert "| llama | 1 of 1 | 0 | 0 | 1 | 1 | 1 | 1 |" in "\n".join(table_of([score]))
+
+
+def test_an_edit_that_changes_nothing_is_equivalent_and_one_that_breaks_is_crashed() -> None:
+    judge = Judge(find_programs()["llama"])
+    assert judge.score(patch_of(LLAMA, "emb.cos() * self", "emb.cos() * 1.0 * self")).outcome == "equivalent"
+    assert judge.score(patch_of(LLAMA, "emb.cos() * self", "emb.cos() @ self")).outcome == "crashed"
+
+
+def test_code_that_carries_weights_is_edited_where_it_runs() -> None:
+    program = find_programs()["weight sync"]
+    assert any(name.startswith("lockstep.weight_sync") for name in program.modules)
+    file = str(importlib.import_module("lockstep.weight_sync.outgoing").__file__)
+    tap = EditedTap(
+        program, patch_of(file, "return dtype if dtype is not None", "return torch.bfloat16 if dtype is not None")
+    )
+    weight = tap.model.get_parameter("model.norm.weight")
+    assert not torch.equal(weight, program.build().get_parameter("model.norm.weight"))
+    assert torch.equal(weight, weight.bfloat16().float())
+
+
+@pytest.mark.parametrize("one", HISTORIC, ids=lambda one: one.what)
+def test_each_fault_of_the_past_is_one_patch_of_todays_code(one: Historic) -> None:
+    edit = one.edit
+    assert edit.function
+    assert ast.dump(apply(edit)) != ast.dump(ast.parse(Path(edit.file).read_text()))
+
+
+@pytest.mark.parametrize("types", [(FP32, FP32), (BF16, BF16)])
+def test_a_healthy_pair_has_no_place(types: tuple[torch.dtype, torch.dtype]) -> None:
+    assert not HealthyPair("llama", "sdpa", types, True, 0).locate().places

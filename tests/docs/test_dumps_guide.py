@@ -1,0 +1,171 @@
+"""What the guide of dumps shows is Python that runs, on objects in the shape of the libraries it names."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lockstep_doctor.dumps import KNOWN, read_dump
+
+GUIDE = (Path(__file__).parents[2] / "docs/guides/dumps.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+DUMP, VERL, TRL, OWN, TAP, FILE, SERVER = BLOCKS
+IDS = torch.tensor([1, 5, 6, 7, 8, 9])
+
+
+def build() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
+
+
+@torch.no_grad()
+def score() -> list[float]:
+    own = build()(IDS[None]).logits[0, :-1].log_softmax(-1).gather(-1, IDS[1:, None])[:, 0]
+    return [0.0, *own.tolist()]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    build().save_pretrained("my_model")
+    return tmp_path
+
+
+def test_a_dump_beside_its_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    moved = [*score()[1:], -1.0]
+    row = {"token_ids": [IDS.tolist()], "token_loss_mask": [[0, 0, 1, 1, 1, 1]], "input_lengths": [6]}
+    row |= {"prev_logprobs": [score()], "generation_logprobs": [moved], "idx": 0}
+    Path("train_data_step3.jsonl").write_text(json.dumps(row) + "\n")
+    exec(DUMP, {})
+    said = capsys.readouterr().out
+    assert said.startswith("4 generated tokens of 1 rows, beside my_model in float32\n")
+    assert "train (prev_logprobs) is 0 from the model: rounding explains it" in said
+
+
+PADDED = torch.tensor([[0, 1, 5, 6, 7, 0], [1, 5, 6, 7, 8, 9]])
+LEFT = torch.tensor([[0, 1], [1, 1]])
+RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+COLUMN = -torch.arange(8.0).reshape(2, 4)
+
+
+def test_the_exporter_of_verl(here: Path) -> None:
+    class RayPPOTrainer:
+        global_steps = 3
+
+        def _log_rollout_data(self, batch: Any, reward: dict[str, Any], timing: dict[str, Any], folder: str) -> None:
+            pass
+
+    names: dict[str, Any] = {"RayPPOTrainer": RayPPOTrainer, "torch": torch}
+    exec(VERL, names)
+    tensors = {
+        "input_ids": PADDED,
+        "attention_mask": torch.cat([LEFT, RIGHT], 1),
+        "response_mask": RIGHT,
+        "old_log_probs": COLUMN,
+        "rollout_log_probs": COLUMN,
+        "advantages": COLUMN,
+    }
+    batch = SimpleNamespace(batch=tensors, meta_info={"temperature": 0.7})
+    names["ExportingTrainer"]()._log_rollout_data(batch, {}, {}, "folder")
+    check(here / "verl_3.pt", [0.7, 0.7])
+
+
+def test_the_exporter_of_trl(here: Path) -> None:
+    class GRPOTrainer:
+        state = SimpleNamespace(global_step=3)
+
+        def _generate_and_score_completions(self, inputs: list[Any]) -> dict[str, Any]:
+            return {
+                "prompt_ids": PADDED[:, :2],
+                "prompt_mask": LEFT,
+                "completion_ids": PADDED[:, 2:],
+                "completion_mask": RIGHT,
+                "advantages": torch.zeros(2),
+                "num_items_in_batch": torch.tensor(7),
+                "old_per_token_logps": COLUMN,
+                "sampling_per_token_logps": COLUMN,
+                "num_images": None,
+            }
+
+    names: dict[str, Any] = {"GRPOTrainer": GRPOTrainer, "torch": torch}
+    exec(TRL, names)
+    assert names["ExportingGRPOTrainer"]()._generate_and_score_completions([])["num_images"] is None
+    check(here / "trl_3.pt", None)
+
+
+def check(path: Path, temperatures: list[float] | None) -> None:
+    columns = read_dump(path).columns
+    assert columns.ids is not None
+    assert columns.ids.tolist() == [1, 5, 6, 7, 1, 5, 6, 7, 8, 9]
+    assert columns.train[columns.mask].tolist() == [0, -1, -2, -4, -5, -6, -7]
+    assert (None if columns.temperatures is None else columns.temperatures.tolist()) == temperatures
+
+
+def test_the_exporter_of_a_loop(here: Path) -> None:
+    columns = [score()]
+    exec(
+        OWN,
+        {
+            "batch_ids": [IDS.tolist()],
+            "batch_masks": [[0, 0, 1, 1, 1, 1]],
+            "trainer_columns": columns,
+            "sampler_columns": columns,
+        },
+    )
+    read = read_dump(here / "mine.jsonl").columns
+    assert read.train[read.mask].tolist() == score()[2:]
+
+
+def test_a_file_as_one_side(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = build()
+    layer: Any = model.model.layers[1]
+    layer.self_attn.scaling *= 0.3
+    exec(TAP, {"model": model, "ids": IDS})
+    exec(FILE, {})
+    assert "layers.1.attn" in capsys.readouterr().out
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            said = [[-1.0 if place else None, token, None] for place, token in enumerate(asked.get("input_ids", []))]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"meta_info": {"input_token_logprobs": said}}).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    monkeypatch.setenv("no_proxy", "*")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_server(here: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(DUMP.splitlines()[0], names)
+    exec(SERVER.replace("http://localhost:8000", address), names)
+    assert f"infer ({address}) is" in capsys.readouterr().out
+
+
+def test_the_table_names_columns_that_are_read() -> None:
+    named = {name for row in re.findall(r"^\|.*\|$", GUIDE, re.MULTILINE) for name in re.findall(r"`([a-z_]+)`", row)}
+    known = {name for some in KNOWN.values() for name in some}
+    settings = {"rollout_data_dir", "log_completions"}
+    assert named - settings <= known
+    assert {"token_ids", "sequences", "sampling_per_token_logps"} <= named

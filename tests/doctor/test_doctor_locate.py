@@ -1,0 +1,95 @@
+"""`lockstep doctor locate` on small models: what it leaves, what it says, how it ends; the table names it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_tables import SMALL
+from transformers import AttentionInterface
+
+from lockstep import exit_codes
+from lockstep.cli import main
+from lockstep.models import attention
+
+
+@pytest.fixture
+def scaled() -> Iterator[None]:
+    """Lockstep's attention computes with another scale."""
+    kernels = AttentionInterface._global_mapping
+    plain = kernels[attention.NAME]
+
+    def scale(*inputs: Any, scaling: float, **named: Any) -> Any:
+        return plain(*inputs, scaling=0.8 * scaling, **named)
+
+    kernels[attention.NAME] = scale
+    yield
+    kernels[attention.NAME] = plain
+
+
+def ask(model: Path, out: Path, *more: str, what: str = "locate") -> tuple[int, list[dict[str, Any]]]:
+    code = main(["doctor", what, str(model), "--out", str(out), *SMALL, *more])
+    at = out / "location.json"
+    return code, json.loads(at.read_text()) if at.is_file() else []
+
+
+def test_engines_that_agree_have_no_place(models: Callable[..., Path], tmp_path: Path) -> None:
+    code, (found,) = ask(models("llama"), tmp_path / "out")
+    assert (code, found["agrees"], found["places"], found["reproduction"]) == (exit_codes.OK, True, [], None)
+
+
+def test_a_fault_is_located_said_and_reproduced(
+    models: Callable[..., Path], tmp_path: Path, scaled: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    code, (found,) = ask(models("llama"), out)
+    assert (code, found["agrees"], found["pair"]) == (exit_codes.BROKEN, False, ["hf", "torch"])
+    (place,) = found["places"]
+    assert {one["end"].rpartition(".")[2] for one in place["segments"]} == {"attn"}
+    assert place["wrong"] == ["torch"]
+    assert any(line["function"] == "scaled.<locals>.scale" for one in place["suspects"] for line in one["lines"])
+    said = capsys.readouterr().out
+    assert "torch is wrong" in said
+    assert "rounding alone makes" in said
+    script = Path(found["reproduction"])
+    assert script.is_relative_to(out / "repro")
+    assert _run(script) == 1
+
+
+def test_the_script_passes_where_the_fault_is_mended(models: Callable[..., Path], tmp_path: Path) -> None:
+    kernels = AttentionInterface._global_mapping
+    plain = kernels[attention.NAME]
+    kernels[attention.NAME] = lambda *inputs, scaling, **named: plain(*inputs, scaling=0.8 * scaling, **named)
+    try:
+        _, (found,) = ask(models("llama"), tmp_path / "out")
+    finally:
+        kernels[attention.NAME] = plain
+    assert _run(Path(found["reproduction"])) == 0
+
+
+def _run(script: Path) -> int:
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(script))
+    return int(end.value.code or 0)
+
+
+def test_a_table_that_fails_names_the_command_and_gets_the_place_on_its_page(
+    models: Callable[..., Path], tmp_path: Path, scaled: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = models("llama"), tmp_path / "out"
+    assert ask(model, out, what="table")[0] == exit_codes.BROKEN
+    assert f"why: lockstep doctor locate {model}" in capsys.readouterr().out
+    ask(model, out)
+    report = json.loads((out / "report.json").read_text())
+    assert report["location"]["pair"] == ["hf", "torch"]
+
+
+def test_an_engine_that_no_package_has_is_refused(
+    models: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(models("llama"), tmp_path / "out", "backends=[hf,vllm-fp8]")[0] == exit_codes.INPUT
+    assert "locate cannot look into vllm-fp8; name vllm, or a layout of it" in capsys.readouterr().err

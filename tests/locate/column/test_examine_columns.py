@@ -1,0 +1,109 @@
+"""Two columns with a damage: what is said of it, and that rounding alone is no finding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep_doctor.column import TokenColumns, examine_columns
+from lockstep_doctor.column.relations import fit_factor
+
+ROWS, LENGTH = 20, 90
+
+
+def make_pair(seed: int, rounding: float = 1e-3) -> TokenColumns:
+    """Log-probabilities of tokens sampled from random logits of every entropy, on both sides with a rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = ROWS * LENGTH
+    sharp = torch.empty(tokens, 1, dtype=torch.float64).uniform_(0.3, 6, generator=generator)
+    logits = sharp * torch.randn(tokens, 60, dtype=torch.float64, generator=generator)
+    ids = torch.multinomial(logits.softmax(1), 1, generator=generator)
+
+    def side() -> Tensor:
+        noise = rounding * torch.randn(tokens, 60, dtype=torch.float64, generator=generator)
+        return (logits + noise).log_softmax(1).gather(1, ids)[:, 0].float().double()
+
+    mask = torch.ones(tokens, dtype=torch.bool)
+    return TokenColumns(side(), side(), mask, torch.arange(ROWS + 1) * LENGTH, ids[:, 0])
+
+
+@given(st.integers(0, 10_000), st.floats(-6.5, -1.5))
+@settings(max_examples=15, deadline=None)
+def test_rounding_is_no_finding(seed: int, rounding: float) -> None:
+    assert examine_columns(make_pair(seed, 10**rounding)) == []
+
+
+def _values(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A change of the values in rows 5, 12 and 19."""
+    return lambda infer, row: torch.where(row % 7 == 5, change(infer), infer)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind", "said"),
+    [
+        (_values(torch.zeros_like), "exactly 0", "exactly 0"),
+        (_values(lambda x: torch.full_like(x, -1.25)), "constant", "exactly -1.25"),
+        (_values(lambda x: torch.full_like(x, -math.inf)), "not finite", "minus infinity"),
+        (_values(lambda x: x.bfloat16().double()), "grid", "bf16"),
+        (_values(lambda x: x.half().double()), "grid", "fp16"),
+        (_values(lambda x: x.mul(1000).round() / 1000), "grid", "3 decimals"),
+        (_values(torch.neg), "formula", "sign turned"),
+        (_values(torch.exp), "formula", "probabilities"),
+        (_values(lambda x: x / math.log(2)), "formula", "base 2"),
+        (_values(lambda x: x - 0.5), "offset", "-0.5"),
+        (_values(lambda x: 0.8 * x), "scaled", "0.8 times"),
+        (_values(lambda x: x.roll(-2)), "positions moved", "+2 positions"),
+        (_values(lambda x: x.roll(-LENGTH)), "rows moved", "row"),
+    ],
+)
+def test_rows_with_damage_are_found_and_said(
+    damage: Callable[[Tensor, Tensor], Tensor], kind: str, said: str
+) -> None:
+    clean = make_pair(0)
+    found = examine_columns(replace(clean, infer=damage(clean.infer, clean.row)))
+    assert found[0].kind == kind
+    assert said in found[0].what
+    assert "row mod 7 = 5" in str(found[0].where)
+
+
+def test_a_floor_is_a_rule_over_the_other_side() -> None:
+    clean = make_pair(1)
+    (found,) = examine_columns(replace(clean, infer=clean.infer.clamp(min=-4.0)))
+    assert (found.kind, found.side) == ("floor", "infer")
+    assert "training's log-probability ≤ -4" in str(found.where)
+
+
+def test_two_damages_are_two_findings() -> None:
+    clean = make_pair(2)
+    infer = torch.where(clean.position == LENGTH - 1, 0.0, clean.infer)
+    infer = torch.where(clean.row == 3, infer - 1, infer)
+    found = examine_columns(replace(clean, infer=infer))
+    assert [one.kind for one in found] == ["exactly 0", "offset"]
+    assert [str(one.where) for one in found] == ["place in the response = 90", "row = 3"]
+
+
+def test_no_finding_claims_a_cause() -> None:
+    clean = make_pair(3)
+    for change in (lambda x: 0 * x, lambda x: x - 0.5):
+        for one in examine_columns(replace(clean, infer=change(clean.infer))):
+            assert one.consistent
+            assert "because" not in one.what
+
+
+@given(st.integers(0, 1000), st.floats(0.3, 3))
+@settings(max_examples=20, deadline=None)
+def test_errors_in_both_columns_do_not_attenuate_a_factor(seed: int, factor: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    truth = -5 * torch.rand(4000, dtype=torch.float64, generator=generator)
+    noise = 0.7 * torch.randn(2, 4000, dtype=torch.float64, generator=generator)
+    x, y = truth + noise[0], factor * truth + noise[1]
+    squares = float((x * y).sum() / x.square().sum())
+    assert abs(fit_factor(y.numpy(), x.numpy()) - factor) < 0.03 * factor + 0.02
+    assert squares < 0.97 * factor

@@ -1,0 +1,227 @@
+"""Dumps of a small model with one fault on one side: the side and the stage are said."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lockstep_doctor.dumps import DumpError, describe_dump, locate_dump, read_dump
+
+ROWS, LENGTH, PROMPT = 16, 48, 6
+SIDES = ("prev_logprobs", "generation_logprobs")
+
+
+def build() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+    }
+    config = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, bos_token_id=1)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.15 * torch.randn_like(parameter) + float(parameter.ndim == 1))
+        model.lm_head.weight *= 4
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    build().save_pretrained(path)
+    return path
+
+
+@torch.no_grad()
+def sample(temperature: float = 1.0) -> Tensor:
+    """Ids of every row, [B, T], which the model generated behind a prompt."""
+    model, generator = build(), torch.Generator().manual_seed(1)
+    ids = torch.randint(2, 97, (ROWS, PROMPT), generator=generator)
+    ids[:, 0] = 1
+    while ids.shape[1] < LENGTH:
+        chances = (model(ids).logits[:, -1] / temperature).softmax(-1)
+        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], 1)
+    return ids
+
+
+IDS = sample()
+Fault = Callable[[Tensor], Tensor]
+"""From ids to one side's column, [B, T]."""
+
+
+@torch.no_grad()
+def score(ids: Tensor, temperature: float = 1.0, change: Callable[[Any], None] = lambda model: None) -> Tensor:
+    model = build()
+    change(model)
+    own = (model(ids).logits[:, :-1].float() / temperature).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    return torch.cat([torch.zeros(len(ids), 1), own], 1)
+
+
+def write(path: Path, train: Tensor, infer: Tensor, ids: Tensor = IDS, temperature: float | None = None) -> Path:
+    """As NeMo RL logs."""
+    told = {} if temperature is None else {"temperature": temperature}
+    mask = [[[0] * PROMPT + [1] * (LENGTH - PROMPT)]] * len(ids)
+    rows = zip(ids.tolist(), mask, train.tolist(), infer.tolist(), strict=True)
+    path.write_text(
+        "".join(
+            json.dumps(
+                {"token_ids": [a], "token_loss_mask": b, "prev_logprobs": [c], "generation_logprobs": [d], **told}
+            )
+            + "\n"
+            for a, b, c, d in rows
+        )
+    )
+    return path
+
+
+def rolled(ids: Tensor) -> Tensor:
+    return score(ids).roll(-1, 1)
+
+
+def permuted(ids: Tensor) -> Tensor:
+    return score(ids).roll(1, 0)
+
+
+def last_zero(ids: Tensor) -> Tensor:
+    column = score(ids)
+    column[:, -1] = 0.0
+    return column
+
+
+def in_bfloat16(ids: Tensor) -> Tensor:
+    return score(ids).bfloat16().float()
+
+
+def cold(ids: Tensor) -> Tensor:
+    return score(ids, 0.7)
+
+
+def odd_temperature(ids: Tensor) -> Tensor:
+    return score(ids, 0.72)
+
+
+def without_bos(ids: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(len(ids), 1), score(ids[:, 1:])], 1)
+
+
+def halved(ids: Tensor) -> Tensor:
+    return 0.5 * score(ids)
+
+
+def scaled_attention(ids: Tensor) -> Tensor:
+    def scale(model: Any) -> None:
+        for layer in model.model.layers:
+            layer.self_attn.scaling *= 0.5
+
+    return score(ids, change=scale)
+
+
+@pytest.mark.parametrize(
+    ("fault", "side", "stage", "change"),
+    [
+        (rolled, 0, "column", ""),
+        (permuted, 1, "column", ""),
+        (last_zero, 1, "column", ""),
+        (in_bfloat16, 1, "log-probabilities", ""),
+        (halved, 0, "log-probabilities", ""),
+        (cold, 0, "temperature", "at temperature 0.7"),
+        (cold, 1, "temperature", "at temperature 0.7"),
+        (odd_temperature, 1, "temperature", "at temperature 0.7"),
+        (without_bos, 1, "ids", "without the first id"),
+        (scaled_attention, 0, "model", ""),
+        (scaled_attention, 1, "model", ""),
+    ],
+)
+def test_the_side_and_the_stage(fault: Fault, side: int, stage: str, change: str, folder: Path, tmp_path: Path) -> None:
+    columns = [score(IDS), score(IDS)]
+    columns[side] = fault(IDS)
+    found = locate_dump(write(tmp_path / "d.jsonl", columns[0], columns[1]), folder)
+    assert [one.name for one in found.wrong] == [SIDES[side]]
+    assert (found.wrong[0].stage, found.wrong[0].change[: len(change)]) == (stage, change)
+    right = found.sides[1 - side]
+    assert right.rms < 1e-4
+    assert (right.stage, right.findings) == (None, [])
+
+
+def rounded(ids: Tensor) -> Tensor:
+    """A healthy engine in bf16."""
+    return score(ids, change=lambda model: model.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("train", "infer", "temperature"),
+    [
+        (score, score, None),
+        (score, rounded, None),
+        (rounded, rounded, None),
+        (cold, cold, None),
+        (cold, cold, 0.7),
+        (score, score, 0.7),
+    ],
+)
+def test_healthy_sides_are_not_wrong(
+    train: Fault, infer: Fault, temperature: float | None, folder: Path, tmp_path: Path
+) -> None:
+    found = locate_dump(write(tmp_path / "d.jsonl", train(IDS), infer(IDS), temperature=temperature), folder)
+    assert found.wrong == []
+    assert list(describe_dump(found))[-1] == "neither side leaves the model"
+
+
+def test_the_temperature_of_the_dump_says_which_side_is_wrong(folder: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", cold(IDS), score(IDS), temperature=0.7)
+    found = locate_dump(path, folder)
+    assert [(one.side, one.stage, one.change) for one in found.wrong] == [("infer", "temperature", "")]
+    assert found.sides[0].change == "at the temperature that the dump says"
+
+
+def test_what_is_said(folder: Path, tmp_path: Path) -> None:
+    found = locate_dump(write(tmp_path / "d.jsonl", score(IDS), permuted(IDS)), folder, most_ids=10 * LENGTH)
+    said = list(describe_dump(found))
+    assert said[0] == f"420 generated tokens of 10 of 16 rows, beside {folder} in float32"
+    assert said[-1] == "wrong: infer"
+    assert any(
+        line.startswith("infer (generation_logprobs) is 1.") and "leaves the model at the column" in line
+        for line in said
+    )
+    assert any("rows have another row's values" in line for line in said)
+    assert not any("training" in line for line in said)
+
+
+def test_one_side_is_enough(folder: Path, tmp_path: Path) -> None:
+    columns = read_dump(write(tmp_path / "d.jsonl", score(IDS), permuted(IDS)))
+    alone = replace(
+        columns, train=None, columns=replace(columns.columns, train=torch.full_like(columns.columns.train, torch.nan))
+    )
+    found = locate_dump(alone, folder)
+    assert (found.gap, [one.side for one in found.wrong]) == (None, ["infer"])
+
+
+def test_what_cannot_be_judged_gets_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "d.jsonl", score(IDS), score(IDS))
+    with pytest.raises(DumpError, match=r"has no config\.json"):
+        locate_dump(path, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard"}')
+    with pytest.raises(DumpError, match="transformers cannot load it: "):
+        locate_dump(path, tmp_path)
+    other = write(tmp_path / "other.jsonl", score(IDS), score(IDS), IDS + 1)
+    with pytest.raises(DumpError, match="knows 97 ids, but the dump has id 97; is it that"):
+        locate_dump(other, folder)
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text(json.dumps({"prev_logprobs": [-1.0], "generation_logprobs": [-1.0], "mask": [1]}))
+    with pytest.raises(DumpError, match="the dump has no ids of prompt and response"):
+        locate_dump(bare, folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(DumpError, match="needs transformers: pip install transformers"):
+        locate_dump(path, folder)

@@ -1,0 +1,367 @@
+"""Dumps in the shape of each library: the same tokens come out of all of them, or one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lockstep_doctor.dumps import DumpError, FieldNames, read_dump
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One sequence: `mask` is 1 for what the model wrote; the first entries are the prompt's."""
+
+    ids: list[int]
+    prompt: int
+    mask: list[int]
+    train: list[float]
+    infer: list[float]
+
+
+ANSWERS = [
+    _Answer(
+        list(range(5, 12)), 2, [0, 0, 1, 1, 0, 1, 1], [0, -2, -1, -3, -4, -0.5, -2], [0, 0, -1.5, -3, 0, -1, -2]
+    ),
+    _Answer([5, 12, 13], 1, [0, 1, 1], [0, -0.25, -1], [0, -0.5, -1.25]),
+]  # fmt: skip
+"""Two turns with an answer of a tool between, and one turn; the training side speaks of context, too."""
+
+
+def _pad(rows: list[list[Any]], left: bool = False, fill: float = 0) -> list[list[Any]]:
+    most = max(map(len, rows))
+    return [[fill] * (most - len(row)) + row if left else row + [fill] * (most - len(row)) for row in rows]
+
+
+def _response(name: str) -> list[list[Any]]:
+    return [getattr(answer, name)[answer.prompt :] for answer in ANSWERS]
+
+
+def _whole(name: str) -> list[list[Any]]:
+    return [getattr(answer, name) for answer in ANSWERS]
+
+
+def _jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def nemo_rl(folder: Path, masks: bool = True) -> Path:
+    """Batches of one, padded on the right, prompt and response in one."""
+    ids, mask, train, infer = (_pad(_whole(name)) for name in ("ids", "mask", "train", "infer"))
+    rows = []
+    for i, answer in enumerate(ANSWERS):
+        told = {"token_ids": [ids[i]], "token_loss_mask": [mask[i]], "sample_loss_mask": [1.0]} if masks else {}
+        sides = {"generation_logprobs": [infer[i]], "prev_logprobs": [train[i]]}
+        rows.append({"content": ["…"], "rewards": [1.0], "input_lengths": [len(answer.ids)], **told, **sides, "idx": i})
+    return _jsonl(folder / "train_data_step3.jsonl", rows)
+
+
+def _verl_tensors() -> dict[str, Tensor]:
+    """Prompts padded on the left, responses on the right."""
+    prompts = _pad([answer.ids[: answer.prompt] for answer in ANSWERS], left=True)
+    real = _pad([[1] * answer.prompt for answer in ANSWERS], left=True)
+    there = _pad([[1] * len(row) for row in _response("ids")])
+    return {
+        "input_ids": torch.cat([torch.tensor(prompts), torch.tensor(_pad(_response("ids")))], 1),
+        "attention_mask": torch.cat([torch.tensor(real), torch.tensor(there)], 1),
+        "response_mask": torch.tensor(_pad(_response("mask"))),
+        "old_log_probs": torch.tensor(_pad(_response("train"))),
+        "rollout_log_probs": torch.tensor(_pad(_response("infer"))),
+    }
+
+
+def verl(folder: Path) -> Path:
+    torch.save(_verl_tensors(), folder / "verl.pt")
+    return folder / "verl.pt"
+
+
+def verl_safetensors(folder: Path) -> Path:
+    save_file(_verl_tensors(), folder / "verl.safetensors", {"temperature": "0.7"})
+    return folder / "verl.safetensors"
+
+
+def trl(folder: Path) -> Path:
+    prompts = _pad([answer.ids[: answer.prompt] for answer in ANSWERS], left=True)
+    torch.save(
+        {
+            "prompt_ids": torch.tensor(prompts),
+            "prompt_mask": torch.tensor(_pad([[1] * answer.prompt for answer in ANSWERS], left=True)),
+            "completion_ids": torch.tensor(_pad(_response("ids"))),
+            "completion_mask": torch.tensor(_pad([[1] * len(row) for row in _response("ids")])),
+            "tool_mask": torch.tensor(_pad(_response("mask"), fill=1)),
+            "old_per_token_logps": torch.tensor(_pad(_response("train"), fill=-9)),
+            "sampling_per_token_logps": torch.tensor(_pad(_response("infer"))),
+        },
+        folder / "trl.pt",
+    )
+    return folder / "trl.pt"
+
+
+def _slime_samples(plural: str, **sides: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "tokens": answer.ids,
+            f"response_length{plural}": len(answer.ids) - answer.prompt,
+            f"loss_mask{plural}": answer.mask[answer.prompt :],
+            "reward": np.float64(1.0),
+            "status": "completed",
+            "metadata": {},
+            "rollout_routed_experts": np.zeros((3, 2, 1), np.int32),
+            **{name: torch.tensor(getattr(answer, side)[answer.prompt :]) for name, side in sides.items()},
+        }
+        for answer in ANSWERS
+    ]
+
+
+def slime(folder: Path) -> Path:
+    samples = _slime_samples("s", log_probs="train", rollout_log_probs="infer")
+    torch.save({"format_version": 2, "rollout_id": 3, "samples": samples, "dp_shards": [{}]}, folder / "0.pt")
+    return folder / "0.pt"
+
+
+def slime_of_one_rank(folder: Path) -> Path:
+    samples = _slime_samples("s", log_probs="train", rollout_log_probs="infer")
+    columns = {name: [one[name] for one in samples] for name in samples[0]}
+    columns |= {"total_lengths": [7, 3, 9], "micro_batch_indices": [[0], [1], [2]], "partition": [0, 1]}
+    torch.save({"rollout_id": 3, "rank": 0, "rollout_data": columns}, folder / "rank.pt")
+    return folder / "rank.pt"
+
+
+def prime_rl(folder: Path) -> Path:
+    return _jsonl(
+        folder / "rank_0.jsonl",
+        [
+            {
+                "schema_version": 1,
+                "token_ids": answer.ids,
+                "position_ids": list(range(len(answer.ids))),
+                "loss_mask": [bool(one) for one in answer.mask],
+                "trainer_logprobs": [None, *answer.train[1:]],
+                "inference_logprobs": answer.infer,
+                "is_masked": [None] * len(answer.ids),
+            }
+            for answer in ANSWERS
+        ],
+    )
+
+
+class TrainingInputBatch(dict[str, Tensor]):
+    """Pickles as SkyRL's does, in whose module the test puts it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {
+            "batch_dict": {name: _serialize(x) for name, x in self.items()} | {"rewards": None},
+            "batch_size": len(ANSWERS),
+            "device": torch.device("cpu"),
+            "metadata": {"global_step": 3},
+        }
+        return _rebuild_tensor_batch, (type(self), state)
+
+
+def _rebuild_tensor_batch(kind: type, state: dict[str, Any]) -> None:
+    raise AssertionError("reading must run no code")
+
+
+def _serialize(x: Tensor) -> dict[str, Any]:
+    array = x.numpy()
+    return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
+
+
+def skyrl(folder: Path) -> Path:
+    """All is padded on the left."""
+    name = "skyrl.backends.skyrl_train.training_batch"
+    modules = {part: ModuleType(part) for part in ("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", name)}
+    vars(modules[name]).update(TrainingInputBatch=TrainingInputBatch, _rebuild_tensor_batch=_rebuild_tensor_batch)
+    batch = TrainingInputBatch(
+        sequences=torch.tensor(_pad(_whole("ids"), left=True)),
+        attention_mask=torch.tensor(_pad([[1] * len(row) for row in _whole("ids")], left=True)),
+        response_mask=torch.tensor(_pad([[1] * len(row) for row in _response("ids")], left=True)),
+        loss_mask=torch.tensor(_pad(_response("mask"), left=True), dtype=torch.float32),
+        action_log_probs=torch.tensor(_pad(_response("train"), left=True)),
+        rollout_logprobs=torch.tensor(_pad(_response("infer"), left=True)),
+    )
+    for one in (TrainingInputBatch, _rebuild_tensor_batch):
+        one.__module__ = name
+    with pytest.MonkeyPatch.context() as patch:
+        for part, module in modules.items():
+            patch.setitem(sys.modules, part, module)
+        (folder / "global_step_3_training_input.pkl").write_bytes(pickle.dumps(batch))
+    return folder / "global_step_3_training_input.pkl"
+
+
+def parquet(folder: Path) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [json.loads(line) for line in prime_rl(folder).read_text().splitlines()]
+    parquet.write_table(arrow.Table.from_pylist(rows), folder / "d.parquet")
+    return folder / "d.parquet"
+
+
+LIBRARIES = [nemo_rl, verl, verl_safetensors, trl, slime, slime_of_one_rank, prime_rl, skyrl, parquet]
+
+
+@pytest.mark.parametrize("write", LIBRARIES)
+def test_every_library_says_the_same(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    dump = read_dump(write(tmp_path))
+    columns = dump.columns
+    assert columns.ids is not None
+    assert columns.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 5, 12, 13]
+    assert columns.offsets.tolist() == [0, 7, 10]
+    assert columns.mask.int().tolist() == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+    assert columns.train[columns.mask].tolist() == [-1, -3, -0.5, -2, -0.25, -1]
+    assert columns.infer[columns.mask].tolist() == [-1.5, -3, -1, -2, -0.5, -1.25]
+    assert columns.position[columns.mask].tolist() == [2, 3, 5, 6, 1, 2]
+    assert dump.notes == ()
+
+
+def test_rollouts_of_slime_have_one_side(tmp_path: Path) -> None:
+    torch.save({"rollout_id": 0, "samples": _slime_samples("", rollout_log_probs="infer")}, tmp_path / "0.pt")
+    dump = read_dump(tmp_path / "0.pt")
+    assert (dump.train, dump.infer) == (None, "rollout_log_probs")
+    assert bool(dump.columns.train.isnan().all())
+    assert dump.columns.infer[dump.columns.mask].tolist() == [-1.5, -3, -1, -2, -0.5, -1.25]
+
+
+def test_a_log_of_several_turns_without_a_mask_is_asked_about(tmp_path: Path) -> None:
+    path = nemo_rl(tmp_path, masks=False)
+    with pytest.raises(DumpError, match=r"line 1: there is no mask, and generation_logprobs is exactly 0 at 1 entries"):
+        read_dump(path)
+    context = read_dump(path, zeros="context")
+    assert context.columns.mask.int().tolist() == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+    assert context.notes == (
+        "train_data_step3.jsonl has no mask: 4 entries that are exactly 0 count as context, the others as generated.",
+    )
+    assert context.columns.ids is None
+    generated = read_dump(path, zeros="generated")
+    assert generated.columns.mask.int().tolist() == [0, 0, 1, 1, 1, 1, 1, 0, 1, 1]
+
+
+def test_a_certain_token_is_no_other_turn(tmp_path: Path) -> None:
+    row = {"old_log_probs": [-1.0, -1e-7, -1.0], "rollout_log_probs": [-1.0, 0.0, -1.0]}
+    assert read_dump(_jsonl(tmp_path / "d.jsonl", [row])).columns.mask.tolist() == [True] * 3
+
+
+def test_files_of_a_folder_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 9):
+        _jsonl(
+            tmp_path / f"rank_{number}.jsonl",
+            [{"train_logprobs": [-number], "infer_logprobs": [-1], "mask": [1]}],
+        )
+    assert read_dump(tmp_path).columns.train.tolist() == [-9, -10]
+
+
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    row = {"a": [-1, -2], "b": [-1, -3], "c": [4, 5, 6], "d": 2, "t": 0.7, "p": 0.9, "v": 3, "q": "x"}
+    names = FieldNames("a", "b", ids="c", prompt_length="d", temperature="t", top_p="p", version="v", prompt="q")
+    columns = read_dump(_jsonl(tmp_path / "d.jsonl", [row, row | {"q": "y", "d": 1}]), names).columns
+    assert columns.ids is not None
+    assert columns.mask.tolist() == [False, False, True, False, True, True]
+    told = (columns.prompt_lengths, columns.temperatures, columns.top_ps, columns.versions, columns.clusters)
+    assert [None if one is None else one.tolist() for one in told] == [[2, 1], [0.7] * 2, [0.9] * 2, [3, 3], [0, 1]]
+
+
+def test_what_safetensors_say_of_all_rows(tmp_path: Path) -> None:
+    temperatures = read_dump(verl_safetensors(tmp_path)).columns.temperatures
+    assert temperatures is not None
+    assert temperatures.tolist() == [0.7, 0.7]
+
+
+def test_samples_of_a_run_of_lockstep(tmp_path: Path) -> None:
+    token = {"text": ["a", "b", "c"], "mask": [1, 1, 0], "logprob": [-1.0, -2.0, -3.0], "gap": [0.5, -0.25, 9.0]}
+    columns = read_dump(_jsonl(tmp_path / "samples.jsonl", [{"id": "x", "token": token}])).columns
+    assert columns.infer[columns.mask].tolist() == [-1.5, -1.75]
+
+
+class Evil:
+    """Would print where a pickle is run."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("run",)
+
+
+def _save(content: Any) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        torch.save(content, folder / "d.pt")
+        return folder / "d.pt"
+
+    return write
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return write
+
+
+def _rows(*rows: dict[str, Any]) -> Callable[[Path], Path]:
+    return lambda folder: _jsonl(folder / "d.jsonl", list(rows))
+
+
+ONE = {"old_log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.0], "response_mask": [1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (_save({"samples": [Evil()]}), r"d\.pt: holds builtins\.print, which only running code could read"),
+        (_write("d.pkl", pickle.dumps(Evil())), r"d\.pkl: holds builtins\.print, which only running code could read"),
+        (_write("d.pkl", pickle.dumps({"a": 1})), r"d\.pkl: cannot be read: 'batch_dict'"),
+        (_write("d.pt", b"PK\x03\x04" + b"\0" * 99), r"d\.pt: is no file of torch\.save"),
+        (_save([1, 2]), "is no dict of columns but list"),
+        (_save({"old_log_probs": torch.zeros(2, 3), "input_ids": torch.zeros(3, 3)}), "one row of tokens for each seq"),
+        (_write("d.safetensors", b"\xff" * 40), r"d\.safetensors: cannot be read"),
+        (_write("d.parquet", b"PAR1torn"), r"d\.parquet: cannot be read"),
+        (_write("d.jsonl.gz", b"\x1f\x8b\x08\0torn"), r"d\.jsonl\.gz: cannot be read"),
+        (_write("d.jsonl", b'{"a": [1\n'), r"line 1: is no JSON"),
+        (_write("d.jsonl", b"[" * 100000), r"line 1: is no JSON"),
+        (_write("d.jsonl", b"[]\n"), r"line 1: is no row \(a JSON object\) but list"),
+        (_write("d.npz", b""), r"d\.npz: no reader for this kind of file; what is read is \.jsonl, "),
+        (lambda folder: folder / "d.jsonl", "there is no such file"),
+        (lambda folder: folder, "has no dump in it"),
+        (_rows({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 1}), "verl's rollout_data_dir writes"),
+        (_rows({"a": [-1]}), "no column of log-probabilities; there are a; docs/guides/dumps.md has five lines"),
+        (_rows(ONE | {"log_probs": [-1.0, -2.0]}), "old_log_probs and log_probs could both be train"),
+        (_rows(ONE, ONE | {"old_log_probs": [-1.0]}), "line 2: old_log_probs has 1 entries and rollout_log_probs"),
+        (_rows(ONE | {"old_log_probs": [-1.0, math.nan]}), "old_log_probs has nan at entry 1, which is no log-prob"),
+        (_rows(ONE | {"old_log_probs": [-1.0, 0.7]}), r"old_log_probs has 0\.7 at entry 1, which is no log-prob"),
+        (_rows(ONE | {"old_log_probs": [0.05, 0.07]}), "above 0 at every entry; write log-probabilities"),
+        (_rows(ONE | {"old_log_probs": [-1.0, 10**400]}), "at entry 1, which is no number"),
+        (_rows(ONE, ONE | {"old_log_probs": "-1"}), "line 2: old_log_probs is no list of numbers"),
+        (_rows(ONE, {"response_mask": [1, 1]}), "line 2: old_log_probs is no list of numbers"),
+        (_rows(ONE | {"response_mask": [1]}), "response_mask has 1 entries for 2 log-probabilities"),
+        (_rows(ONE | {"response_mask": [1, 2]}), "response_mask has entries besides 0 and 1"),
+        (_rows(ONE | {"response_mask": [0, 0]}), "no token is left to compare; is the mask right"),
+        (_rows(ONE | {"input_ids": [4, -1]}), "-1 at entry 1 is no token id"),
+        (_rows(ONE | {"input_ids": [4]}), "old_log_probs has 2 entries and rollout_log_probs has 2 entries for 1 ids"),
+        (_rows(ONE | {"temperature": "warm"}), "temperature is 'warm', which is no number"),
+        (_rows(ONE | {"temperature": -1}), "temperature is -1, and not from 0 to 1e"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_gets_one_sentence(
+    write: Callable[[Path], Path], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(DumpError, match=sentence) as raised:
+        read_dump(write(tmp_path))
+    assert "\n" not in str(raised.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_column_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(DumpError, match="has no column 'x', which is to be train; there are old_log"):
+        read_dump(_jsonl(tmp_path / "d.jsonl", [ONE]), FieldNames(train="x"))

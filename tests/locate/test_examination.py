@@ -1,0 +1,258 @@
+"""Faults in a copy of a model: what `examine` measures about each, which settings it undoes, and what it says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from located import TOKENS, ends
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from lockstep_doctor import (
+    Capture,
+    CutPoint,
+    EngineOptions,
+    ModuleTap,
+    PairExamination,
+    describe_examination,
+    examine,
+    write_engine_reproduction,
+)
+from lockstep_doctor.locate import pick_logprobs
+from lockstep_doctor.measures import measure
+from lockstep_doctor.shrink import shrink
+
+Fault = Callable[[Any], None]
+
+
+@cache
+def right(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def find(folder: Path, *faults: Fault, in_reference: Fault | None = None, dtype: Any = None) -> PairExamination:
+    models = [copy.deepcopy(right(folder)) for _ in range(3)]
+    for fault in faults:
+        fault(models[1])
+    if in_reference is not None:
+        in_reference(models[0])
+    if dtype is not None:
+        models[1].to(dtype)
+    types = (torch.float32, dtype or torch.float32)
+    rounded = [ModuleTap(copy.deepcopy(right(folder)).to(one), "rounded") for one in types]
+    taps = [ModuleTap(model, name) for model, name in zip(models[:2], ("one", "other"), strict=True)]
+    requests = [TOKENS[:9], TOKENS, TOKENS[4:20]]
+    return examine(taps[0], taps[1], requests, ModuleTap(models[2].double(), "float64"), rounded)
+
+
+@pytest.fixture
+def folder(located_model: Callable[[str], Path]) -> Path:
+    return located_model("llama")
+
+
+def scale_attention(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 0.8
+
+
+def scale_down(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(1.05)
+
+
+def change_angles(model: Any) -> None:
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.5
+
+
+def change_epsilon(model: Any) -> None:
+    model.model.layers[0].post_attention_layernorm.variance_epsilon = 0.3
+
+
+def hook(path: str, change: Callable[[Tensor], Tensor]) -> Fault:
+    def fault(model: Any) -> None:
+        module = model.get_submodule(path)
+        plain = module.forward
+        module.forward = lambda *inputs: change(plain(*inputs))
+
+    return fault
+
+
+def break_at_the_end(x: Tensor) -> Tensor:
+    return torch.where(torch.arange(x.shape[1])[:, None] < 20, x, torch.nan)
+
+
+O = "model.layers.1.self_attn.o_proj"  # noqa: E741 (as the cut is called)
+
+
+@pytest.mark.parametrize(
+    ("fault", "end", "measured", "undone"),
+    [
+        (scale_attention, "attn", "positions 1 to", "model.layers.0.self_attn.scaling is"),
+        (
+            scale_down,
+            "down",
+            "it is 1.05 times what it should be",
+            "model.layers.1.mlp.down_proj.weight differs in 1536",
+        ),
+        (change_angles, "rotary_emb", "positions 1 to", "model.rotary_emb.inv_freq differs in 4 of 4"),
+        (change_epsilon, "mlp_norm", "", "model.layers.0.post_attention_layernorm.variance_epsilon is 0.3, 1e-06"),
+        (hook(O, lambda x: x.roll(1, 1)), "o", "what belongs to the one 1 before it", None),
+        (hook(O, lambda x: x.flip(-1)), "o", "the right numbers in other channels", None),
+        (hook(O, torch.zeros_like), "o", "it is zero", None),
+        (hook(O, lambda x: x.clamp(-0.1, 0.1)), "o", "it is cut to the range from -0.1 to 0.1", None),
+        (hook(O, lambda x: x + torch.linspace(0, 1, 32)), "o", "the same is added at each position", None),
+        (hook(O, lambda x: x.bfloat16().float()), "o", "it is rounded to bfloat16", None),
+        (hook(O, lambda x: torch.cat([x[..., :8] * 2, x[..., 8:]], -1)), "o", "channels 0 to 7 of 32", None),
+        (hook(O, break_at_the_end), "o", "it is not finite at positions 20 to 23 of 24", None),
+    ],
+)
+def test_a_fault_is_measured_and_undone(
+    folder: Path, fault: Fault, end: str, measured: str, undone: str | None
+) -> None:
+    found = find(folder, fault)
+    assert {stage.removesuffix(".1") for stage in ends(found.location)} == {end}
+    assert measured in "; ".join(found.measured[0])
+    assert found.location.places[0].wrong == ["other"]
+    confirmed = [one for one in found.undone[0] if one.confirmed]
+    assert [one.what[: len(undone)] for one in confirmed] == [undone] if undone else not confirmed
+
+
+def test_what_is_added_is_named(folder: Path) -> None:
+    """The residual is added twice."""
+
+    def double(model: Any) -> None:
+        layer = model.model.layers[1]
+        plain = layer.mlp.forward
+        layer.register_forward_hook(lambda _, inputs, output: output + layer.mlp_output)
+
+        def keep(states: Tensor) -> Tensor:
+            layer.mlp_output = plain(states)
+            return layer.mlp_output
+
+        layer.mlp.forward = keep
+
+    found = find(folder, double)
+    assert ends(found.location) == {"resid_out"}
+    assert "+1 times layers.1.down is added to it" in found.measured[0][0]
+
+
+def test_two_faults_are_two_places_each_with_its_setting(folder: Path) -> None:
+    found = find(folder, scale_attention, scale_down)
+    assert [place.segments[0].end.stage for place in found.location.places] == ["attn", "down"]
+    first, second = ([one.what.split(" ")[0] for one in some if one.confirmed] for some in found.undone)
+    assert (first, second) == (["model.layers.0.self_attn.scaling"], ["model.layers.1.mlp.down_proj.weight"])
+
+
+def test_the_side_that_is_wrong_is_said(folder: Path) -> None:
+    found = find(folder, in_reference=scale_down)
+    assert found.location.places[0].wrong == ["one"]
+    assert "it is 1.05 times what it should be" in found.measured[0][0]
+    both = find(folder, hook(O, lambda x: 1.1 * x), in_reference=hook(O, lambda x: 1.2 * x))
+    assert both.location.places[0].wrong == ["one", "other"]
+    assert "  one and other are both wrong" in "\n".join(describe_examination(both))
+
+
+def test_what_changes_from_run_to_run_is_said(folder: Path) -> None:
+    found = find(folder, hook(O, lambda x: x + 0.1 * torch.randn_like(x)))
+    assert found.location.noisy == {"other": [CutPoint("o", 1)]}
+    assert "other gives other values each time, for the same inputs: layers.1.o" in "\n".join(
+        describe_examination(found)
+    )
+
+
+def test_rounding_in_another_type_hides_no_fault_and_is_none(folder: Path) -> None:
+    assert find(folder, dtype=torch.bfloat16).agrees
+    found = find(folder, hook(O, lambda x: 1.5 * x), dtype=torch.bfloat16)
+    assert ends(found.location) == {"o"}
+    assert found.location.removed > 0.9
+    assert "it is 1.5 times what it should be" in "; ".join(found.measured[0])
+
+
+def test_a_residual_in_another_type_is_a_place(folder: Path) -> None:
+    """Only the sum is rounded: no module has the other type."""
+
+    def fault(model: Any) -> None:
+        for layer in model.model.layers:
+            layer.register_forward_hook(lambda _, inputs, output: output.bfloat16().float())
+
+    found = find(folder, fault)
+    assert ends(found.location) == {"resid_out"}
+    assert found.measured[0][0] == "it is rounded to bfloat16"
+
+
+def test_a_request_is_shrunk_to_what_the_fault_needs(folder: Path) -> None:
+    found = find(folder, scale_attention)
+    assert found.request == max(range(3), key=found.gaps.__getitem__)
+    assert 2 < found.smallest.numel() <= 4  # the first token attends to itself alone
+    assert shrink(lambda x: 5 in x and 7 in x, torch.arange(32)).tolist() == [5, 7]
+
+
+def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_path: Path) -> None:
+    """The fault is in the folder that the script reads, so that it shows in a new process, too."""
+    wrong = copy.deepcopy(right(folder))
+    scale_down(wrong)
+    wrong.save_pretrained(tmp_path / "wrong")
+    found = find(folder, scale_down)
+    outcomes = []
+    for model in (tmp_path / "wrong", folder):
+        at = tmp_path / model.name / "repro"
+        script = write_engine_reproduction(at, "hf", model, EngineOptions(), found.small, found.smallest)
+        assert len(script.read_text().splitlines()) <= 30
+        outcomes.append(_run(script))
+    assert outcomes == [1, 0]
+
+
+def _run(script: Path) -> int:
+    """In this process, where the engine is found as it is in a new one."""
+    import runpy
+
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(script))
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: -1.5 * x, "it is -1.5 times what it should be"),
+        (lambda x: x.roll(-2, 0), "each position has what belongs to the one 2 after it"),
+        (lambda x: x[torch.randperm(24)], "each channel has the right numbers at other positions"),
+        (lambda x: x + torch.outer(torch.randn(24), torch.randn(16)), "the difference has rank 1"),
+        (lambda x: x + torch.randn(24, 1), "the same is added to each channel"),
+        (lambda x: torch.where(torch.arange(24)[:, None] % 4 == 1, x + 1, x), "positions 1 to 21, each 4th of 24"),
+        (lambda x: x[:20], "it has 320 numbers, and should have 384"),
+        (lambda x: x.half(), "it is float16, and should be float32"),
+    ],
+)
+def test_a_tensor_is_measured(change: Callable[[Tensor], Tensor], said: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(24, 16)
+    assert said in "; ".join(measure(x, change(x), {}, 5e-5))
+
+
+class _Delivers(ModuleTap):
+    """Delivers its own column with the second half of each four tokens, counted from the first, scaled."""
+
+    def run(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
+    ) -> Capture:
+        found = super().run(tokens_T, forced, only)
+        column = pick_logprobs(found.logits, tokens_T)
+        return replace(found, column=torch.where(torch.arange(1, tokens_T.numel()) % 4 < 2, column, 0.7 * column))
+
+
+def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Path) -> None:
+    one, other = (ModuleTap(right(folder), "one"), _Delivers(right(folder), "other"))
+    found = examine(one, other, [(TOKENS + step) % 64 for step in range(12)])
+    assert not found.agrees
+    assert "other delivers other log-probabilities than those of its own logits" in found.columns[0]
+    assert "mod 4 in {2, 3}" in found.columns[1]
+    assert "0.7" in found.columns[1]
+    assert not found.location.disagrees

@@ -1,0 +1,84 @@
+"""The torch sampler by prefill and by decoding: what `transformers` computes, and a fault of its cache at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from located import TOKENS, ends, families, functions
+
+from lockstep.errors import InputError
+from lockstep.models.continuous import Growing
+from lockstep.models.token_step import TokenStep
+from lockstep.samplers.torch.tap import open_sampler
+from lockstep_doctor import CutPoint, locate
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.hf import open_hf
+
+Models = Callable[[str], Path]
+TIGHT = 2e-6
+"""See test_learner_taps.py."""
+
+
+@pytest.mark.parametrize("family", families("qwen3", "mixtral", full=("llama", "qwen2", "qwen3_moe")))
+@pytest.mark.parametrize("prompt", [None, 1, 9])
+def test_the_sampler_computes_what_transformers_does(located_model: Models, family: str, prompt: int | None) -> None:
+    folder = located_model(family)
+    with open_hf(folder, EngineOptions()) as reference, open_sampler(folder, EngineOptions(prompt=prompt)) as sampler:
+        right, own = reference.run(TOKENS, {}), sampler.run(TOKENS, {})
+        assert {str(cut) for cut in right.seen if cut not in own.seen and not own.hides(cut)} == set()
+        assert all(own.seen[cut].numel() == value.numel() for cut, value in right.seen.items() if cut in own.seen)
+        if prompt == 1:
+            column = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
+            assert own.column is not None
+            torch.testing.assert_close(own.column, column, atol=1e-5, rtol=0)
+        assert sampler.run(TOKENS, {}, only={CutPoint("v", 0)}).seen.keys() == {CutPoint("v", 0)}
+        assert not locate(reference, sampler, TOKENS, tolerance=TIGHT).segments
+        assert not locate(sampler, reference, TOKENS, tolerance=TIGHT).segments
+
+
+def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
+    located_model: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, attend = located_model("qwen3"), Growing.attend
+
+    def keep_rounded(own: Growing, kernel: object, layer: int, query: object, key: torch.Tensor, *others: object):
+        return attend(own, kernel, layer, query, key.bfloat16().float(), *others)  # pyright: ignore[reportArgumentType]
+
+    with (
+        open_sampler(folder, EngineOptions(prompt=9)) as prefill,
+        open_sampler(folder, EngineOptions(prompt=9)) as decoding,
+    ):
+        prefill._prompt = None
+        monkeypatch.setattr(Growing, "attend", keep_rounded)
+        found = locate(prefill, decoding, TOKENS)
+    assert ends(found) == {"attn"}
+    assert {segment.first for segment in found.segments} == {9}
+    assert found.removed > 0.99
+    assert "keep_rounded" in functions(found)[0]
+
+
+def test_a_weight_of_a_joined_map_is_found_at_its_own_segment(located_model: Models) -> None:
+    folder = located_model("qwen3")
+    with open_hf(folder, EngineOptions()) as reference, open_sampler(folder, EngineOptions(prompt=9)) as sampler:
+        assert isinstance(sampler._step, TokenStep)
+        with torch.no_grad():
+            sampler.model.get_parameter("model.layers.1.self_attn.k_proj.weight")[3] += 0.3
+        found = locate(reference, sampler, TOKENS)
+    assert [str(segment.end) for segment in found.segments] == ["layers.1.k"]
+    assert "_Linears.__call__" in [name for names in functions(found) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (EngineOptions(dtype=torch.float16), "fp32 and bf16"),
+        (EngineOptions(parallel={"tp": 2}), "one process"),
+        (EngineOptions(prompt=30), "30 were asked for"),
+    ],
+)
+def test_what_the_sampler_does_not_do_is_refused(located_model: Models, options: EngineOptions, said: str) -> None:
+    with pytest.raises(InputError, match=said), open_sampler(located_model("llama"), options) as tap:
+        tap.run(TOKENS, {})
