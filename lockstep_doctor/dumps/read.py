@@ -195,7 +195,7 @@ class _RowReader:
     def _holds_numbers(self, name: str) -> bool:
         value = self.row.get(name)
         if isinstance(value, list | tuple):
-            return not value or is_number(value[0])
+            return not value or isinstance(value[0], int | float)
         return isinstance(value, Tensor | np.ndarray)
 
     def _real(self, total: int) -> Tensor:
@@ -204,7 +204,7 @@ class _RowReader:
         if name := self._name("attention"):
             real &= self._flags(name, total, total)
         if name := self._name("prompt_attention"):
-            prompt = self._tokens(name) != 0
+            prompt = self._tokens(name, flags=True) != 0
             real[: prompt.numel()] &= prompt
         if name := self._name("length"):
             real &= torch.arange(total) < self._number(name, 0, total)
@@ -259,14 +259,14 @@ class _RowReader:
             raise self._wrong(f"{name} is above 0 at every entry; write log-probabilities, not probabilities")
 
     def _flags(self, name: str, total: int, least: int) -> Tensor:
-        flags = self._tokens(name)
+        flags = self._tokens(name, flags=True)
         if not bool(((flags == 0) | (flags == 1)).all()):
             raise self._wrong(f"{name} has entries besides 0 and 1")
         if not least <= flags.numel() <= total:
             raise self._wrong(f"{name} has {flags.numel()} entries for {least} log-probabilities and {total} tokens")
         return _behind(flags, total, 0.0) == 1
 
-    def _tokens(self, name: str) -> Tensor:
+    def _tokens(self, name: str, flags: bool = False) -> Tensor:
         """A column of numbers, float64 [T]; NaN for null."""
         value = self.row.get(name)
         if isinstance(value, np.ndarray):
@@ -278,7 +278,7 @@ class _RowReader:
         if not isinstance(value, list | tuple):
             raise self._wrong(f"{name} is no list of numbers; write one entry for each token")
         for entry, one in enumerate(value):
-            if not (one is None or isinstance(one, bool) or is_number(one)):
+            if not (one is None or (flags and isinstance(one, bool)) or is_number(one)):
                 raise self._wrong(f"{name} has {str(one)[:40]!r} at entry {entry}, which is no number")
         return torch.tensor([math.nan if one is None else float(one) for one in value], dtype=torch.float64)
 

@@ -26,7 +26,11 @@ IDS = torch.tensor([1, 5, 6, 7, 8, 9])
 def build() -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter) + float(parameter.ndim == 1))
+    return model
 
 
 @torch.no_grad()

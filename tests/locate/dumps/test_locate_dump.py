@@ -160,12 +160,18 @@ def rounded(ids: Tensor) -> Tensor:
     return score(ids, change=lambda model: model.to(torch.bfloat16))
 
 
+def four_digits(ids: Tensor) -> Tensor:
+    """A column as a dump may write it."""
+    return (rounded(ids) * 1e4).round() / 1e4
+
+
 @pytest.mark.parametrize(
     ("train", "infer", "temperature"),
     [
         (score, score, None),
         (score, rounded, None),
         (rounded, rounded, None),
+        (score, four_digits, None),
         (cold, cold, None),
         (cold, cold, 0.7),
         (score, score, 0.7),

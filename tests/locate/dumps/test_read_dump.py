@@ -342,6 +342,8 @@ ONE = {"old_log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.0], "respon
         (_rows(ONE | {"old_log_probs": [-1.0, 0.7]}), r"old_log_probs has 0\.7 at entry 1, which is no log-prob"),
         (_rows(ONE | {"old_log_probs": [0.05, 0.07]}), "above 0 at every entry; write log-probabilities"),
         (_rows(ONE | {"old_log_probs": [-1.0, 10**400]}), "at entry 1, which is no number"),
+        (_rows(ONE | {"old_log_probs": [-1.0, False]}), "at entry 1, which is no number"),
+        (_rows(ONE | {"input_ids": [10**30, 4]}), "input_ids has '1000.*' at entry 0, which is no number"),
         (_rows(ONE, ONE | {"old_log_probs": "-1"}), "line 2: old_log_probs is no list of numbers"),
         (_rows(ONE, {"response_mask": [1, 1]}), "line 2: old_log_probs is no list of numbers"),
         (_rows(ONE | {"response_mask": [1]}), "response_mask has 1 entries for 2 log-probabilities"),
