@@ -383,12 +383,14 @@ def run_clean(count: int, seed: int, reader: Reader | None) -> int:
     wrong = 0
     for number in range(count):
         temperature, own = (1.0, 1.0, 0.7, 1.3)[number // 2 % 4], seed * 100_003 + 50_000 + number
-        is_read = reader is not None and number % 2 == 1
-        columns = reader.make_columns(own, temperature) if is_read else make_pair(own, temperature).columns
+        read = reader if number % 2 == 1 else None
+        columns = make_pair(own, temperature).columns if read is None else read.make_columns(own, temperature)
         findings = examine_columns(columns)
         wrong += bool(findings)
         for one in findings:
-            print(f"false: pair {number}, T={temperature}, model {is_read}: {one.kind}: {one.where}: {one.what}")
+            print(
+                f"false: pair {number}, T={temperature}, model {read is not None}: {one.kind}: {one.where}: {one.what}"
+            )
     return wrong
 
 

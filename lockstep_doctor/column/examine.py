@@ -208,11 +208,10 @@ def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
         shift = find_assignment(view, tokens)
         if shift is not None:
             return _moved(examined, shift.rows, str(shift), shift.left, where, tokens)
-    relations = [
-        (find_relation(examined.own[side][tokens], examined.own[other][tokens]), side)
-        for side, other in (_SIDES, _SIDES[::-1])
-    ]
-    best = max(((one, side) for one, side in relations if one), key=lambda pair: round(pair[0].share, 3), default=None)
+    both = _SIDES, _SIDES[::-1]
+    formulas = [(find_relation(examined.own[a][tokens], examined.own[b][tokens]), a) for a, b in both]
+    fits = [(one, side) for one, side in formulas if one is not None]
+    best = max(fits, key=lambda pair: round(pair[0].share, 3), default=None)
     if best is not None and best[0].share >= EXACT:
         one, side = best
         kind = one.kind if one.kind in ("offset", "scaled") else "formula"

@@ -203,9 +203,7 @@ def _off(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(_MOST_NATS)).clamp(max=_MOST_NATS)
 
 
-def _equals(
-    own: Stages, ids_M: Tensor, processing: Processing, prompt: Tensor | None, column: Tensor
-) -> Iterator[str]:
+def _equals(own: Stages, ids_M: Tensor, processing: Processing, prompt: Tensor | None, column: Tensor) -> Iterator[str]:
     """What a column is instead: of other settings, other ids, or less exact numbers. Measured, by recomputing it."""
     right = recompute(own.logits, ids_M, processing, prompt).column
     before = float(_off(column, right).square().sum()) if right is not None else 0.0

@@ -63,9 +63,7 @@ def _values(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Te
         (_values(lambda x: x.roll(-LENGTH)), "rows moved", "row"),
     ],
 )
-def test_rows_with_damage_are_found_and_said(
-    damage: Callable[[Tensor, Tensor], Tensor], kind: str, said: str
-) -> None:
+def test_rows_with_damage_are_found_and_said(damage: Callable[[Tensor, Tensor], Tensor], kind: str, said: str) -> None:
     clean = make_pair(0)
     found = examine_columns(replace(clean, infer=damage(clean.infer, clean.row)))
     assert found[0].kind == kind

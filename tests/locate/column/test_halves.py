@@ -39,7 +39,9 @@ def test_sampling_and_scoring_of_lockstep_have_no_difference(
 ) -> None:
     logits, _ = sample(Processing(), seed)
     sampling = SamplingParams(1, temperature, top_k, top_p)
-    uniform = torch.rand(TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).clamp(1e-9, 1 - 1e-9)
+    uniform = torch.rand(TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).clamp(
+        1e-9, 1 - 1e-9
+    )
     ids, drawn = draw(logits, uniform, sampling)
     processing = Processing(temperature=temperature, top_k=top_k, top_p=top_p)
     for column in (drawn, token_scores(logits, ids, sampling)[0]):
@@ -65,6 +67,13 @@ def test_stages_are_their_formulas() -> None:
 USED = Processing(temperature=0.7, top_p=0.9)
 
 
+def right(logits: Tensor, ids: Tensor) -> Tensor:
+    """The column that the logits imply."""
+    column = recompute(logits, ids, USED).column
+    assert column is not None
+    return column
+
+
 def _whole(logits: Tensor, ids: Tensor) -> Stages:
     return recompute(logits, ids, USED)
 
@@ -82,7 +91,11 @@ def test_only_the_broken_stage_differs(stage: str, damage: Callable[[Stages], St
     logits, ids = sample(USED)
     broken = damage(_whole(logits, ids))
     right = {"processed": ("logsumexp", "gathered", "column"), "logsumexp": ("column",), "gathered": ("column",)}
-    follow = recompute(broken.processed, ids, Processing()) if stage == "processed" and broken.processed is not None else None
+    follow = (
+        recompute(broken.processed, ids, Processing())
+        if stage == "processed" and broken.processed is not None
+        else None
+    )
     for name in right.get(stage, ()):
         assert broken.gathered is not None
         assert broken.logsumexp is not None
@@ -98,9 +111,9 @@ def test_only_the_broken_stage_differs(stage: str, damage: Callable[[Stages], St
         (lambda z, i: recompute(z, i, replace(USED, temperature=1.0)).column, "without temperature"),
         (lambda z, i: recompute(z, i, replace(USED, top_p=1.0)).column, "without top_p"),
         (lambda z, i: recompute(z, i, Processing()).column, "of the raw logits"),
-        (lambda z, i: recompute(z, i, USED).column.bfloat16(), "its own numbers in bfloat16"),
+        (lambda z, i: right(z, i).bfloat16(), "its own numbers in bfloat16"),
         (lambda z, i: recompute(z.bfloat16(), i, USED).column, "that of logits in bfloat16"),
-        (lambda z, i: recompute(z, i, USED).column.roll(1), "the position before"),
+        (lambda z, i: right(z, i).roll(1), "the position before"),
         (lambda z, i: recompute(z, i.roll(-1), USED).column, "the token +1"),
         (lambda z, i: recompute(z, i, USED).gathered, "the logit itself"),
     ],

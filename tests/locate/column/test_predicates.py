@@ -1,4 +1,4 @@
-"""Rules over tokens: the one that was put in comes out, the smallest of those that say the same, and none from chance."""
+"""Rules over tokens: the one that was put in comes out, the smallest of those that say the same; chance gives none."""
 
 from __future__ import annotations
 
