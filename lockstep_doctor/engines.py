@@ -14,12 +14,12 @@ import torch
 from lockstep_doctor.tap import Tap
 
 GROUP = "lockstep_doctor.taps"
-"""Of entry points: the name of an engine, and its `OpenTap`."""
+"""Group of entry points: the name of an engine, and its `OpenTap`."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is to compute.
+    """The way in which an engine is to compute.
 
     Attributes:
         dtype: Of weights and activations.
