@@ -49,11 +49,18 @@ class Capture:
         seen: What flowed through each cut, in order of execution, before anything was put in its place.
         column: Log-probabilities of the tokens from the second on, as the engine delivers them, [T - 1]; None: it
             delivers none.
+        hidden: Cuts that this engine never comes by, because one kernel of it goes past them.
     """
 
     logits: Tensor
     seen: Mapping[CutPoint, Tensor]
     column: Tensor | None = None
+    hidden: frozenset[CutPoint] = frozenset()
+
+    def hides(self, cut: CutPoint) -> bool:
+        """True for a hidden cut, and for the further values (`stage.1`, …) of one."""
+        stem, _, place = cut.stage.rpartition(".")
+        return cut in self.hidden or (place.isdigit() and CutPoint(stem, cut.layer) in self.hidden)
 
 
 ROUTED = "routed"

@@ -98,7 +98,7 @@ class VLLMSampler:
         scoring = {"prompt_logprobs": 0, "max_tokens": 1}
         answers = chain.from_iterable(self._stream_outputs([(tokens, scoring) for tokens in sequences]))
         columns = (
-            (0.0, *_pick_logprobs(sequences[place][1:], output.prompt_logprobs[1:]))
+            (0.0, *pick_logprobs(sequences[place][1:], output.prompt_logprobs[1:]))
             for place, output in sorted(answers, key=itemgetter(0))
         )
         return _flat(columns) * batch.mask
@@ -252,7 +252,7 @@ class VLLMSampler:
             {
                 "mask": _flat([False] * len(prompt) + [True] * len(response.token_ids) for prompt, response in pairs),
                 "sampler_logprob": _flat(
-                    [0.0] * len(prompt) + _pick_logprobs(response.token_ids, response.logprobs)
+                    [0.0] * len(prompt) + pick_logprobs(response.token_ids, response.logprobs)
                     for prompt, response in pairs
                 ),
             },
@@ -320,7 +320,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
+def pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
     """Picks the log-probability of each token from vLLM's output for its position."""
     return [entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
 
