@@ -25,11 +25,13 @@ class EngineOptions:
         dtype: Of weights and activations.
         device: Of the weights.
         parallel: Sizes of a layout, such as `{"tp": 2}`; empty: one process.
+        prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by prefill.
     """
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     parallel: Mapping[str, int] = field(default_factory=dict)
+    prompt: int | None = None
 
 
 class OpenTap(Protocol):

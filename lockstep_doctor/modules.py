@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,32 @@ from torch import Tensor, nn
 from lockstep_doctor.cuts import OUTPUT, ROUTED, Capture, CutPoint, End, name_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
-Visit = Callable[[CutPoint, Tensor], None]
-"""Sees the value of a cut, and may overwrite it."""
+
+class Share(Protocol):
+    """What one process, or one call, holds of the value at a cut."""
+
+    def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
+        """Returns the values of all tokens, in order; None: this is none of theirs."""
+        ...
+
+    def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
+        """Writes the own part of what `gather` would return."""
+        ...
 
 
 class Pass:
-    """The visits at the cuts of one pass: each is seen, and given its forced value.
+    """The visits at the cuts of one pass over a sequence: each is seen, and given its forced value.
+
+    A cut that is visited several times, such as once for each token that is decoded, has the values of all visits, in
+    order.
 
     Args:
         forced: Values by cut.
         recorder: Records operators from `start` to `end`; None: nothing does.
         start: None: from the beginning.
         end: A cut.
+        share: What is visited; None: the values themselves.
+        only: The cuts whose values are kept; None: all.
     """
 
     def __init__(
@@ -35,30 +49,52 @@ class Pass:
         recorder: Recorder | None = None,
         start: CutPoint | None = None,
         end: CutPoint | None = None,
+        share: Share | None = None,
+        only: Container[CutPoint] | None = None,
     ) -> None:
         self._forced, self._recorder, self._start, self._end = forced, recorder, start, end
-        self._calls: Counter[CutPoint] = Counter()
-        self._seen: dict[CutPoint, Tensor] = {}
-        if recorder is not None:
-            recorder.on = start is None
+        self._share, self._only = share, only
+        self._count: Counter[CutPoint] = Counter()
+        self._seen: dict[CutPoint, list[Tensor]] = {}
+
+    def begin(self) -> None:
+        """Notes that the model is called, for all tokens or for some of them."""
+        if self._recorder is not None:
+            self._recorder.begin(on=self._start is None)
 
     def visit(self, cut: CutPoint, value: Tensor) -> None:
-        """Implements `Visit`."""
+        """Sees the value of a cut, and may overwrite it."""
         recorder = self._recorder
         on = recorder is not None and recorder.on
         if recorder is not None:
             recorder.on = False
-        self._calls[cut] += 1
-        self._seen[cut] = value.detach().clone()
-        other = self._forced.get(cut)
-        if other is not None and other.numel() == value.numel():
-            value.copy_(other.reshape(value.shape))
+        whole = value.detach() if self._share is None else self._share.gather(cut, value.detach())
+        if whole is not None:
+            self._exchange(cut, whole, value)
         if recorder is not None:
             recorder.on = (on or cut == self._start) and cut != self._end
 
+    def _exchange(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
+        """Keeps a value, and puts the forced one in its place."""
+        start = self._count[cut]
+        self._count[cut] += whole.numel()
+        if self._only is None or cut in self._only:
+            self._seen.setdefault(cut, []).append(whole.clone())
+        other = self._forced.get(cut)
+        if other is None or other.numel() < self._count[cut]:
+            return
+        piece = other.reshape(-1)[start : self._count[cut]].reshape(whole.shape)
+        if self._share is None:
+            value.copy_(piece)
+        else:
+            self._share.scatter(cut, piece, value)
+
     def collect(self) -> dict[CutPoint, Tensor]:
-        """Returns the values of the cuts that the pass came by once."""
-        return {cut: value for cut, value in self._seen.items() if self._calls[cut] == 1}
+        """Returns the values of the cuts, those of several visits as [T, …]."""
+        return {
+            cut: some[0] if len(some) == 1 else torch.cat([x.reshape(-1, x.shape[-1]) for x in some])
+            for cut, some in self._seen.items()
+        }
 
 
 class ModuleTap:
@@ -89,7 +125,7 @@ class ModuleTap:
     ) -> OperatorTrace:
         with Recorder() as recorder:
             self._read(tokens_T, Pass(forced, recorder, start, end))
-        return recorder.trace
+        return recorder.joined()
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
@@ -99,8 +135,9 @@ class ModuleTap:
     @torch.no_grad()
     def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
         """Returns logits [T, V]."""
-        with visit_cuts(self.model, self._values, one.visit):
-            return self._reads(self.model, tokens_T)
+        here = next(self.model.parameters()).device
+        with visit_cuts(self.model, self._values, one):
+            return self._reads(self.model, tokens_T.to(here)).to(tokens_T.device)
 
     def address(self, cut: CutPoint) -> str | None:
         """Returns `path|end|place`, the module and the end of it at which a cut lies; None where it lies at none."""
@@ -129,23 +166,27 @@ Values = Callable[[str, End, Any], Iterable[tuple[CutPoint, Tensor]]]
 
 
 def find_watched(model: nn.Module) -> list[str]:
-    """The modules that have none inside, or weights of their own."""
-    return [
-        path
-        for path, module in model.named_modules()
-        if path and (not any(module.children()) or any(True for _ in module.parameters(recurse=False)))
-    ]
+    """The modules that have none inside, or weights of their own; none inside of experts, which sort their tokens."""
+    found: list[str] = []
+    experts: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        own = [weight.ndim for weight in module.parameters(recurse=False)]
+        if path and (own or not any(module.children())) and not path.startswith(experts):
+            found.append(path)
+            experts += (f"{path}.",) if own and max(own) > 2 else ()
+    return found
 
 
 @contextmanager
-def visit_cuts(model: nn.Module, values: Values, visit: Visit) -> Iterator[None]:
+def visit_cuts(model: nn.Module, values: Values, one: Pass) -> Iterator[None]:
     """Visits every cut at a module's input and output in the block."""
 
     def at(path: str, end: End, value: Any) -> None:
         for cut, x in values(path, end, value):
-            visit(cut, x)
+            one.visit(cut, x)
 
     with ExitStack() as hooks:
+        hooks.callback(model.register_forward_pre_hook(lambda *_: one.begin()).remove)
         for path in find_watched(model):
             module = model.get_submodule(path)
             before = module.register_forward_pre_hook(lambda _, inputs, *, path=path: at(path, "in", inputs))

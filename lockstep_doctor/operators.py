@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -88,7 +90,7 @@ class OperatorTrace:
 
 
 class Recorder(TorchDispatchMode):
-    """Records operators into a trace while it is `on`.
+    """Records operators while it is `on`, each call of the model into a trace of its own.
 
     Args:
         opened: Namespaces of operators that are written in Python: what they call is recorded in their place.
@@ -102,10 +104,12 @@ class Recorder(TorchDispatchMode):
 
     def restart(self) -> None:
         """Drops what was recorded."""
-        self.trace = OperatorTrace()
+        self._values: list[Tensor] = []
+        self._calls: list[OperatorTrace] = []
         self._index: dict[int, tuple[int, int]] = {}
         self._alive: list[Tensor] = []
         self._writes: dict[int, tuple[int, int]] = {}
+        self.begin(on=self.on)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -113,6 +117,15 @@ class Recorder(TorchDispatchMode):
         on, self.on = self.on, False
         yield
         self.on = on
+
+    def begin(self, on: bool) -> None:
+        """Begins the trace of a call."""
+        self.on = on
+        self._calls.append(OperatorTrace(self._values))
+
+    def joined(self) -> OperatorTrace:
+        """Returns the traces of all calls as one, see `join_traces`."""
+        return join_traces([call for call in self._calls if call.operators])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -130,35 +143,40 @@ class Recorder(TorchDispatchMode):
         self._note_writes(written)
         outputs = tuple(map(self._add, given or written))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
-        self.trace.operators.append(Operator(str(func), tuple(_frames()), inputs, outputs, scalars))
+        self._calls[-1].operators.append(Operator(str(func), tuple(_frames()), inputs, outputs, scalars))
         return outcome
 
     def _note_writes(self, written: list[Tensor]) -> None:
         """Notes that memory has other numbers from now on; the value of the operator that comes is one of them."""
         for memory in {_memory(x) for x in written}:
-            self._writes[memory] = (self._writes.get(memory, (0, 0))[0] + 1, len(self.trace.values))
+            self._writes[memory] = (self._writes.get(memory, (0, 0))[0] + 1, len(self._values))
 
     def _find(self, tensor: Tensor) -> int:
         """The value that a tensor has now; a view of what was written elsewhere follows from that."""
         writes, written = self._writes.get(_memory(tensor), (0, 0))
         known, then = self._index.get(id(tensor), (-1, -1))
-        if known >= 0 and (then == writes or torch.equal(self.trace.values[known], tensor.cpu())):
+        if known >= 0 and (then == writes or torch.equal(self._values[known], _local(tensor).cpu())):
             return known
         value = self._add(tensor)
         if writes:
-            self.trace.operators.append(Operator("view", tuple(_frames(3)), (written,), (value,), ()))
+            self._calls[-1].operators.append(Operator("view", tuple(_frames(3)), (written,), (value,), ()))
         return value
 
     def _add(self, tensor: Tensor) -> int:
         self._alive.append(tensor)  # an id is of one tensor only as long as that is alive
-        value = len(self.trace.values)
+        value = len(self._values)
         self._index[id(tensor)] = (value, self._writes.get(_memory(tensor), (0, 0))[0])
-        self.trace.values.append(tensor.detach().clone().cpu())
+        self._values.append(_local(tensor).cpu().clone())
         return value
 
 
+def _local(tensor: Tensor) -> Tensor:
+    own = tensor.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
+
+
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return _local(tensor).untyped_storage().data_ptr()
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
@@ -188,6 +206,49 @@ def is_model_file(file: str) -> bool:
     """True for a file of an engine or model: neither Python's own, nor torch's, nor ours."""
     inside = file.startswith(_STDLIB) and "site-packages" not in file
     return not (inside or file.startswith((_OWN, _TORCH, "<")))
+
+
+def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
+    """Returns one trace of parts that run the same operators, on some of the tokens or on one of the ranks each.
+
+    Operators are the same where they have the same name and lines and come equally often before. A value that is equal
+    in all parts is kept once; those of the parts are laid end to end otherwise.
+    """
+    if len(parts) < 2:
+        return parts[0] if parts else OperatorTrace()
+    joined, places = OperatorTrace(), dict[tuple[int, int], int]()
+    same: dict[tuple[object, ...], list[tuple[int, Operator]]] = {}
+    for number, part in enumerate(parts):
+        met: Counter[object] = Counter()
+        for one in part.operators:
+            key = (one.name, one.stack)
+            same.setdefault((*key, met[key]), []).append((number, one))
+            met[key] += 1
+
+    def place(several: Sequence[tuple[int, int]]) -> int:
+        """The index of a value that these parts know by these indices."""
+        if several[0] not in places:
+            places.update(dict.fromkeys(several, len(joined.values)))
+            joined.values.append(_lay_end_to_end([parts[part].values[index] for part, index in several]))
+        return places[several[0]]
+
+    def place_all(some: Sequence[tuple[int, Operator]], of: Callable[[Operator], Sequence[int]]) -> tuple[int, ...]:
+        return tuple(
+            place([(part, index) for (part, _), index in zip(some, indices, strict=True)])
+            for indices in zip(*(of(one) for _, one in some), strict=False)
+        )
+
+    for some in same.values():
+        ends = [place_all(some, of) for of in (lambda one: one.inputs, lambda one: one.outputs)]
+        joined.operators.append(replace(some[0][1], inputs=ends[0], outputs=ends[1]))
+    return joined
+
+
+def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
+    first = pieces[0]
+    if all(piece is first or (piece.shape == first.shape and torch.equal(piece, first)) for piece in pieces[1:]):
+        return first
+    return torch.cat([piece.reshape(-1) for piece in pieces])
 
 
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:

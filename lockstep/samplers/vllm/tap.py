@@ -107,8 +107,8 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     Raises:
         InputError: vLLM is not installed, does not take the model, or cannot compute as asked.
     """
-    if options.dtype not in _DTYPES or options.parallel:
-        raise InputError("the doctor looks into one worker of vLLM, in fp32 or bf16; leave the layout empty")
+    if options.dtype not in _DTYPES or options.parallel or options.prompt is not None:
+        raise InputError("the doctor looks into one worker of vLLM, in fp32 or bf16, by prefill; leave the layout empty")
     section = SamplerSection(backend="vllm", vllm=VLLM(enforce_eager=True), max_batch_size=1, kv_cache_gib=_CACHE_GIB)
     computation = Computation(device=options.device, dtype=_DTYPES[options.dtype])
     sampler = TappedSampler(str(folder), section, computation, options={"enable_prefix_caching": False})

@@ -53,7 +53,7 @@ class RollingPass(Pass):
         self._rolling, self._from, self._end_cut = recorder, start, end
         self._is_fixed = False
 
-    def begin(self, cuts: Sequence[CutPoint]) -> None:
+    def come_to(self, cuts: Sequence[CutPoint]) -> None:
         """Comes to cuts that lie at one place."""
         if not self._rolling.on or self._is_fixed or self._end_cut in cuts:
             return
@@ -104,6 +104,7 @@ class TappedWorker(WeightReceiver):
             raise ValueError(
                 f"vLLM took {self._rows} of {self._asked.count} tokens in one pass; raise max_num_batched_tokens"
             )
+        self._trace = self._recorder.joined()
         seen = self._pass.collect()
         self._seen = {cut: x.transpose(0, 1) if cut in self._turned else x for cut, x in seen.items()}
         return json.dumps(
@@ -111,7 +112,7 @@ class TappedWorker(WeightReceiver):
                 "order": [str(cut) for cut in self._seen],
                 "hidden": [str(cut) for cut in self._hidden],
                 "functions": self._ran,
-                "operators": [asdict(one) for one in self._recorder.trace.operators],
+                "operators": [asdict(one) for one in self._trace.operators],
             },
             default=str,
         )
@@ -119,7 +120,7 @@ class TappedWorker(WeightReceiver):
     def tapped_values(self) -> bytes:
         """The values that were seen, by cut, and those of the trace, by number; as safetensors."""
         seen = {str(cut): value for cut, value in self._seen.items()}
-        traced = {f"#{number}": value for number, value in enumerate(self._recorder.trace.values)}
+        traced = {f"#{number}": value for number, value in enumerate(self._trace.values)}
         return safetensors.torch.save({name: value.contiguous().cpu() for name, value in (seen | traced).items()})
 
     def _tap_at(self, site: Site) -> None:
@@ -140,7 +141,7 @@ class TappedWorker(WeightReceiver):
         with self._recorder.paused():
             views = site.views(value, self._asked.count)
         if isinstance(self._pass, RollingPass):
-            self._pass.begin([cut for cut, _ in views])
+            self._pass.come_to([cut for cut, _ in views])
         for cut, x in views:
             self._pass.visit(cut, x)
             if site.is_sum and cut in self._forced:
@@ -156,6 +157,7 @@ class TappedWorker(WeightReceiver):
                     block.enter_context(self._recorder)
                 if self._asked.functions:
                     self._ran = block.enter_context(count_functions())
+                self._pass.begin()
                 states = plain(*args, **keywords)
                 self._rows = len(states)
                 self._model.compute_logits(states[: self._asked.count])

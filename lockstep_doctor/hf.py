@@ -1,0 +1,56 @@
+"""The engine `hf`: a folder as `transformers` computes it, by prefill or token by token with its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.modules import ModuleTap
+
+_BUILDER = """import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({folder!r}, dtype={dtype}).to({device!r}).eval()
+
+
+def read(tokens):
+    return model(input_ids=tokens[None].to({device!r}), use_cache=False).logits[0]
+
+"""
+
+
+@contextmanager
+def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
+    """Opens a folder; see `engines.OpenTap`."""
+    from transformers import AutoModelForCausalLM
+
+    if options.parallel:
+        raise ValueError(f"the engine hf computes in one process; leave parallel {dict(options.parallel)} out")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=options.dtype, local_files_only=True)
+    builder = _BUILDER.format(folder=str(folder), dtype=options.dtype, device=options.device)
+    if options.prompt is None:
+        yield ModuleTap(model.to(options.device).eval(), "hf", builder)
+    else:
+        yield ModuleTap(model.to(options.device).eval(), "hf decoding", read=read_by_decoding(options.prompt))
+
+
+def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Returns how a model reads a sequence with a cache: `prompt` tokens together, each of the others alone."""
+    if prompt < 1:
+        raise ValueError(f"prompt is {prompt}, but decoding begins behind at least one token")
+
+    def read(model: nn.Module, tokens_T: Tensor) -> Tensor:
+        found = model(input_ids=tokens_T[None, :prompt], use_cache=True)
+        logits = [found.logits[0]]
+        for token in tokens_T[prompt:]:
+            found = model(input_ids=token.view(1, 1), past_key_values=found.past_key_values, use_cache=True)
+            logits.append(found.logits[0])
+        return torch.cat(logits)
+
+    return read

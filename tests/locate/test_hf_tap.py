@@ -1,0 +1,71 @@
+"""`transformers` by prefill and by decoding: the same values at every cut, and what the cache does wrong is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from located import TOKENS, ends, families, functions
+from transformers import DynamicCache
+
+from lockstep_doctor import locate
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.hf import open_hf
+
+DECODING = EngineOptions(prompt=5)
+
+
+@pytest.mark.parametrize("family", families("llama", "mixtral", full=("qwen3", "gemma2", "qwen3_moe", "gpt_neox")))
+@pytest.mark.parametrize("prompt", [1, 9])
+def test_decoding_computes_what_prefill_does(located_model: Callable[[str], Path], family: str, prompt: int) -> None:
+    folder = located_model(family)
+    with open_hf(folder, EngineOptions()) as prefill, open_hf(folder, EngineOptions(prompt=prompt)) as decoding:
+        found = locate(prefill, decoding, TOKENS)
+        assert not found.segments
+        assert found.gap < 1e-5
+        seen = prefill.run(TOKENS, {}).seen
+        assert seen.keys() == decoding.run(TOKENS, {}).seen.keys()
+        if family == "mixtral":
+            assert {"router", "routed", "routed.1", "routed.2", "experts"} <= {cut.stage for cut in seen}
+
+
+def test_a_cache_in_bf16_is_found_where_keys_are_kept(
+    located_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = DynamicCache.update
+
+    def keep_rounded(cache: DynamicCache, key: torch.Tensor, *others: object) -> object:
+        return update(cache, key.bfloat16().float(), *others)  # pyright: ignore[reportArgumentType] (handed on)
+
+    monkeypatch.setattr(DynamicCache, "update", keep_rounded)
+    folder = located_model("llama")
+    with open_hf(folder, EngineOptions()) as prefill, open_hf(folder, DECODING) as decoding:
+        found = locate(prefill, decoding, TOKENS)
+    assert ends(found) == {"attn"}
+    assert found.removed > 0.99
+    assert "keep_rounded" in functions(found)[0]
+
+
+def test_a_position_that_is_off_in_decoding_alone_is_found_at_the_angles(
+    located_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = located_model("llama")
+    with open_hf(folder, EngineOptions()) as prefill, open_hf(folder, DECODING) as decoding:
+        rotary = decoding.model.get_submodule("model.rotary_emb")
+        right = rotary.forward
+
+        def turn(states: torch.Tensor, position_ids: torch.Tensor) -> object:
+            return right(states, position_ids + int(states.shape[1] == 1))
+
+        monkeypatch.setattr(rotary, "forward", turn)
+        found = locate(prefill, decoding, TOKENS)
+    assert ends(found) == {"rotary_emb", "rotary_emb.1"}
+    assert {segment.first for segment in found.segments} == {5}
+    assert "turn" in functions(found)[0]
+
+
+def test_a_layout_of_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match="one process"), open_hf(Path("any"), EngineOptions(parallel={"tp": 2})):
+        pass
