@@ -15,19 +15,18 @@ import contextlib
 import copy
 import importlib
 import io
-import random
 import runpy
 import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from benchmarks.mutate_code import Edit, apply, draw, edits_of, lines_of
 from lockstep_doctor import Location, ModuleTap, compare_builds, locate, write_reproduction
 from lockstep_doctor.locate import nats
 
@@ -46,32 +45,6 @@ SIZES = {
 }
 FAMILIES = ("llama", "gemma2", "qwen3", "qwen3_moe", "phi3")
 _TOKENS, _GAP = 24, 3e-4
-_DROPPED = ("to", "float", "transpose", "expand", "reshape", "view", "pow", "mean", "contiguous", "repeat_interleave")
-_SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-}
-
-
-@dataclass(frozen=True)
-class Edit:
-    """An edit of one place of a file.
-
-    Attributes:
-        line: Its number.
-        function: The function that it is in, with its class.
-        kind: What is done.
-        text: The code before.
-        node: Place of the node in `ast.walk`.
-    """
-
-    line: int
-    function: str
-    kind: str
-    text: str
-    node: int
 
 
 @dataclass(frozen=True)
@@ -93,77 +66,6 @@ class Score:
     function: bool
     reproduces: bool
     cpu_s: float
-
-
-def edits_of(tree: ast.Module) -> list[Edit]:
-    """All edits of a file."""
-    numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
-
-    def inside(node: ast.AST, name: str) -> Iterator[Edit]:
-        for child in ast.iter_child_nodes(node):
-            named = isinstance(child, ast.FunctionDef | ast.ClassDef)
-            within = f"{name}.{child.name}".lstrip(".") if named else name
-            if name and isinstance(child, ast.expr | ast.Slice):
-                for kind in kinds_of(child):
-                    yield Edit(child.lineno, name, kind, ast.unparse(child), numbers[id(child)])
-            yield from inside(child, within)
-
-    return list(inside(tree, ""))
-
-
-def kinds_of(node: ast.AST) -> Iterator[str]:
-    """What can be done to a node."""
-    match node:
-        case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
-            yield "constant"
-        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
-            yield "operator"
-        case ast.Slice():
-            yield "slice"
-        case ast.Call(func=ast.Attribute(attr=name)) if name in _DROPPED:
-            yield "dropped call"
-        case ast.Call(args=[_, *others]):
-            yield "dropped call"
-            yield from ["swapped"] * bool(others)
-        case _:
-            pass
-
-
-def apply(tree: ast.Module, edit: Edit) -> ast.Module:
-    """Returns an edited copy of a file; every line keeps its number."""
-    edited = copy.deepcopy(tree)
-    target = list(ast.walk(edited))[edit.node]
-
-    class _Replace(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> ast.AST:
-            return changed(node, edit.kind) if node is target else self.generic_visit(node)
-
-    _Replace().visit(edited)
-    return ast.fix_missing_locations(edited)
-
-
-def changed(node: ast.AST, kind: str) -> ast.AST:
-    """An edited node."""
-    match kind, node:
-        case "constant", ast.Constant(value=int() as value):
-            node.value = value + 1
-        case "constant", ast.Constant(value=float() as value):
-            node.value = 1.1 * value + 0.01
-        case "operator", ast.BinOp(op=op):
-            node.op = _SWAPPED[type(op)]()
-        case "dropped call", ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _DROPPED:
-            return value
-        case "dropped call", ast.Call(args=[first, *_]):
-            return first
-        case "swapped", ast.Call(args=[first, second, *others]):
-            node.args = [second, first, *others]
-        case "slice", ast.Slice(lower=ast.expr() as lower):
-            node.lower = ast.BinOp(lower, ast.Add(), ast.Constant(1))
-        case "slice", ast.Slice(upper=ast.expr() as upper):
-            node.upper = ast.BinOp(upper, ast.Sub(), ast.Constant(1))
-        case _:
-            pass
-    return node
 
 
 class Original:
@@ -239,17 +141,6 @@ def score(original: Original, edit: Edit, tap: ModuleTap, folder: Path) -> Score
     )
 
 
-def lines_of(tree: ast.Module, edit: Edit) -> range:
-    """The lines of the smallest statement that holds an edit: Python says of a call where it begins."""
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= edit.line <= (node.end_lineno or node.lineno)
-    ]
-    smallest = min(around, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
-    return range(smallest.lineno, (smallest.end_lineno or smallest.lineno) + 1)
-
-
 HELD: dict[str, torch.nn.Module] = {}
 """The models of the reproduction that is being run, by name."""
 
@@ -285,8 +176,7 @@ def main() -> None:
     print(f"{'family':12} kept of drawn  segment  line  function  reproduction  CPU s (median, worst)")
     for family in options.families:
         original = Original(family)
-        edits = edits_of(original.tree)
-        random.Random(f"{family} {options.seed}").shuffle(edits)
+        edits = draw(edits_of(original.tree), f"{family} {options.seed}")
         scores, drawn = list[Score](), 0
         for edit in edits:
             if len(scores) == options.count:

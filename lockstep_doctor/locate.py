@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from pathlib import Path
 
 from torch import Tensor
 
@@ -19,6 +18,9 @@ ENOUGH = 0.9
 
 LOOSE = 5e-5
 """Relative error up to which two fp32 programs may round differently."""
+
+FLOORS = 3.0
+"""So many times what rounding makes is no rounding any more."""
 
 _SAME = 1e-7
 _ROW = 1e-5
@@ -61,61 +63,180 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Segments that end at the same stage of several layers, and what was seen of the first of them.
+
+    Attributes:
+        segments: In order of execution.
+        removed: Share of the gap that is gone when their ends alone have the reference's values.
+        suspects: Operators of the first segment, the likeliest first.
+        operators: All that ran in the first segment, in either engine.
+        values: By engine, the first segment's end, given the same inputs.
+        exact: The same in float64; None: there is no witness of this cut.
+        tolerance: Relative error of the first segment's end that rounding explains.
+    """
+
+    segments: Sequence[Segment]
+    removed: float
+    suspects: Sequence[Suspect]
+    operators: Sequence[Operator]
+    values: Mapping[str, Tensor]
+    exact: Tensor | None
+    tolerance: float
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """By engine, the relative error of the first segment's end against float64, given the same inputs."""
+        exact = self.exact
+        if exact is None:
+            return {}
+        return {name: _differ(exact, own)[0] for name, own in self.values.items() if own.numel() == exact.numel()}
+
+    @property
+    def wrong(self) -> list[str]:
+        """The engines that are farther from float64 than rounding explains."""
+        return [name for name, error in self.errors.items() if error > self.tolerance]
+
+
+@dataclass(frozen=True)
 class Location:
     """Result of `locate`.
 
     Attributes:
         gap: Root mean square difference of log-probabilities, nats.
-        segments: The fewest whose undoing removes the gap, in order of execution.
-        removed: Share of the gap that is gone when their ends have the reference's values.
-        suspects: Operators of the first segment, the likeliest first.
-        errors: By engine, the relative error of the first segment's end against float64, given the same inputs.
-        operators: All that ran in the first segment, in either engine.
+        floor: Of what rounding makes in the types of both engines; 0: it was not measured.
+        places: The fewest whose undoing removes the gap, in order of execution; two faults are two places.
+        removed: Share of the gap that is gone when all their ends have the reference's values.
         seen: The reference's values.
-        tolerance: Relative error that was taken for rounding.
+        noisy: By engine, cuts that give other values each time, for the same inputs.
     """
 
     gap: float
-    segments: Sequence[Segment]
-    removed: float
-    suspects: Sequence[Suspect] = ()
-    errors: Mapping[str, float] = field(default_factory=dict)
-    operators: Sequence[Operator] = ()
+    floor: float = 0.0
+    places: Sequence[Place] = ()
+    removed: float = 0.0
     seen: Mapping[CutPoint, Tensor] = field(default_factory=dict)
-    tolerance: float = LOOSE
+    noisy: Mapping[str, Sequence[CutPoint]] = field(default_factory=dict)
+
+    @property
+    def disagrees(self) -> bool:
+        """True if rounding does not explain the gap."""
+        return self.gap > FLOORS * self.floor
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Those of all places."""
+        return [one for place in self.places for one in place.segments]
+
+    @property
+    def suspects(self) -> Sequence[Suspect]:
+        """Of the first place."""
+        return self.places[0].suspects if self.places else ()
+
+    @property
+    def errors(self) -> Mapping[str, float]:
+        """Of the first place."""
+        return self.places[0].errors if self.places else {}
+
+    @property
+    def operators(self) -> Sequence[Operator]:
+        """Of the first place."""
+        return self.places[0].operators if self.places else ()
+
+    @property
+    def tolerance(self) -> float:
+        """Of the first place."""
+        return self.places[0].tolerance if self.places else LOOSE
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding makes of one sequence.
+
+    Attributes:
+        gap: Nats.
+        errors: Relative, of each cut given the same inputs.
+    """
+
+    gap: float = 0.0
+    errors: Mapping[CutPoint, float] = field(default_factory=dict)
 
 
 def locate(
-    reference: Tap, other: Tap, tokens_T: Tensor, witness: Tap | None = None, tolerance: float = LOOSE
+    reference: Tap,
+    other: Tap,
+    tokens_T: Tensor,
+    witness: Tap | None = None,
+    tolerance: float = LOOSE,
+    rounded: Sequence[Tap] = (),
 ) -> Location:
-    """Finds the place where two engines disagree about one sequence.
+    """Finds the places where two engines disagree about one sequence.
 
     The other engine reads the sequence with the reference's value at every cut, so that each segment is given the same
     inputs in both. Segments whose outputs differ are undone, alone and together, until the gap is gone; in the first of
-    them the operators of both engines are compared.
+    each kind the operators of both engines are compared.
 
     Args:
         reference: The engine that the other one is compared with.
         other: The engine that is examined.
         tokens_T: Ids of one sequence.
         witness: The model in float64, which says who is wrong.
-        tolerance: Relative error of a cut that rounding explains.
+        tolerance: Relative error of a cut that two fp32 programs may have.
+        rounded: The witness's program in the types of the engines: how far it is from the witness is the noise floor.
     """
     right = reference.run(tokens_T, {})
     gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
-    segments = [one for one in _compare(right, other.run(tokens_T, right.seen)) if one.error > tolerance]
+    rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
+
+    def explained(cut: CutPoint) -> float:
+        return max(tolerance, FLOORS * rounding.errors.get(cut, 0.0))
+
+    theirs, replayed = (tap.run(tokens_T, right.seen) for tap in (reference, other))
+    noisy = {
+        tap.name: cuts
+        for tap, once in ((reference, theirs), (other, replayed))
+        if (cuts := [one.end for one in _compare(once, tap.run(tokens_T, right.seen)) if one.error > _SAME])
+    }
+    segments = [one for one in _compare(right, replayed) if not one.error <= explained(one.end)]
     if not gap or not segments:
-        return Location(gap, [], 0.0)
+        return Location(gap, rounding.gap, noisy=noisy)
 
     def undo(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
         return 1 - nats(right.logits, other.run(tokens_T, forced).logits, tokens_T) / gap
 
     order = list(right.seen)
-    chosen = sorted(_choose_fewest(segments, undo), key=lambda one: order.index(one.end))
-    suspected, ran = _open(reference, other, tokens_T, right, chosen[0], tolerance)
-    errors = {} if witness is None else _judge(witness, (reference, other), tokens_T, right, chosen[0])
-    return Location(gap, chosen, undo(chosen), suspected, errors, ran, right.seen, tolerance)
+    chosen = sorted(_choose_fewest(segments, undo), key=lambda some: order.index(some[0].end))
+    removed = undo(_flat(chosen))
+    exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
+    places: list[Place] = []
+    for some in chosen:
+        end = some[0].end
+        suspected, ran = _open(reference, other, tokens_T, right, some[0], explained(end))
+        values = {reference.name: theirs.seen[end], other.name: replayed.seen[end]}
+        alone = removed if len(chosen) == 1 else undo(some)
+        places.append(Place(some, alone, suspected, ran, values, exact.get(end), explained(end)))
+    return Location(gap, rounding.gap, places, removed, right.seen, noisy)
+
+
+def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:
+    """Measures how far one program is from itself in float64, in the types of both engines together.
+
+    Args:
+        witness: In float64.
+        rounded: In each type.
+        tokens_T: Ids of one sequence.
+        right: The values that all are given.
+    """
+    exact, plain = witness.run(tokens_T, right.seen).seen, witness.run(tokens_T, {}).logits
+    squares: dict[CutPoint, float] = {}
+    gap = 0.0
+    for tap in rounded:
+        gap += nats(plain, tap.run(tokens_T, {}).logits, tokens_T) ** 2
+        for cut, value in tap.run(tokens_T, right.seen).seen.items():
+            if cut in exact and exact[cut].numel() == value.numel():
+                squares[cut] = squares.get(cut, 0.0) + _differ(exact[cut], value)[0] ** 2
+    return Rounding(gap**0.5, {cut: square**0.5 for cut, square in squares.items()})
 
 
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
@@ -155,7 +276,7 @@ def _differ(right: Tensor, own: Tensor) -> tuple[float, int]:
     return float(off.square().mean().sqrt()) / scale, int(rows[0, 0]) if len(rows) else 0
 
 
-def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]) -> list[Segment]:
+def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]) -> list[list[Segment]]:
     """The fewest kinds of segments that remove the gap; the same stretch in all layers is one kind.
 
     Kinds are added, the largest error first, while something is left of the gap; then those that are not needed go.
@@ -173,7 +294,7 @@ def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment
         fewer = [one for one in chosen if one is not kind]
         if fewer and undo(_flat(fewer)) >= min(ENOUGH, removed):
             chosen = fewer
-    return _flat(chosen)
+    return chosen
 
 
 def _flat(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
@@ -207,48 +328,3 @@ def _find_caller(operator: Operator, less: Counter[str]) -> Operator:
     missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
     stack: tuple[Frame, ...] = operator.stack[max(missing, default=-1) + 1 :]
     return replace(operator, stack=stack or operator.stack)
-
-
-def _judge(witness: Tap, taps: Sequence[Tap], tokens_T: Tensor, right: Capture, segment: Segment) -> dict[str, float]:
-    """Returns by engine how far the end of a segment is from float64's, given the same inputs."""
-    exact = witness.run(tokens_T, right.seen).seen.get(segment.end)
-    if exact is None:
-        return {}
-    runs = {tap.name: tap.run(tokens_T, right.seen).seen.get(segment.end) for tap in taps}
-    return {
-        name: _differ(exact, own)[0] for name, own in runs.items() if own is not None and own.numel() == exact.numel()
-    }
-
-
-def describe(found: Location) -> Iterator[str]:
-    """Yields what was found, line by line, for people."""
-    if not found.segments:
-        yield f"the engines differ by {found.gap:.2g} nats, and no segment gives other values for the same inputs"
-        return
-    yield f"the engines differ by {found.gap:.2g} nats (root mean square)"
-    yield f"undoing this removes {found.removed:.0%} of it:"
-    for segment in found.segments:
-        missing = f"; {', '.join(map(str, segment.missing))} did not run" if segment.missing else ""
-        since = f", from position {segment.first} on" if segment.first else ""
-        yield f"  {segment}: off by {segment.error:.2g} of its size{since}{missing}"
-    for engine, error in found.errors.items():
-        yield f"  {engine} is {error:.2g} from float64 at {found.segments[0].end}"
-    for suspect in found.suspects[:3]:
-        lines = " ← ".join(
-            f"{Path(frame.file).name}:{frame.line} {frame.function}" for frame in suspect.operator.stack[:2]
-        )
-        yield f"  {suspect.engine}: {suspect.operator.name} at {lines}"
-    yield from _arguments_that_differ(found.suspects[:2])
-
-
-def _arguments_that_differ(suspects: Sequence[Suspect]) -> Iterator[str]:
-    """Yields the arguments that differ, of one operator in both engines."""
-    match suspects:
-        case [Suspect(engine, one), Suspect(other, its)] if one.name == its.name and len(one.scalars) == len(
-            its.scalars
-        ):
-            for own, theirs in zip(one.scalars, its.scalars, strict=True):
-                if own != theirs:
-                    yield f"  an argument is {own} in {engine} and {theirs} in {other}"
-        case _:
-            pass

@@ -10,38 +10,35 @@ from torch import Tensor
 from lockstep_doctor.locate import Location
 from lockstep_doctor.modules import ModuleTap
 
+MOST_LINES = 30
+"""Of a script, with what makes the model."""
+
 _SCRIPT = '''"""{what}"""
 
-import sys
-from pathlib import Path
-
-import torch
-from safetensors.torch import load_file
+import sys, torch, safetensors.torch
 
 {builder}
-saved, found = load_file(Path(__file__).with_name("inputs.safetensors")), dict()
+saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), {{}}
+goal = "{goal}"
 
-
-def put(address, values):
-    """Gives the inputs of the segment their values, and keeps its output."""
+def put(address, values):  # the segment gets its inputs, and its output is kept
     for place, value in enumerate(values if isinstance(values, tuple) else (values,)):
         name = f"{{address}}|{{place}}"
-        if name == "{goal}":
+        if name == goal:
             found[name] = value.detach().double().clone()
         elif name in saved:
             value.copy_(saved[name].reshape(value.shape))
 
-
 for path in {{name.split("|")[0] for name in saved if "|" in name}}:
     module = model.get_submodule(path)
-    module.register_forward_pre_hook(lambda _, values, path=path: put(f"{{path}}|in", values))
-    module.register_forward_hook(lambda _, inputs, values, path=path: put(f"{{path}}|out", values))
+    module.register_forward_pre_hook(lambda _, values, path=path: put(path + "|in", values))
+    module.register_forward_hook(lambda _, inputs, values, path=path: put(path + "|out", values))
 with torch.no_grad():
     found["output"] = read(saved["tokens"]).double()
-right = saved["{goal}"].double()
-error = float((found["{goal}"].reshape(right.shape) - right).square().mean().sqrt() / right.square().mean().sqrt())
-print(f"relative error {{error:.2g}}; rounding explains {tolerance:g}")
-sys.exit(not error <= {tolerance:g})
+right = saved[goal].double().flatten()
+error = float((found[goal].flatten() - right).norm() / right.norm())
+print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
+sys.exit(not error <= {tolerance:.2g})
 '''
 
 

@@ -28,8 +28,8 @@ def add(parsers: Parsers) -> None:
     doctor.set_defaults(command=run)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
     _add_measuring(group, "table", "measure agreement over a grid of lengths, data, methods and batch sizes", _table)
-    _add_measuring(group, "quick", "the same over a small grid; where it fails, say why", _quick, "doctor_quick")
-    _add_measuring(group, "diagnose", "find the causes of a disagreement, one by one", _diagnose)
+    _add_measuring(group, "quick", "the same over a small grid; where it fails, say where", _quick, "doctor_quick")
+    _add_measuring(group, "locate", "find the place of a disagreement, and prove it", _locate)
     _add_measuring(group, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
     _add_analyze(group)
     _add_selftest(group)
@@ -122,23 +122,23 @@ def _measure(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        print(f"why: lockstep doctor diagnose {shlex.join([options.model, *options.overrides])}")
+        print(f"why: lockstep doctor locate {shlex.join([options.model, *options.overrides])}")
     return code
 
 
 def _quick(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        _diagnose(options)
+        _locate(options)
     return code
 
 
-def _diagnose(options: argparse.Namespace) -> int:
+def _locate(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.diagnose import diagnose
+        from lockstep.doctor.locate import locate_model
 
-    return diagnose(loaded)
+    return locate_model(loaded)
 
 
 def _refit(options: argparse.Namespace) -> int:

@@ -1,0 +1,152 @@
+"""What an examination found, in words for people and as a tree for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lockstep_doctor.examine import Examination, Undone
+from lockstep_doctor.locate import Location, Place
+
+
+def describe_examination(found: Examination) -> Iterator[str]:
+    """Yields what was found about two engines, line by line."""
+    location = found.location
+    floor = f"; rounding alone makes {location.floor:.2g}" if location.floor else ""
+    yield (
+        f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats (root mean square) "
+        f"in request {found.request} of {found.requests}{floor}"
+    )
+    yield from (f"  {line}" for line in found.columns)
+    for engine, cuts in location.noisy.items():
+        yield f"  {engine} gives other values each time, for the same inputs: {', '.join(map(str, cuts[:4]))}"
+    if found.agrees:
+        yield "  They differ by no more than rounding in these types makes."
+        return
+    if not location.disagrees:
+        return
+    if not location.places:
+        yield "  No segment gives other values for the same inputs."
+        return
+    places = location.places
+    what = "this" if len(places) == 1 else f"these {len(places)} places"
+    yield f"  undoing {what} removes {location.removed:.0%} of it:"
+    for number, place in enumerate(places):
+        yield from (f"  {line}" for line in describe_place(place))
+        yield from (f"    {line}" for line in found.measured[number])
+        yield from (f"    {line}" for line in _describe_undone(found.undone[number]))
+    yield f"  {found.smallest.numel()} tokens are enough: {found.smallest.tolist()}"
+    for name, gap in found.switches.items():
+        gone = " (gone)" if gap < 0.1 * location.gap else ""
+        yield f"  {name} they differ by {gap:.2g} nats{gone}"
+
+
+def _describe_undone(undone: Sequence[Undone]) -> Iterator[str]:
+    """Yields the settings that differ; what was confirmed by undoing is a cure."""
+    for one in undone:
+        many = f" ({one.count} modules)" if one.count > 1 else ""
+        if one.removed is None:
+            yield f"{one.what}{many}; it cannot be undone here"
+        elif one.confirmed:
+            yield f"{one.what}{many}: confirmed by undoing, which removes {one.removed:.0%}"
+        else:
+            yield f"{one.what}{many}; undoing it removes {max(one.removed, 0.0):.0%}"
+
+
+def describe(found: Location) -> Iterator[str]:
+    """Yields where two engines disagree, line by line, for people."""
+    if not found.places:
+        yield f"the engines differ by {found.gap:.2g} nats, and no segment gives other values for the same inputs"
+        return
+    yield f"the engines differ by {found.gap:.2g} nats (root mean square)"
+    yield f"undoing this removes {found.removed:.0%} of it:"
+    for place in found.places:
+        yield from describe_place(place)
+
+
+def describe_place(place: Place) -> Iterator[str]:
+    """Yields what is known about one place."""
+    for segment in place.segments:
+        missing = f"; {', '.join(map(str, segment.missing))} did not run" if segment.missing else ""
+        since = f", from position {segment.first} on" if segment.first else ""
+        yield f"  {segment}: off by {segment.error:.2g} of its size{since}{missing}"
+    for engine, error in place.errors.items():
+        yield f"  {engine} is {error:.2g} from float64 at {place.segments[0].end}"
+    if place.errors:
+        match place.wrong:
+            case [one]:
+                yield f"  {one} is wrong"
+            case []:
+                yield f"  neither is wrong: rounding explains {place.tolerance:.2g} here"
+            case both:
+                yield f"  {' and '.join(both)} are both wrong"
+    for suspect in place.suspects[:3]:
+        lines = " ← ".join(
+            f"{Path(frame.file).name}:{frame.line} {frame.function}" for frame in suspect.operator.stack[:2]
+        )
+        yield f"  {suspect.engine}: {suspect.operator.name} at {lines}"
+    yield from _arguments_that_differ(place)
+
+
+def _arguments_that_differ(place: Place) -> Iterator[str]:
+    """Yields the arguments that differ, of one operator in both engines."""
+    if len(place.suspects) < 2:
+        return
+    one, its = (suspect.operator for suspect in place.suspects[:2])
+    engine, other = (suspect.engine for suspect in place.suspects[:2])
+    if one.name == its.name and len(one.scalars) == len(its.scalars):
+        for own, theirs in zip(one.scalars, its.scalars, strict=True):
+            if own != theirs:
+                yield f"  an argument is {own} in {engine} and {theirs} in {other}"
+
+
+def tree_of(found: Examination) -> dict[str, Any]:
+    """As JSON."""
+    location = found.location
+    return {
+        "pair": [found.reference, found.other],
+        "agrees": found.agrees,
+        "gap": location.gap,
+        "floor": location.floor,
+        "removed": location.removed,
+        "request": found.request,
+        "gaps": list(found.gaps),
+        "tokens": found.tokens.tolist(),
+        "smallest": found.smallest.tolist(),
+        "switches": dict(found.switches),
+        "columns": list(found.columns),
+        "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},
+        "places": [
+            _tree_of_place(place) | {"measured": list(measured), "settings": [asdict(one) for one in undone]}
+            for place, measured, undone in zip(location.places, found.measured, found.undone, strict=True)
+        ],
+    }
+
+
+def _tree_of_place(place: Place) -> dict[str, Any]:
+    return {
+        "segments": [
+            {
+                "start": one.start and str(one.start),
+                "end": str(one.end),
+                "error": one.error,
+                "first": one.first,
+                "missing": list(map(str, one.missing)),
+            }
+            for one in place.segments
+        ],
+        "removed": place.removed,
+        "tolerance": place.tolerance,
+        "errors": place.errors,
+        "wrong": place.wrong,
+        "suspects": [
+            {
+                "engine": suspect.engine,
+                "operator": suspect.operator.name,
+                "lines": [asdict(frame) for frame in suspect.operator.stack[:4]],
+            }
+            for suspect in place.suspects[:5]
+        ],
+    }

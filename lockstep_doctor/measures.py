@@ -1,0 +1,150 @@
+"""What is wrong with a value, by measurement: how one tensor is made of another, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep_doctor.cuts import CutPoint
+
+_FITS = 0.02
+"""Of the difference, left by a fit that explains it."""
+_HITS = 1e-3
+"""Of the largest difference: less is none."""
+_FEW = 0.5
+_LOW_RANK = 4
+
+
+def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor]) -> Iterator[str]:
+    """Yields what can be measured about a value that is wrong, in words.
+
+    Args:
+        right: As it should be, positions first, the last axis channels.
+        own: As it is.
+        seen: Other values of the same pass, which it may be mixed with.
+    """
+    if right.dtype != own.dtype:
+        yield f"it is {_type(own)}, and should be {_type(right)}"
+    if right.numel() != own.numel():
+        yield f"it has {own.numel()} numbers, and should have {right.numel()}"
+        return
+    width = right.shape[-1] if right.ndim > 1 else 1
+    first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
+    if not bool(second.isfinite().all()):
+        rows = (~second.isfinite()).any(-1).nonzero()[:, 0]
+        yield f"it is not finite at {_places(rows.tolist(), len(second), 'position')}"
+        return
+    off = second - first
+    if not float(off.abs().max()):
+        return
+    made = next(_made_of(first, second, off, seen), None)
+    if made is not None:
+        yield made
+    yield from _where(off)
+    if made is None:
+        yield from _shape(off)
+
+
+def _made_of(first: Tensor, second: Tensor, off: Tensor, seen: Mapping[CutPoint, Tensor]) -> Iterator[str]:
+    """The ways in which a value follows from right ones, the plainest first."""
+    scale, left = _fit(first, second, off)
+    if left < _FITS:
+        yield f"it is {scale:.4g} times what it should be ({_left(left)})"
+    yield from _moved(first, second, off)
+    for cut, value in seen.items():
+        if value.numel() != first.numel() or not value.is_floating_point():
+            continue
+        other = value.detach().double().cpu().reshape(first.shape)
+        times, left = _fit(other, off, off)
+        if left < _FITS and abs(times) > _HITS:
+            yield f"{times:+.4g} times {cut} is added to it ({_left(left)})"
+        if _share(second - other, off) < _HITS:
+            yield f"it is the value of {cut}"
+    step = float(torch.finfo(torch.bfloat16).eps)
+    if bool((off.abs() <= step * first.abs()).all()) and torch.equal(second, second.bfloat16().double()):
+        yield "it is rounded to bfloat16"
+    if not float(second.abs().max()):
+        yield "it is zero"
+    low, high = float(second.min()), float(second.max())
+    if _share(second - first.clamp(low, high), off) < _HITS:
+        yield f"it is cut to the range from {low:.4g} to {high:.4g}"
+
+
+def _moved(first: Tensor, second: Tensor, off: Tensor) -> Iterator[str]:
+    """Whether the same numbers lie in other places."""
+    for shift in (-2, -1, 1, 2):
+        if len(first) <= abs(shift) + 1:
+            continue
+        kept = slice(shift, None) if shift > 0 else slice(None, shift)
+        if _share((second - first.roll(shift, 0))[kept], off[kept]) < _HITS:
+            yield f"each position has what belongs to the one {abs(shift)} {'before' if shift > 0 else 'after'} it"
+    if _share(second.sort(-1).values - first.sort(-1).values, off) < _HITS:
+        yield "each position has the right numbers in other channels"
+    elif _share(second.sort(0).values - first.sort(0).values, off) < _HITS:
+        yield "each channel has the right numbers at other positions"
+    elif _share(second.flatten().sort().values - first.flatten().sort().values, off) < _HITS:
+        yield "it has the right numbers in another order"
+
+
+def _where(off: Tensor) -> Iterator[str]:
+    """Which positions and channels differ, where not all do."""
+    for axis, what in ((1, "position"), (0, "channel")):
+        size = off.square().mean(axis).sqrt()
+        hit = (size > _HITS * size.max()).nonzero()[:, 0].tolist()
+        if 0 < len(hit) < len(size):
+            yield f"it differs at {_places(hit, len(size), what)}"
+
+
+def _shape(off: Tensor) -> Iterator[str]:
+    """The form of a difference that nothing explains."""
+    total = float(off.square().sum())
+    if len(off) > 1 and float((off - off.mean(0)).square().sum()) < _FITS**2 * total:
+        yield "the same is added at each position"
+    elif off.shape[1] > 1 and float((off - off.mean(1, True)).square().sum()) < _FITS**2 * total:
+        yield "the same is added to each channel"
+    elif min(off.shape) > 2 * _LOW_RANK:
+        values = torch.linalg.svdvals(off).square()
+        rank = int((values.cumsum(0) < (1 - _FITS**2) * total).sum()) + 1
+        if rank <= _LOW_RANK:
+            yield f"the difference has rank {rank}"
+
+
+def _fit(x: Tensor, y: Tensor, off: Tensor) -> tuple[float, float]:
+    """Least squares of y = s · x: s, and what is left, as a share of the difference."""
+    square = float(x.square().sum())
+    scale = float((x * y).sum()) / square if square else 0.0
+    return scale, _share(y - scale * x, off)
+
+
+def _share(left: Tensor, off: Tensor) -> float:
+    size = float(off.square().sum().sqrt())
+    return float(left.square().sum().sqrt()) / size if size else float("inf")
+
+
+def _left(left: float) -> str:
+    return f"{left:.1%} of the difference left"
+
+
+def _places(hit: Sequence[int], count: int, what: str) -> str:
+    """Names places: a range, each so many, or the first few."""
+    steps = {b - a for a, b in zip(hit, hit[1:], strict=False)}
+    if len(hit) == 1:
+        return f"{what} {hit[0]} of {count}"
+    if len(steps) == 1:
+        (step,) = steps
+        every = "" if step == 1 else f", each {step}th"
+        return f"{what}s {hit[0]} to {hit[-1]}{every} of {count}"
+    if len(hit) > _FEW * count:
+        missing = sorted(set(range(count)) - set(hit))
+        return f"all of {count} {what}s but {_listed(missing)}"
+    return f"{len(hit)} of {count} {what}s: {_listed(hit)}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+
+
+def _type(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
