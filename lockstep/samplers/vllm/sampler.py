@@ -85,7 +85,8 @@ class VLLMSampler:
             ) from error
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(_end_without_worker)
-        self._lost: Callable[[], bool] = lambda: executor.world_size > 1 and executor.is_failed
+        workers = self._engine.vllm_config.parallel_config.world_size
+        self._lost: Callable[[], bool] = lambda: workers > 1 and executor.is_failed
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         prompts = [(request.tokens, self._drawing(request, sampling)) for request in requests]
@@ -273,11 +274,11 @@ class VLLMSampler:
     def _find_kept_caches(self) -> tuple[str, ...]:
         return ("prefix cache",) if self._probe().num_cached_tokens else ()
 
-    def _on_worker(self, verb: str, *arguments: str) -> Any:
+    def _on_worker(self, verb: str, *arguments: str | bytes) -> Any:
         """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
         return self._on_workers(verb, *arguments)[0]
 
-    def _on_workers(self, verb: str, *arguments: str) -> list[Any]:
+    def _on_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
         """Runs a method of `worker.WeightReceiver` on all workers. Returns their answers."""
         with self._exit_if_worker_lost():
             return self._engine.collective_rpc(verb, args=arguments)

@@ -23,19 +23,19 @@ class Site:
     Attributes:
         path: Of the function that is called, from the model on.
         end: Whether they lie in its arguments or in what it returns.
-        cuts: One for each tensor; None: no cut.
+        cuts: One for each tensor.
         sizes: Widths of the parts of one tensor, where the cuts are these; empty: they are not.
     """
 
     path: str
     end: End
-    cuts: tuple[CutPoint | None, ...]
+    cuts: tuple[CutPoint, ...]
     sizes: tuple[int, ...] = ()
 
     @property
     def is_sum(self) -> bool:
         """True if the cut is the sum of all arguments: a residual, and what is added to it."""
-        return self.end == "in" and self.cuts[0] is not None and self.cuts[0].stage in _RESIDUAL
+        return self.end == "in" and self.cuts[0].stage in _RESIDUAL
 
     def views(self, value: Any, count: int) -> list[tuple[CutPoint, Tensor]]:
         """The cuts with their values, of the first `count` tokens; a sum is no view.
@@ -49,7 +49,7 @@ class Site:
             tensors = [torch.stack(tensors).sum(0)] if len(tensors) > 1 else tensors
         if self.sizes:
             tensors = list(tensors[0].split(list(self.sizes), -1))
-        return [(cut, x) for cut, x in zip(self.cuts, tensors, strict=False) if cut is not None]
+        return list(zip(self.cuts, tensors, strict=False))
 
     def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
         """Gives the arguments of a sum another one: the first is all of it."""
@@ -82,9 +82,7 @@ def find_sites(model: nn.Module, network: nn.Module) -> Sites:
     named = name_cuts(find_watched(network))
     sites = tuple(_sites(model, network, named))
     seen = {cut for site in sites for cut in site.cuts}
-    routed = [
-        CutPoint(f"routed.{place}", cut.layer) for cut in seen if cut and cut.stage == "routed" for place in (1, 2)
-    ]
+    routed = [CutPoint(f"routed.{place}", cut.layer) for cut in seen if cut.stage == "routed" for place in (1, 2)]
     return Sites(sites, (*(cut for cut in named.values() if cut not in seen), *routed))
 
 
@@ -93,10 +91,10 @@ def _sites(model: nn.Module, network: nn.Module, named: Mapping[tuple[str, End],
     for path, module in model.named_modules():
         yield from _of_module(path, module, network, named)
         base, _, name = path.rpartition(".")
-        parts = [named.get((f"{base}.{part}", "out")) for part in packed.get(name, ())]
-        if parts and None not in parts and (path, "out") not in named:
+        parts = [(f"{base}.{part}", "out") for part in packed.get(name, ())]
+        if parts and named.keys() >= set(parts) and (path, "out") not in named:
             sizes: Any = module.output_partition_sizes
-            yield Site(f"{path}.forward", "out", tuple(parts), tuple(sizes))
+            yield Site(f"{path}.forward", "out", tuple(named[part] for part in parts), tuple(sizes))
     yield Site("logits_processor._get_logits", "out", (CutPoint("logits"),))
     yield Site("logits_processor.forward", "out", (OUTPUT,))
 

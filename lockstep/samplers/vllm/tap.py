@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from lockstep.config import VLLM, Computation, SamplerSection
 from lockstep.errors import InputError
 from lockstep.samplers.vllm.sampler import VLLMSampler, pick_logprobs
-from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
+from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.operators import Frame, Operator, OperatorTrace
 
@@ -49,18 +50,44 @@ class TappedSampler(VLLMSampler):
         column = torch.tensor(pick_logprobs(tokens[1:], output.prompt_logprobs[1:]))
         return header, safetensors.torch.load(self._on_worker("tapped_values")), column
 
+    def sites(self) -> list[dict[str, Any]]:
+        """Where cuts lie in the model, as plain values."""
+        return json.loads(self._on_worker("tap_sites"))
+
+
+@dataclass(frozen=True)
+class Address:
+    """A call in vLLM's model at which cuts lie, see `sites.Site`."""
+
+    path: str
+    end: End
+    cuts: tuple[CutPoint, ...]
+    sizes: tuple[int, ...]
+    is_sum: bool
+
 
 class VLLMTap:
     """Implements `lockstep_doctor.Tap`.
 
     Args:
         sampler: Reads one sequence alone.
+        folder: What it has read.
+        dtype: Of weights and activations.
     """
 
     name = "vllm"
 
-    def __init__(self, sampler: TappedSampler) -> None:
-        self._sampler = sampler
+    def __init__(self, sampler: TappedSampler, folder: Path, dtype: torch.dtype) -> None:
+        self._sampler, self.folder, self.dtype = sampler, folder, dtype
+
+    def addresses(self) -> list[Address]:
+        """Returns where the cuts lie."""
+        return [
+            Address(
+                one["path"], one["end"], tuple(map(CutPoint.parse, one["cuts"])), tuple(one["sizes"]), one["is_sum"]
+            )
+            for one in self._sampler.sites()
+        ]
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
         header, values, column = self._sampler.look(tokens_T.tolist(), {}, forced)
@@ -108,11 +135,13 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
         InputError: vLLM is not installed, does not take the model, or cannot compute as asked.
     """
     if options.dtype not in _DTYPES or options.parallel or options.prompt is not None:
-        raise InputError("the doctor looks into one worker of vLLM, in fp32 or bf16, by prefill; leave the layout empty")
+        raise InputError(
+            "the doctor looks into one worker of vLLM, in fp32 or bf16, by prefill; leave the layout empty"
+        )
     section = SamplerSection(backend="vllm", vllm=VLLM(enforce_eager=True), max_batch_size=1, kv_cache_gib=_CACHE_GIB)
-    computation = Computation(device=options.device, dtype=_DTYPES[options.dtype])
+    computation = Computation.model_validate({"device": options.device, "dtype": _DTYPES[options.dtype]})
     sampler = TappedSampler(str(folder), section, computation, options={"enable_prefix_caching": False})
     try:
-        yield VLLMTap(sampler)
+        yield VLLMTap(sampler, folder, options.dtype)
     finally:
         sampler.close()

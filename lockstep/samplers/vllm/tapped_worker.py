@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -16,10 +16,19 @@ from lockstep.samplers.vllm.sites import Site, find_sites
 from lockstep.samplers.vllm.worker import WeightReceiver
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.modules import Pass, count_functions
-from lockstep_doctor.operators import Recorder
+from lockstep_doctor.operators import Frame, Recorder
 
 OPENED = ("vllm", "vllm_ir")
 """Namespaces of operators that are Python, of which the operators inside are recorded."""
+
+_MACHINERY = (
+    "vllm/_custom_ops.py",
+    "vllm/ir/op.py",
+    "vllm/model_executor/custom_op.py",
+    "vllm/utils/torch_utils.py",
+    "lockstep/samplers/vllm/narrow_heads.py",
+    "lockstep/samplers/vllm/tapped_worker.py",
+)
 
 UNSET = 5e4
 """What a cache holds where nothing was written: more than `operators.MASKED`, and finite in every type."""
@@ -65,6 +74,7 @@ class TappedWorker(WeightReceiver):
     """`WeightReceiver` that looks into one pass at a time."""
 
     _taps: ExitStack | None = None
+    _tokens = 0
 
     def open_tap(self, asked: str, forced: bytes) -> None:
         """Looks into the next pass.
@@ -88,7 +98,7 @@ class TappedWorker(WeightReceiver):
             self._pass = RollingPass(values, self._recorder, start, CutPoint.parse(self._asked.end))
             for cache in self.model_runner.kv_caches:
                 cache.fill_(UNSET)
-        self._rows = -1
+        self._tokens = 0
         self._taps = ExitStack()
         found = find_sites(self._model, self._network)
         self._hidden = found.hidden
@@ -100,9 +110,9 @@ class TappedWorker(WeightReceiver):
         """Stops looking. Returns, as JSON, what is no tensor."""
         assert self._taps is not None, "a tap is opened before it is closed"
         self._taps.close()
-        if self._rows < self._asked.count:
+        if self._tokens < self._asked.count:
             raise ValueError(
-                f"vLLM took {self._rows} of {self._asked.count} tokens in one pass; raise max_num_batched_tokens"
+                f"vLLM took {self._tokens} of {self._asked.count} tokens in one pass; raise max_num_batched_tokens"
             )
         self._trace = self._recorder.joined()
         seen = self._pass.collect()
@@ -112,7 +122,9 @@ class TappedWorker(WeightReceiver):
                 "order": [str(cut) for cut in self._seen],
                 "hidden": [str(cut) for cut in self._hidden],
                 "functions": self._ran,
-                "operators": [asdict(one) for one in self._trace.operators],
+                "operators": [
+                    asdict(replace(one, stack=_without_machinery(one.stack))) for one in self._trace.operators
+                ],
             },
             default=str,
         )
@@ -122,6 +134,21 @@ class TappedWorker(WeightReceiver):
         seen = {str(cut): value for cut, value in self._seen.items()}
         traced = {f"#{number}": value for number, value in enumerate(self._trace.values)}
         return safetensors.torch.save({name: value.contiguous().cpu() for name, value in (seen | traced).items()})
+
+    def tap_sites(self) -> str:
+        """Where cuts lie in the model, as JSON."""
+        return json.dumps(
+            [
+                {
+                    "path": site.path,
+                    "end": site.end,
+                    "cuts": [str(cut) for cut in site.cuts],
+                    "sizes": site.sizes,
+                    "is_sum": site.is_sum,
+                }
+                for site in find_sites(self._model, self._network).sites
+            ]
+        )
 
     def _tap_at(self, site: Site) -> None:
         """Visits the cuts of a site whenever it is called."""
@@ -159,7 +186,7 @@ class TappedWorker(WeightReceiver):
                     self._ran = block.enter_context(count_functions())
                 self._pass.begin()
                 states = plain(*args, **keywords)
-                self._rows = len(states)
+                self._tokens = len(states)
                 self._model.compute_logits(states[: self._asked.count])
             assert self._taps is not None
             self._taps.close()  # what vLLM reads of the logits itself is no second pass
@@ -174,7 +201,15 @@ class TappedWorker(WeightReceiver):
         held = part.__dict__.get(name)
         setattr(part, name, function)
         assert self._taps is not None
-        self._taps.callback(*((delattr, part, name) if held is None else (setattr, part, name, held)))
+        if held is None:
+            self._taps.callback(delattr, part, name)
+        else:
+            self._taps.callback(setattr, part, name, held)
+
+
+def _without_machinery(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The lines that say what is computed, not by which implementation of vLLM's or under which tap."""
+    return tuple(frame for frame in stack if not frame.file.endswith(_MACHINERY))
 
 
 def _has_heads_first(value: Tensor, count: int) -> bool:
