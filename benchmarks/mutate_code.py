@@ -195,26 +195,56 @@ def lines_of(edit: Edit) -> range:
     return range(smallest.lineno, (smallest.end_lineno or smallest.lineno) + 1)
 
 
+@dataclass(frozen=True)
+class Swap:
+    """The functions of this process that hold an edit, with their code before and after it.
+
+    Attributes:
+        functions: They are alive.
+        before: The code of each.
+        after: The same with the edit.
+    """
+
+    functions: Sequence[FunctionType]
+    before: Sequence[CodeType]
+    after: Sequence[CodeType]
+
+    @classmethod
+    def of(cls, edit: Edit) -> Swap:
+        """Finds the functions of an edit.
+
+        Raises:
+            ValueError: None that is alive holds it.
+        """
+        outer = edit.function.split(".<locals>", 1)[0]
+        code = next(one for one in _codes_of(compile(apply(edit), edit.file, "exec")) if one.co_qualname == outer)
+        alive = [one for one in _functions_of(edit.file) if one.__code__.co_qualname == outer]
+        if not alive:
+            raise ValueError(f"no function {outer} of {edit.file} is alive")
+        return cls(alive, [one.__code__ for one in alive], [code] * len(alive))
+
+    @contextmanager
+    def running(self, codes: Sequence[CodeType]) -> Iterator[None]:
+        """In the block, the functions run `before` or `after`; the lines that do so are the same for both.
+
+        Raises:
+            ValueError: An edited function needs other variables from outside.
+        """
+        try:
+            for one, code in zip(self.functions, codes, strict=True):
+                one.__code__ = code
+            yield
+        finally:
+            for one, code in zip(self.functions, self.before, strict=True):
+                one.__code__ = code
+
+
 @contextmanager
 def edited(edit: Edit) -> Iterator[None]:
-    """In the block, the functions of the file that are alive in this process run the edited code.
-
-    Raises:
-        ValueError: No function that is alive holds the edit, or an edited one needs other variables from outside.
-    """
-    outer = edit.function.split(".<locals>", 1)[0]
-    code = next(one for one in _codes_of(compile(apply(edit), edit.file, "exec")) if one.co_qualname == outer)
-    alive = [one for one in _functions_of(edit.file) if one.__code__.co_qualname == outer]
-    if not alive:
-        raise ValueError(f"no function {outer} of {edit.file} is alive")
-    before = [one.__code__ for one in alive]
-    try:
-        for one in alive:
-            one.__code__ = code
+    """In the block, the functions of the file that are alive in this process run the edited code; raises as `Swap`."""
+    swap = Swap.of(edit)
+    with swap.running(swap.after):
         yield
-    finally:
-        for one, usual in zip(alive, before, strict=True):
-            one.__code__ = usual
 
 
 def _codes_of(code: CodeType) -> Iterator[CodeType]:

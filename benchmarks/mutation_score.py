@@ -1,0 +1,216 @@
+"""What the doctor says about one edited program, beside what simpler means say."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import runpy
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.mutate_code import Edit, Swap, lines_of
+from benchmarks.mutated_programs import TOKENS, Program
+from lockstep_doctor import Capture, Location, ModuleTap, compare_builds, locate, write_reproduction
+from lockstep_doctor.locate import LOOSE, nats
+from lockstep_doctor.operators import Frame
+
+_SMALLEST = 1e-5
+"""Nats below which a gap is rounding in any program."""
+
+_BARE = 1.05
+"""The mean of exp |difference| from which a run is stopped."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A row of results.
+
+    Attributes:
+        program: Which was edited.
+        kind: Of the edit.
+        file: Which it is in.
+        line: At which.
+        function: In which.
+        node: Place of the node in the file's tree.
+        text: The code before.
+        outcome: `kept`, `equivalent` or `crashed`.
+        gap: Root mean square difference of log-probabilities, nats.
+        segment: True if the segment that was opened ran the line, or reads a weight that the line changed.
+        in_line: True if the line is among the first three places.
+        in_function: True if its function is.
+        reproduces: True if the script fails with the edit and passes without it.
+        removed: Share of the gap that undoing the segments removes.
+        bare: True if the mean of exp |difference| is above 1.05.
+        first: True if the first segment with another output, without replay, ran the line.
+        cpu_s: Seconds of CPU that locating took.
+        found: The segment and the first places, for people.
+    """
+
+    program: str
+    kind: str
+    file: str
+    line: int
+    function: str
+    node: int
+    text: str
+    outcome: str
+    gap: float = 0.0
+    segment: bool = False
+    in_line: bool = False
+    in_function: bool = False
+    reproduces: bool = False
+    removed: float = 0.0
+    bare: bool = False
+    first: bool = False
+    cpu_s: float = 0.0
+    found: tuple[str, ...] = ()
+
+
+class Judge:
+    """A program as it is, and its sides with one edit after another.
+
+    Args:
+        program: Which.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.tokens = torch.randint(0, 97, (TOKENS,), generator=torch.Generator().manual_seed(3))
+        self.model = program.build()
+        self.reference = ModuleTap(self.model, "original", read=program.read)
+        self.witness = ModuleTap(program.witness(), "float64")
+        self.right = self.reference.run(self.tokens, {})
+        rounding = nats(self.right.logits, self.witness.run(self.tokens, {}).logits, self.tokens)
+        self.least = max(3 * rounding, _SMALLEST)
+
+    def ran(self) -> set[str]:
+        """Functions of models that run when the program builds and reads."""
+        return set(ModuleTap(self.model, "", read=lambda _, x: self._read_anew(x)).functions(self.tokens))
+
+    def _read_anew(self, tokens_T: Tensor) -> Tensor:
+        return self.program.read(self.program.build(), tokens_T)
+
+    def score(self, edit: Edit) -> Score:
+        """Makes one edit, and scores what is said about it."""
+        about = (self.program.name, edit.kind, edit.file, edit.line, edit.function, edit.node, edit.text)
+        try:
+            tap = EditedTap(self.program, edit)
+            wrong = tap.run(self.tokens, {})
+            fits = wrong.logits.shape == self.right.logits.shape
+        except Exception:  # an edit may break anything
+            return Score(*about, "crashed")
+        gap = nats(self.right.logits, wrong.logits, self.tokens) if fits else 0.0
+        if not fits or gap <= self.least:
+            return Score(*about, "equivalent" if fits else "crashed", gap)
+        return self._located(about, edit, tap, wrong, gap)
+
+    def _located(
+        self, about: tuple[str, str, str, int, str, int, str], edit: Edit, tap: EditedTap, wrong: Capture, gap: float
+    ) -> Score:
+        begun = time.process_time()
+        found = locate(self.reference, tap, self.tokens, self.witness)
+        built = compare_builds(partial(tap.build, tap.swap.after), partial(tap.build, tap.swap.before))
+        cpu_s = time.process_time() - begun
+        where = [] if built is None else [built[0]]
+        first = [frame for suspect in found.suspects[:3] for frame in suspect.operator.stack[:2]] + where
+        ran = [frame for operator in found.operators for frame in operator.stack] + where
+        return Score(
+            *about,
+            "kept",
+            gap,
+            any(_is_at(frame, edit) for frame in ran) or self._reads_changed(tap, found),
+            any(_is_at(frame, edit) for frame in first),
+            any(_is_in(frame, edit) for frame in first),
+            bool(found.segments) and self._reproduces(tap, found),
+            found.removed,
+            self._mean_ratio(wrong) > _BARE,
+            any(_is_at(frame, edit) for frame in self._first_difference(tap, wrong)),
+            cpu_s,
+            (*map(str, found.segments[:2]), *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first)),
+        )
+
+    def _reads_changed(self, tap: EditedTap, found: Location) -> bool:
+        """True if the edit changed a weight, and the first segment reads it."""
+        address = (tap.address(found.segments[0].end) if found.segments else None) or ""
+        own, right = tap.model.state_dict(), self.model.state_dict()
+        changed = [name for name, tensor in right.items() if name not in own or not torch.equal(own[name], tensor)]
+        return any(name.startswith(f"{address.split('|')[0]}.") for name in changed)
+
+    def _mean_ratio(self, wrong: Capture) -> float:
+        right, other = (
+            x.logits[:-1].double().log_softmax(-1).gather(-1, self.tokens[1:, None]) for x in (self.right, wrong)
+        )
+        return float((right - other).abs().exp().mean())
+
+    def _first_difference(self, tap: EditedTap, wrong: Capture) -> Sequence[Frame]:
+        """The lines that ran in the first segment whose output differs, without replay."""
+        before = None
+        for cut, value in self.right.seen.items():
+            own = wrong.seen.get(cut)
+            if own is None or value.numel() != own.numel():
+                continue
+            off, size = (own.reshape(value.shape) - value).double(), value.double().square().mean().sqrt()
+            if not float(off.square().mean().sqrt()) <= LOOSE * float(size):
+                ran = tap.trace(self.tokens, {}, before, cut).operators
+                return [frame for operator in ran for frame in operator.stack]
+            before = cut
+        return []
+
+    def _reproduces(self, tap: EditedTap, found: Location) -> bool:
+        """True if the script of a location fails with the edited model, and passes with the original."""
+        copies = {"edited": copy.deepcopy(tap.model), "original": copy.deepcopy(self.model)}
+        RUNNING["edited"] = copies["edited"], lambda tokens_T: tap.read(copies["edited"], tokens_T)
+        RUNNING["original"] = copies["original"], lambda tokens_T: self.program.read(copies["original"], tokens_T)
+        codes: dict[str, int] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for name in copies:
+                held = ModuleTap(tap.model, name, _BUILDER.format(name=name))
+                script = write_reproduction(Path(folder), held, found, self.tokens)
+                with contextlib.redirect_stdout(io.StringIO()):
+                    try:
+                        runpy.run_path(str(script))
+                    except SystemExit as end:
+                        codes[name] = int(end.code or 0)
+        return codes == {"edited": 1, "original": 0}
+
+
+class EditedTap(ModuleTap):
+    """A program with an edit, which is in force while it builds and reads, and at no other time."""
+
+    def __init__(self, program: Program, edit: Edit) -> None:
+        self._program, self.swap = program, Swap.of(edit)
+        super().__init__(self.build(self.swap.after), "edited", read=self.read)
+
+    def build(self, codes: Sequence[CodeType]) -> nn.Module:
+        """Builds the model with the code of one side."""
+        with self.swap.running(codes):
+            return self._program.build()
+
+    def read(self, model: nn.Module, tokens_T: Tensor) -> Tensor:
+        """Reads with the edited code."""
+        with self.swap.running(self.swap.after):
+            return self._program.read(model, tokens_T)
+
+
+RUNNING: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]] = {}
+"""The models of the reproduction that is being run, by name, and how each reads."""
+
+_BUILDER = """from benchmarks.mutation_score import RUNNING
+model, read = RUNNING["{name}"]"""
+
+
+def _is_at(frame: Frame, edit: Edit) -> bool:
+    return frame.file == edit.file and frame.line in lines_of(edit)
+
+
+def _is_in(frame: Frame, edit: Edit) -> bool:
+    return frame.file == edit.file and frame.function.split(".<locals>.<", 1)[0] == edit.function
