@@ -2,8 +2,8 @@
 
     python -m benchmarks.doctor_mutations_vllm --count 50 --seed 1
 
-An edit is made in the functions of vLLM that are alive, an engine is built with it, and located. Drawn are lines that run
-when a model is built, loaded and read. Each result is a line of a file, and what is there is not done again: the
+An edit is made in the functions of vLLM that are alive, an engine is built with it, and located. Drawn are lines that
+run when a model is built, loaded and read. Each result is a line of a file, and what is there is not done again: the
 command goes on where it was stopped, and an edit during which the process died is one that crashed.
 """
 
@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import gc
 import io
 import json
+import os
 import runpy
 import signal
 import subprocess
@@ -22,29 +24,31 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.mutate_code import Edit, Swap, draw, edits_of, lines_of
 from lockstep.samplers.vllm.environment import prepare
 
-prepare()
-import vllm.distributed.parallel_state as parallel
-from vllm.config import set_current_vllm_config
-from vllm.model_executor.layers import rotary_embedding
-from vllm.model_executor.model_loader import get_model
+prepare()  # before vLLM is imported
 
-from lockstep.samplers.vllm.reproduction import write_vllm_reproduction
-from lockstep.samplers.vllm.tap import VLLMTap, open_vllm
-from lockstep_doctor import EngineOptions, ModuleTap, compare_builds, locate
-from lockstep_doctor.locate import LEAST, nats
-from lockstep_doctor.operators import Frame
+import vllm.distributed.parallel_state as parallel  # noqa: E402
+from vllm.config import set_current_vllm_config  # noqa: E402
+from vllm.model_executor.layers import rotary_embedding  # noqa: E402
+from vllm.model_executor.model_loader import get_model  # noqa: E402
+
+from lockstep.samplers.vllm.reproduction import write_vllm_reproduction  # noqa: E402
+from lockstep.samplers.vllm.tap import open_vllm  # noqa: E402
+from lockstep_doctor import ModuleTap, compare_builds, locate  # noqa: E402
+from lockstep_doctor.engines import EngineOptions  # noqa: E402
+from lockstep_doctor.locate import nats  # noqa: E402
+from lockstep_doctor.operators import Frame  # noqa: E402
 
 FAMILIES = ("llama", "qwen3", "gemma2", "phi3", "qwen3_moe")
 SIZES = {
@@ -64,6 +68,9 @@ SIZES = {
 }
 TOKENS = torch.arange(24) * 7 % 97
 MOST_CPU_S = 120
+_LEAST = 5e-5
+"""Nats below which a gap is rounding in any program."""
+
 _MODELS = {"phi3": ("llama", "phi3")}
 _LAYERS = (
     "layers/layernorm.py",
@@ -95,7 +102,7 @@ class Score:
         outcome: `kept`, `equivalent`, or `crashed`: by an exception, with the process, or for want of time.
         gap: Nats.
         segment: True if the segment that was opened ran the line, or the comparison of builds ends there.
-        function: True if its function is among those of the first three places.
+        named: True if its function is among those of the first three places.
         traced: The same without the comparison of builds.
         reproduces: True if the script fails with the edit and passes without it.
         removed: Share of the gap that undoing removes.
@@ -106,7 +113,7 @@ class Score:
     outcome: str
     gap: float = 0.0
     segment: bool = False
-    function: bool = False
+    named: bool = False
     traced: bool = False
     reproduces: bool = False
     removed: float = 0.0
@@ -131,7 +138,7 @@ def build(family: str) -> PreTrainedModel:
 
 
 class Judge:
-    """A family, and vLLM with one edit after another."""
+    """A family, and a running vLLM whose model is built anew with one edit after another."""
 
     def __init__(self, family: str, folder: Path) -> None:
         self.folder = folder
@@ -143,51 +150,74 @@ class Judge:
         root = Path(str(rotary_embedding.__file__)).parents[2]
         own = [f"models/{name}.py" for name in _MODELS.get(family, (family,))]
         experts = [f"layers/fused_moe/{name}" for name in _EXPERTS if family.endswith("moe")]
-        files = [str((root / name).resolve()) for name in (*own, *_LAYERS, *experts, *_LOADING)]
-        self._read()  # caches fill
+        files = [os.path.normpath(root / name) for name in (*own, *_LAYERS, *experts, *_LOADING)]
+        self.open()
+        floor = self._gap()
         with _lines_that_run(files) as ran:
-            floor = self._read()
-        self.least = max(3 * floor, LEAST)
+            self._install(self._build())
+            self._gap()
+        assert ran, "the lines of these files are watched by their names"
+        self.least = max(3 * floor, _LEAST)
         self.edits = [edit for file in files for edit in edits_of(file) if (file, edit.line) in ran]
 
-    def _read(self) -> float:
-        with self._open() as tap:
-            return nats(self.right.logits, tap.run(TOKENS, {}).logits, TOKENS)
+    def open(self) -> None:
+        """Starts an engine."""
+        self._opened = contextlib.ExitStack()
+        self.tap = self._opened.enter_context(open_vllm(self.folder, EngineOptions()))
+        engine: Any = self.tap.engine
+        self._runner = engine.model_executor.driver_worker.worker.model_runner
+        self._config = engine.vllm_config
+        gc.unfreeze()  # vLLM hides its functions from those who look for them
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[VLLMTap]:
+    def close(self) -> None:
+        """Ends the engine."""
+        self._opened.close()
+        parallel.cleanup_dist_env_and_memory()
+
+    def _gap(self) -> float:
+        return nats(self.right.logits, self.tap.run(TOKENS, {}).logits, TOKENS)
+
+    def _build(self) -> Any:
+        """Builds and loads vLLM's model; returns it, and the layers that the engine is to know by name."""
+        fresh = copy.copy(self._config)
+        fresh.compilation_config = copy.copy(self._config.compilation_config)
+        fresh.compilation_config.static_forward_context = {}
+        fresh.compilation_config.static_all_moe_layers = []
         rotary_embedding._ROPE_DICT.clear()
-        try:
-            with open_vllm(self.folder, EngineOptions()) as tap:
-                yield tap
-        finally:
-            parallel.cleanup_dist_env_and_memory()
+        with set_current_vllm_config(fresh):
+            return get_model(vllm_config=fresh), fresh.compilation_config.static_forward_context
+
+    def _install(self, built: Any) -> None:
+        """Puts a model in the place of the engine's."""
+        model, layers = built
+        known = self._config.compilation_config.static_forward_context
+        for name, layer in layers.items():
+            if hasattr(layer, "kv_cache"):
+                layer.kv_cache, layer.isa = known[name].kv_cache, known[name].isa
+        known.update(layers)
+        self._runner.model = model
 
     def score(self, edit: Edit) -> Score:
         """Makes one edit, and scores what is said about it."""
         begun = time.process_time()
-        swap = Swap.of(edit)
         try:
-            with swap.running(swap.after), self._open() as tap:
-                wrong = tap.run(TOKENS, {}).logits
-                gap = nats(self.right.logits, wrong, TOKENS)
-                if gap <= self.least:
-                    return Score("equivalent", gap)
-                located = self._locate(edit, swap, tap, gap, begun)
-                with tempfile.TemporaryDirectory() as folder:
-                    if located.found.segments:
-                        located.script = write_vllm_reproduction(Path(folder), tap, located.found, TOKENS).read_bytes()
-                        located.inputs = (Path(folder) / "inputs.safetensors").read_bytes()
-        except TimeoutError:
-            return Score("crashed", said=("out of time",))
-        except Exception as error:  # an edit may break anything
+            swap = Swap.of(edit)
+            with swap.running(swap.after):
+                self._install(self._build())
+                gap = self._gap()
+            if gap <= self.least:
+                return Score("equivalent", gap)
+            located = self._locate(edit, swap, gap, begun)
+        except Exception as error:  # an edit may break anything, the engine, too
+            self.close()
+            self.open()
             return Score("crashed", said=(type(error).__name__,))
         return located.score(self._reproduces(swap, located))
 
-    def _locate(self, edit: Edit, swap: Swap, tap: VLLMTap, gap: float, begun: float) -> Located:
-        found = locate(self.reference, tap, TOKENS, self.witness)
-        config = tap._sampler._engine.vllm_config
-        built = compare_builds(*(partial(_build, config, swap, codes) for codes in (swap.after, swap.before)))
+    def _locate(self, edit: Edit, swap: Swap, gap: float, begun: float) -> Located:
+        with swap.running(swap.after):
+            found = locate(self.reference, self.tap, TOKENS, self.witness)
+        built = compare_builds(*(partial(self._build_with, swap, codes) for codes in (swap.after, swap.before)))
         where = [] if built is None else [built[0]]
         first = [frame for suspect in found.suspects[:3] for frame in suspect.operator.stack[:2]]
         ran = [frame for operator in found.operators for frame in operator.stack]
@@ -201,17 +231,20 @@ class Judge:
             (*map(str, found.segments[:2]), *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first + where)),
         )
 
+    def _build_with(self, swap: Swap, codes: Any) -> Any:
+        with swap.running(codes):
+            return self._build()
+
     def _reproduces(self, swap: Swap, located: Located) -> bool:
         """True if the script fails with the edit and passes without it."""
-        if not located.script:
+        if not located.found.segments:
             return False
         codes: list[int] = []
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "repro.py").write_bytes(located.script)
-            (Path(folder) / "inputs.safetensors").write_bytes(located.inputs)
+            script = write_vllm_reproduction(Path(folder), self.tap, located.found, TOKENS)
             for code in (swap.after, swap.before):
                 with swap.running(code):
-                    codes.append(_run(Path(folder) / "repro.py"))
+                    codes.append(_run(script))
         return codes == [1, 0]
 
 
@@ -222,19 +255,17 @@ class Located:
     found: Any
     gap: float
     segment: bool
-    function: bool
+    named: bool
     traced: bool
     cpu_s: float
     said: tuple[str, ...]
-    script: bytes = b""
-    inputs: bytes = b""
 
     def score(self, reproduces: bool) -> Score:
         return Score(
             "kept",
             self.gap,
             self.segment,
-            self.function,
+            self.named,
             self.traced,
             reproduces,
             self.found.removed,
@@ -247,27 +278,15 @@ def _has_function(frames: list[Frame], edit: Edit) -> bool:
     return any(frame.file == edit.file and frame.function == edit.function for frame in frames)
 
 
-def _build(config: Any, swap: Swap, codes: Any) -> Any:
-    """Builds and loads vLLM's model alone, in an engine's process."""
-    fresh = copy.copy(config)
-    fresh.compilation_config = copy.copy(config.compilation_config)
-    fresh.compilation_config.static_forward_context = {}
-    rotary_embedding._ROPE_DICT.clear()
-    with swap.running(codes), set_current_vllm_config(fresh):
-        return get_model(vllm_config=fresh)
-
-
 def _run(script: Path) -> int:
     rotary_embedding._ROPE_DICT.clear()
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             runpy.run_path(str(script))
     except SystemExit as end:
         return int(end.code or 0)
     except Exception:  # the edit breaks the script, which says nothing of the fault
         return 2
-    finally:
-        parallel.cleanup_dist_env_and_memory()
     return 0
 
 
@@ -292,6 +311,7 @@ def _lines_that_run(files: list[str]) -> Iterator[set[tuple[str, int]]]:
 def _work(family: str, seed: int, count: int, results: Path) -> None:
     """Scores edits until so many are kept; a line begins before an edit is made and ends with its score."""
     signal.signal(signal.SIGPROF, _stop)
+    psutil.virtual_memory = cache(psutil.virtual_memory)  # free memory is no number of a model's
     with tempfile.TemporaryDirectory() as folder:
         judge = Judge(family, Path(folder))
         text = results.read_text() if results.exists() else ""
@@ -324,7 +344,7 @@ def report(family: str, results: Path) -> None:
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     kept = [row for row in rows if row["outcome"] == "kept"]
     drawn = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("equivalent", "crashed")}
-    shares = [sum(row[name] for row in kept) for name in ("segment", "function", "traced", "reproduces")]
+    shares = [sum(row[name] for row in kept) for name in ("segment", "named", "traced", "reproduces")]
     seconds = sorted(row["cpu_s"] for row in kept) or [0.0]
     print(
         f"{family:10} {len(kept):4} {drawn['equivalent']:10} {drawn['crashed']:7}  "

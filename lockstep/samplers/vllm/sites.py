@@ -51,6 +51,16 @@ class Site:
             tensors = list(tensors[0].split(list(self.sizes), -1))
         return list(zip(self.cuts, tensors, strict=False))
 
+    def take(self, value: Any, sum_TD: Tensor) -> list[tuple[CutPoint, Tensor]]:
+        """Like `views`, of what a norm returns that has added the residual: an error of that is added to its output.
+
+        Args:
+            value: The output, and the residual that is handed on.
+            sum_TD: What that has to be.
+        """
+        output, residual = (x[: len(sum_TD)] for x in value)
+        return [(self.cuts[0], output if torch.equal(residual, sum_TD) else output + (residual - sum_TD))]
+
     def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
         """Gives the arguments of a sum another one: the first is all of it."""
         first, *others = [x[: len(sum_TD)] for x in value if isinstance(x, Tensor)]

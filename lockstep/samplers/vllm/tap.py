@@ -50,6 +50,11 @@ class TappedSampler(VLLMSampler):
         column = torch.tensor(pick_logprobs(tokens[1:], output.prompt_logprobs[1:]))
         return header, safetensors.torch.load(self._on_worker("tapped_values")), column
 
+    @property
+    def engine(self) -> Any:
+        """vLLM's own engine."""
+        return self._engine
+
     def sites(self) -> list[dict[str, Any]]:
         """Where cuts lie in the model, as plain values."""
         return json.loads(self._on_worker("tap_sites"))
@@ -79,6 +84,11 @@ class VLLMTap:
 
     def __init__(self, sampler: TappedSampler, folder: Path, dtype: torch.dtype) -> None:
         self._sampler, self.folder, self.dtype = sampler, folder, dtype
+
+    @property
+    def engine(self) -> Any:
+        """vLLM's own engine."""
+        return self._sampler.engine
 
     def addresses(self) -> list[Address]:
         """Returns where the cuts lie."""

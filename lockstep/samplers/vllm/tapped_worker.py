@@ -99,6 +99,7 @@ class TappedWorker(WeightReceiver):
             for cache in self.model_runner.kv_caches:
                 cache.fill_(UNSET)
         self._tokens = 0
+        self._sums: dict[str, Tensor] = {}
         self._taps = ExitStack()
         found = find_sites(self._model, self._network)
         self._hidden = found.hidden
@@ -166,14 +167,21 @@ class TappedWorker(WeightReceiver):
 
     def _visit(self, site: Site, value: Any) -> None:
         with self._recorder.paused():
-            views = site.views(value, self._asked.count)
+            added = self._sums.get(site.path) if isinstance(value, tuple) else None
+            is_fused = site.end == "out" and added is not None
+            views = site.take(value, added) if is_fused else site.views(value, self._asked.count)
         if isinstance(self._pass, RollingPass):
             self._pass.come_to([cut for cut, _ in views])
         for cut, x in views:
             self._pass.visit(cut, x)
-            if site.is_sum and cut in self._forced:
-                with self._recorder.paused():
+            with self._recorder.paused():
+                if site.is_sum:
+                    self._sums[site.path] = x.clone()
+                if site.is_sum and cut in self._forced:
                     site.put(value, x)
+                if is_fused and cut in self._forced:
+                    for part, right in zip(value, (x, added), strict=True):
+                        part[: self._asked.count].copy_(right)
 
     def _look_into(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The model's forward pass, and the logits of all positions behind it."""
