@@ -55,7 +55,7 @@ SIZES = {
     "vocab_size": 97,
     "hidden_size": 128,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -167,7 +167,6 @@ class Judge:
         engine: Any = self.tap.engine
         self._runner = engine.model_executor.driver_worker.worker.model_runner
         self._config = engine.vllm_config
-        gc.unfreeze()  # vLLM hides its functions from those who look for them
 
     def close(self) -> None:
         """Ends the engine."""
@@ -201,6 +200,7 @@ class Judge:
         """Makes one edit, and scores what is said about it."""
         begun = time.process_time()
         try:
+            gc.unfreeze()  # vLLM hides its functions from those who look for them
             swap = Swap.of(edit)
             with swap.running(swap.after):
                 self._install(self._build())
@@ -211,7 +211,7 @@ class Judge:
         except Exception as error:  # an edit may break anything, the engine, too
             self.close()
             self.open()
-            return Score("crashed", said=(type(error).__name__,))
+            return Score("crashed", said=(f"{type(error).__name__}: {error}"[:100],))
         return located.score(self._reproduces(swap, located))
 
     def _locate(self, edit: Edit, swap: Swap, gap: float, begun: float) -> Located:

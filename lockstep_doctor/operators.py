@@ -26,8 +26,6 @@ _STDLIB = sysconfig.get_path("stdlib")
 _UNSET = ("aten.empty", "aten.new_empty")
 """Operators whose numbers mean nothing before another one writes there."""
 
-_VIEWS = ("aten.view.default", "aten.slice.Tensor", "aten.detach.default", "aten.unsqueeze.default")
-
 _KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
 
 MASKED = 3e4
@@ -159,7 +157,9 @@ class Recorder(TorchDispatchMode):
             return known
         value = self._add(tensor)
         if writes:
-            self._calls[-1].operators.append(Operator("view", tuple(_frames(3)), (written,), (value,), ()))
+            self._calls[-1].operators.append(
+                Operator("aten.alias.default", tuple(_frames(3)), (written,), (value,), ())
+            )
         return value
 
     def _add(self, tensor: Tensor) -> int:
@@ -257,9 +257,10 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def _sorted(value: Tensor) -> Tensor:
-    """Its numbers but the masked ones, in order."""
+    """Its numbers in order, but for the masked ones, and zeros, which may be padding."""
     flat = value.detach().flatten().double()
-    return flat[flat.abs() < MASKED].sort().values
+    kept = flat[(flat.abs() < MASKED) & (flat != 0)]
+    return (kept if len(kept) else flat).sort().values
 
 
 def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
@@ -284,7 +285,8 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     ]
     unset: set[int] = set()
     for one in own.operators:
-        if one.name.startswith(_UNSET) or (one.inputs and unset.issuperset(one.inputs) and one.name in _VIEWS):
+        follows = bool(one.inputs) and unset.issuperset(one.inputs) and not one.name.split(".")[1].endswith("_")
+        if one.name.startswith(_UNSET) or follows:
             unset.update(one.outputs)
     for value in unset:
         good[value] = True

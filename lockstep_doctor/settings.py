@@ -75,9 +75,7 @@ class Difference:
                 if a.dtype != b.dtype and self.only_type:
                     return f"{self.setting} is {_type(b)}, {_type(a)} in the reference"
                 off = (b.detach().double().cpu() - a.detach().double().cpu()).abs()
-                return (
-                    f"{self.setting} differs in {int((off > 0).sum())} of {off.numel()} numbers, by up to {off.max():.3g}"
-                )
+                return f"{self.setting} differs in {int((off > 0).sum())} of {off.numel()} numbers, by up to {off.max():.3g}"
             case _:
                 return f"{self.setting} is {own}, {right} in the reference"
 
