@@ -151,7 +151,10 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     section = SamplerSection(backend="vllm", vllm=VLLM(enforce_eager=True), max_batch_size=1, kv_cache_gib=_CACHE_GIB)
     computation = Computation.model_validate({"device": options.device, "dtype": _DTYPES[options.dtype]})
     sampler = TappedSampler(str(folder), section, computation, options={"enable_prefix_caching": False})
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
     try:
         yield VLLMTap(sampler, folder, options.dtype)
     finally:
         sampler.close()
+        cleanup_dist_env_and_memory()
