@@ -101,7 +101,7 @@ def _sites(model: nn.Module, network: nn.Module, named: Mapping[tuple[str, End],
     for path, module in model.named_modules():
         yield from _of_module(path, module, network, named)
         base, _, name = path.rpartition(".")
-        parts = [(f"{base}.{part}", "out") for part in packed.get(name, ())]
+        parts: list[tuple[str, End]] = [(f"{base}.{part}", "out") for part in packed.get(name, ())]
         if parts and named.keys() >= set(parts) and (path, "out") not in named:
             sizes: Any = module.output_partition_sizes
             yield Site(f"{path}.forward", "out", tuple(named[part] for part in parts), tuple(sizes))

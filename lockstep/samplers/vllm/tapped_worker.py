@@ -169,7 +169,9 @@ class TappedWorker(WeightReceiver):
         with self._recorder.paused():
             added = self._sums.get(site.path) if isinstance(value, tuple) else None
             is_fused = site.end == "out" and added is not None
-            views = site.take(value, added) if is_fused else site.views(value, self._asked.count)
+            views = (
+                site.views(value, self._asked.count) if site.end == "in" or added is None else site.take(value, added)
+            )
         if isinstance(self._pass, RollingPass):
             self._pass.come_to([cut for cut, _ in views])
         for cut, x in views:
