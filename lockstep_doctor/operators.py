@@ -6,6 +6,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,11 @@ _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 _STDLIB = sysconfig.get_path("stdlib")
 
+
+_UNSET = ("aten.empty", "aten.new_empty")
+"""Operators whose numbers mean nothing before another one writes there."""
+
+_KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
 
 MASKED = 3e4
 """A number so large stands for a masked place: it says nothing about the others."""
@@ -85,16 +91,33 @@ class OperatorTrace:
 
 
 class Recorder(TorchDispatchMode):
-    """Records operators while it is `on`, each call of the model into a trace of its own."""
+    """Records operators while it is `on`, each call of the model into a trace of its own.
 
-    def __init__(self) -> None:
+    Args:
+        opened: Namespaces of operators that are written in Python: what they call is recorded in their place.
+    """
+
+    def __init__(self, opened: Sequence[str] = ()) -> None:
         super().__init__()
         self.on = False
+        self._opened = opened
+        self.restart()
+
+    def restart(self) -> None:
+        """Drops what was recorded."""
         self._values: list[Tensor] = []
         self._calls: list[OperatorTrace] = []
-        self._index: dict[int, int] = {}
+        self._index: dict[int, tuple[int, int]] = {}
         self._alive: list[Tensor] = []
-        self.begin(on=False)
+        self._writes: dict[int, tuple[int, int]] = {}
+        self.begin(on=self.on)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which nothing is recorded."""
+        on, self.on = self.on, False
+        yield
+        self.on = on
 
     def begin(self, on: bool) -> None:
         """Begins the trace of a call."""
@@ -110,27 +133,66 @@ class Recorder(TorchDispatchMode):
         if not self.on:
             return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
+        if func.namespace in self._opened:
+            device = next(x.device.type for x in leaves if isinstance(x, Tensor))
+            with self:
+                return func.redispatch(torch._C.DispatchKeySet(_KEYS[device]), *args, **kwargs)
         inputs = tuple(self._find(x) for x in leaves if isinstance(x, Tensor))
         outcome = func(*args, **kwargs)
-        outputs = tuple(self._add(x) for x in tree_leaves(outcome) if isinstance(x, Tensor))
+        given = [x for x in tree_leaves(outcome) if isinstance(x, Tensor)]
+        written = _written(func, args, kwargs)
+        self._note_writes(written)
+        outputs = tuple(map(self._add, given or written))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
         self._calls[-1].operators.append(Operator(str(func), tuple(_frames()), inputs, outputs, scalars))
         return outcome
 
+    def _note_writes(self, written: list[Tensor]) -> None:
+        """Notes that memory has other numbers from now on; the value of the operator that comes is one of them."""
+        for memory in {_memory(x) for x in written}:
+            self._writes[memory] = (self._writes.get(memory, (0, 0))[0] + 1, len(self._values))
+
     def _find(self, tensor: Tensor) -> int:
-        return self._index[id(tensor)] if id(tensor) in self._index else self._add(tensor)
+        """The value that a tensor has now; a view of what was written elsewhere follows from that."""
+        writes, written = self._writes.get(_memory(tensor), (0, 0))
+        known, then = self._index.get(id(tensor), (-1, -1))
+        if known >= 0 and (then == writes or torch.equal(self._values[known], _local(tensor).cpu())):
+            return known
+        value = self._add(tensor)
+        if writes:
+            self._calls[-1].operators.append(
+                Operator("aten.alias.default", tuple(_frames(3)), (written,), (value,), ())
+            )
+        return value
 
     def _add(self, tensor: Tensor) -> int:
         self._alive.append(tensor)  # an id is of one tensor only as long as that is alive
-        self._index[id(tensor)] = len(self._values)
-        own = tensor.detach()
-        self._values.append((own.to_local() if isinstance(own, DTensor) else own).cpu().clone())
-        return self._index[id(tensor)]
+        value = len(self._values)
+        self._index[id(tensor)] = (value, self._writes.get(_memory(tensor), (0, 0))[0])
+        self._values.append(_local(tensor).cpu().clone())
+        return value
 
 
-def _frames() -> Iterator[Frame]:
-    """The lines of models that are being executed, innermost first."""
-    frame: FrameType | None = sys._getframe(2)
+def _local(tensor: Tensor) -> Tensor:
+    own = tensor.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
+
+
+def _memory(tensor: Tensor) -> int:
+    return _local(tensor).untyped_storage().data_ptr()
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The arguments that an operator writes its results to."""
+    named = zip([one.name for one in func._schema.arguments], args, strict=False)
+    values = dict(named) | kwargs
+    written = [values.get(one.name) for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
+    return [x for x in written if isinstance(x, Tensor)]
+
+
+def _frames(depth: int = 2) -> Iterator[Frame]:
+    """The lines of models that are being executed, innermost first; `depth` frames are the recorder's own."""
+    frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
         if is_model_file(code.co_filename):
@@ -205,10 +267,17 @@ def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
 
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """True for the same numbers in any order, so that a transposed or reshaped tensor is the same value."""
-    if a.numel() != b.numel():
-        return False
-    first, second = (x.detach().flatten().double() for x in (a, b))
-    first, second = (x[x.abs() < MASKED].sort().values for x in (first, second))
+    return _are_close(_sorted(a), _sorted(b), tolerance)
+
+
+def _sorted(value: Tensor) -> Tensor:
+    """Its numbers in order, but for the masked ones, and zeros, which may be padding."""
+    flat = value.detach().flatten().double()
+    kept = flat[(flat.abs() < MASKED) & (flat != 0)]
+    return (kept if len(kept) else flat).sort().values
+
+
+def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
     if first.numel() != second.numel():
         return False
     scale = float(second.square().mean().sqrt()) if second.numel() else 0.0
@@ -231,9 +300,18 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     follow that it has, is another way to the same result and no suspect.
     """
     by_size: dict[int, list[Tensor]] = {}
-    for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
+    for value in map(_sorted, chain(other.values, *(_split(value, own.split) for value in other.values))):
         by_size.setdefault(value.numel(), []).append(value)
-    good = [any(same_values(value, x, tolerance) for x in by_size.get(value.numel(), ())) for value in own.values]
+    good = [
+        any(_are_close(value, x, tolerance) for x in by_size.get(len(value), ())) for value in map(_sorted, own.values)
+    ]
+    unset: set[int] = set()
+    for one in own.operators:
+        follows = bool(one.inputs) and unset.issuperset(one.inputs) and not one.name.split(".")[1].endswith("_")
+        if one.name.startswith(_UNSET) or follows:
+            unset.update(one.outputs)
+    for value in unset:
+        good[value] = True
     consumers: dict[int, list[Operator]] = {}
     for one in own.operators:
         for value in one.inputs:

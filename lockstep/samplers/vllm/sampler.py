@@ -85,7 +85,8 @@ class VLLMSampler:
             ) from error
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(_end_without_worker)
-        self._lost: Callable[[], bool] = lambda: executor.world_size > 1 and executor.is_failed
+        workers = self._engine.vllm_config.parallel_config.world_size
+        self._lost: Callable[[], bool] = lambda: workers > 1 and executor.is_failed
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         prompts = [(request.tokens, self._drawing(request, sampling)) for request in requests]
@@ -98,7 +99,7 @@ class VLLMSampler:
         scoring = {"prompt_logprobs": 0, "max_tokens": 1}
         answers = chain.from_iterable(self._stream_outputs([(tokens, scoring) for tokens in sequences]))
         columns = (
-            (0.0, *_pick_logprobs(sequences[place][1:], output.prompt_logprobs[1:]))
+            (0.0, *pick_logprobs(sequences[place][1:], output.prompt_logprobs[1:]))
             for place, output in sorted(answers, key=itemgetter(0))
         )
         return _flat(columns) * batch.mask
@@ -252,7 +253,7 @@ class VLLMSampler:
             {
                 "mask": _flat([False] * len(prompt) + [True] * len(response.token_ids) for prompt, response in pairs),
                 "sampler_logprob": _flat(
-                    [0.0] * len(prompt) + _pick_logprobs(response.token_ids, response.logprobs)
+                    [0.0] * len(prompt) + pick_logprobs(response.token_ids, response.logprobs)
                     for prompt, response in pairs
                 ),
             },
@@ -273,11 +274,11 @@ class VLLMSampler:
     def _find_kept_caches(self) -> tuple[str, ...]:
         return ("prefix cache",) if self._probe().num_cached_tokens else ()
 
-    def _on_worker(self, verb: str, *arguments: str) -> Any:
+    def _on_worker(self, verb: str, *arguments: str | bytes) -> Any:
         """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
         return self._on_workers(verb, *arguments)[0]
 
-    def _on_workers(self, verb: str, *arguments: str) -> list[Any]:
+    def _on_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
         """Runs a method of `worker.WeightReceiver` on all workers. Returns their answers."""
         with self._exit_if_worker_lost():
             return self._engine.collective_rpc(verb, args=arguments)
@@ -320,7 +321,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
+def pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
     """Picks the log-probability of each token from vLLM's output for its position."""
     return [entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
 

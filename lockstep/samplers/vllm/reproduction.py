@@ -1,0 +1,117 @@
+"""A script for an issue in vLLM's tracker: it needs vLLM alone, fails on the fault, and passes where it is mended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lockstep.samplers.vllm.tap import Address, VLLMTap
+from lockstep_doctor.cuts import CutPoint
+from lockstep_doctor.locate import Location
+
+_SCRIPT = '''"""{what}"""
+
+import os, sys, safetensors.torch
+from operator import attrgetter
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model is in this process
+from vllm import LLM, SamplingParams
+
+saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), dict()
+llm = LLM({model!r}, dtype="{dtype}", skip_tokenizer_init=True, enforce_eager=True, enable_prefix_caching=False,
+          max_num_seqs=1, kv_cache_memory_bytes=2**27, enable_chunked_prefill=False, max_num_batched_tokens={tokens})
+model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+
+def put(address, values):  # calls get their saved arguments and give their saved results; one result is kept
+    x = [one for one in (values if isinstance(values, tuple) else (values,)) if hasattr(one, "copy_")]
+    if address == "{goal}":
+        found.setdefault("goal", ({pick}).double())
+    for place, one in enumerate(x if address != "{goal}" else []):
+        if (right := saved.get(f"{{address}}|{{place}}")) is not None and right.numel() == one.numel():
+            one.copy_(right.reshape(one.shape))
+
+def wrap(owner, name, path):
+    plain = getattr(owner, name)
+    def call(*values, **named):
+        put(path + "|in", (*values, *named.values()))
+        result = plain(*values, **named)
+        put(path + "|out", result)
+        if path == "forward":
+            model.compute_logits(result)
+        return result
+    setattr(owner, name, call)
+
+for path in {{name.split("|")[0] for name in [*saved, "{goal}", "forward"] if name not in ("right", "tokens")}}:
+    owner, _, name = path.rpartition(".")
+    wrap(attrgetter(owner)(model) if owner else model, name, path)
+llm.generate({{"prompt_token_ids": saved["tokens"].tolist()}}, SamplingParams(max_tokens=1, detokenize=False))
+right = saved["right"].double().flatten()
+error = float((found["goal"].flatten() - right).norm() / right.norm())
+print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
+sys.exit(not error <= {tolerance:.2g})
+'''
+
+
+def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_T: Tensor) -> Path:
+    """Writes `repro.py` and `inputs.safetensors` for the first segment of a location; returns the script.
+
+    Args:
+        folder: Where to.
+        tap: The engine that is wrong.
+        found: From `locate`, with a segment.
+        tokens_T: The ids that it was found with.
+    """
+    end = found.segments[0].end
+    goal = next(one for one in tap.addresses() if end in one.cuts)
+    inputs = {
+        name: value
+        for one in tap.addresses()
+        if one != goal and any(cut in found.seen and cut.layer in (None, end.layer) for cut in one.cuts)
+        for name, value in _arguments(one, found)
+    }
+    script = _SCRIPT.format(
+        what=f"vLLM: {found.segments[0]} gives other values than the reference, for the same inputs.",
+        model=str(tap.folder.resolve()),
+        dtype=str(tap.dtype).removeprefix("torch."),
+        tokens=max(2048, len(tokens_T)),
+        goal=f"{goal.path}|{goal.end}",
+        pick=_pick(goal, end),
+        tolerance=found.tolerance,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = inputs | {"right": _tokens_first(found.seen[end], len(tokens_T)), "tokens": tokens_T}
+    safetensors.torch.save_file(
+        {name: value.contiguous().clone() for name, value in kept.items()}, folder / "inputs.safetensors"
+    )
+    (folder / "repro.py").write_text(script, encoding="utf-8")
+    return folder / "repro.py"
+
+
+def _arguments(one: Address, found: Location) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a call, as vLLM has them."""
+    count = len(found.seen[CutPoint("logits")].reshape(-1, found.seen[CutPoint("logits")].shape[-1]))
+    values = [_tokens_first(found.seen[cut], count) for cut in one.cuts if cut in found.seen]
+    if len(values) < len(one.cuts):
+        return
+    if one.sizes:
+        values = [torch.cat([value.reshape(count, -1) for value in values], -1)]
+    if one.is_sum:
+        values.append(torch.zeros_like(values[0]))
+    for place, value in enumerate(values):
+        yield f"{one.path}|{one.end}|{place}", value
+
+
+def _pick(goal: Address, end: CutPoint) -> str:
+    """Python that makes the value of a cut of the tensors of its call."""
+    place = goal.cuts.index(end)
+    if goal.sizes:
+        start = sum(goal.sizes[:place])
+        return f"x[0][..., {start}:{start + goal.sizes[place]}]"
+    return "sum(x)" if goal.is_sum else f"x[{place}] + 0"
+
+
+def _tokens_first(value: Tensor, count: int) -> Tensor:
+    return value.transpose(1, 2) if value.ndim == 4 and value.shape[2] == count != value.shape[1] else value

@@ -1,0 +1,128 @@
+"""Where the cuts of a model of `transformers` lie in vLLM's, which fuses projections and holds the residual apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe.router.fused_moe_router import FusedMoERouter
+
+from lockstep_doctor.cuts import OUTPUT, CutPoint, End, name_cuts
+from lockstep_doctor.modules import find_watched
+
+_RESIDUAL = ("resid_in", "resid_mid", "resid_out")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call in vLLM's model at which cuts lie.
+
+    Attributes:
+        path: Of the function that is called, from the model on.
+        end: Whether they lie in its arguments or in what it returns.
+        cuts: One for each tensor.
+        sizes: Widths of the parts of one tensor, where the cuts are these; empty: they are not.
+    """
+
+    path: str
+    end: End
+    cuts: tuple[CutPoint, ...]
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def is_sum(self) -> bool:
+        """True if the cut is the sum of all arguments: a residual, and what is added to it."""
+        return self.end == "in" and self.cuts[0].stage in _RESIDUAL
+
+    def views(self, value: Any, count: int) -> list[tuple[CutPoint, Tensor]]:
+        """The cuts with their values, of the first `count` tokens; a sum is no view.
+
+        Args:
+            value: The arguments in order, or what was returned.
+            count: Tokens.
+        """
+        tensors = [x[:count] for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Tensor)]
+        if self.is_sum:
+            tensors = [torch.stack(tensors).sum(0)] if len(tensors) > 1 else tensors
+        if self.sizes:
+            tensors = list(tensors[0].split(list(self.sizes), -1))
+        return list(zip(self.cuts, tensors, strict=False))
+
+    def take(self, value: Any, sum_TD: Tensor) -> list[tuple[CutPoint, Tensor]]:
+        """Like `views`, of what a norm returns that has added the residual: an error of that is added to its output.
+
+        Args:
+            value: The output, and the residual that is handed on.
+            sum_TD: What that has to be.
+        """
+        output, residual = (x[: len(sum_TD)] for x in value)
+        return [(self.cuts[0], output if torch.equal(residual, sum_TD) else output + (residual - sum_TD))]
+
+    def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
+        """Gives the arguments of a sum another one: the first is all of it."""
+        first, *others = [x[: len(sum_TD)] for x in value if isinstance(x, Tensor)]
+        first.copy_(sum_TD)
+        for other in others:
+            other.zero_()
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The sites of a model.
+
+    Attributes:
+        sites: All of them.
+        hidden: Cuts of the model of `transformers` that lie at none, because a kernel of vLLM's goes past them.
+    """
+
+    sites: tuple[Site, ...]
+    hidden: tuple[CutPoint, ...]
+
+
+def find_sites(model: nn.Module, network: nn.Module) -> Sites:
+    """Finds the sites of a model.
+
+    Args:
+        model: vLLM's.
+        network: The same model in `transformers`.
+    """
+    named = name_cuts(find_watched(network))
+    sites = tuple(_sites(model, network, named))
+    seen = {cut for site in sites for cut in site.cuts}
+    routed = [CutPoint(f"routed.{place}", cut.layer) for cut in seen if cut.stage == "routed" for place in (1, 2)]
+    return Sites(sites, (*(cut for cut in named.values() if cut not in seen), *routed))
+
+
+def _sites(model: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]) -> Iterator[Site]:
+    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    for path, module in model.named_modules():
+        yield from _of_module(path, module, network, named)
+        base, _, name = path.rpartition(".")
+        parts: list[tuple[str, End]] = [(f"{base}.{part}", "out") for part in packed.get(name, ())]
+        if parts and named.keys() >= set(parts) and (path, "out") not in named:
+            sizes: Any = module.output_partition_sizes
+            yield Site(f"{path}.forward", "out", tuple(named[part] for part in parts), tuple(sizes))
+    yield Site("logits_processor._get_logits", "out", (CutPoint("logits"),))
+    yield Site("logits_processor.forward", "out", (OUTPUT,))
+
+
+def _of_module(
+    path: str, module: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]
+) -> Iterator[Site]:
+    """The sites of a module that has the same name in both models."""
+    start, cut = named.get((path, "in")), named.get((path, "out"))
+    if path == "lm_head" or type(module).__name__.endswith("AndMul"):
+        return  # it is not called as a module; it is an activation with the product behind it
+    if start is not None:
+        yield Site(f"{path}.forward", "in", (start,))
+    if cut is not None and cut.stage == "embed" and hasattr(network.get_submodule(path), "embed_scale"):
+        yield Site(f"{path.rpartition('.')[0]}.embed_input_ids", "out", (cut,))  # which scales
+    elif cut is not None:
+        yield Site(f"{path}.forward", "out", (cut,))
+    router = getattr(module, "router", None)
+    if start is not None and isinstance(router, FusedMoERouter):
+        chosen = tuple(CutPoint(f"router.{place}", start.layer) for place in (1, 2))
+        yield Site(f"{path}.router.select_experts", "out", chosen)

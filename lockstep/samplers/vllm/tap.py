@@ -1,0 +1,160 @@
+"""vLLM for `lockstep doctor locate`: one sequence is read in eager mode, and its worker says what flowed inside."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lockstep.config import VLLM, Computation, SamplerSection
+from lockstep.errors import InputError
+from lockstep.samplers.vllm.sampler import VLLMSampler, pick_logprobs
+from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.operators import Frame, Operator, OperatorTrace
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_CACHE_GIB = 0.1
+
+
+class TappedSampler(VLLMSampler):
+    """`VLLMSampler` whose worker can be looked into."""
+
+    worker = "lockstep.samplers.vllm.tapped_worker.TappedWorker"
+
+    def look(
+        self, tokens: list[int], asked: Mapping[str, Any], forced: Mapping[CutPoint, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
+        """Reads one sequence.
+
+        Args:
+            tokens: Its ids.
+            asked: Fields of `tapped_worker.Asked`.
+            forced: Values by cut.
+
+        Returns:
+            What the worker's `close_tap` and `tapped_values` return, and log-probabilities [T - 1].
+        """
+        values = safetensors.torch.save({str(cut): value.contiguous().clone() for cut, value in forced.items()})
+        self._on_workers("open_tap", json.dumps({"count": len(tokens), **asked}), values)
+        (((_, output),),) = self._stream_outputs([(tokens, {"prompt_logprobs": 0, "max_tokens": 1})])
+        header = json.loads(self._on_worker("close_tap"))
+        column = torch.tensor(pick_logprobs(tokens[1:], output.prompt_logprobs[1:]))
+        return header, safetensors.torch.load(self._on_worker("tapped_values")), column
+
+    @property
+    def engine(self) -> Any:
+        """vLLM's own engine."""
+        return self._engine
+
+    def sites(self) -> list[dict[str, Any]]:
+        """Where cuts lie in the model, as plain values."""
+        return json.loads(self._on_worker("tap_sites"))
+
+
+@dataclass(frozen=True)
+class Address:
+    """A call in vLLM's model at which cuts lie, see `sites.Site`."""
+
+    path: str
+    end: End
+    cuts: tuple[CutPoint, ...]
+    sizes: tuple[int, ...]
+    is_sum: bool
+
+
+class VLLMTap:
+    """Implements `lockstep_doctor.Tap`.
+
+    Args:
+        sampler: Reads one sequence alone.
+        folder: What it has read.
+        dtype: Of weights and activations.
+    """
+
+    name = "vllm"
+
+    def __init__(self, sampler: TappedSampler, folder: Path, dtype: torch.dtype) -> None:
+        self._sampler, self.folder, self.dtype = sampler, folder, dtype
+
+    @property
+    def engine(self) -> Any:
+        """vLLM's own engine."""
+        return self._sampler.engine
+
+    def addresses(self) -> list[Address]:
+        """Returns where the cuts lie."""
+        return [
+            Address(
+                one["path"], one["end"], tuple(map(CutPoint.parse, one["cuts"])), tuple(one["sizes"]), one["is_sum"]
+            )
+            for one in self._sampler.sites()
+        ]
+
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        header, values, column = self._sampler.look(tokens_T.tolist(), {}, forced)
+        seen = {CutPoint.parse(name): values[name] for name in header["order"]}
+        logits = forced.get(OUTPUT, seen[OUTPUT])
+        return Capture(
+            logits.reshape(seen[OUTPUT].shape), seen, column, frozenset(map(CutPoint.parse, header["hidden"]))
+        )
+
+    def trace(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+    ) -> OperatorTrace:
+        asked = {"start": None if start is None else str(start), "end": str(end)}
+        header, values, _ = self._sampler.look(tokens_T.tolist(), asked, forced)
+        count = sum(name.startswith("#") for name in values)
+        return OperatorTrace(
+            [values[f"#{number}"] for number in range(count)], list(map(_operator, header["operators"]))
+        )
+
+    def functions(self, tokens_T: Tensor) -> Counter[str]:
+        header, _, _ = self._sampler.look(tokens_T.tolist(), {"functions": True}, {})
+        return Counter(header["functions"])
+
+
+def _operator(plain: Mapping[str, Any]) -> Operator:
+    """An operator out of JSON."""
+    return Operator(
+        plain["name"],
+        tuple(Frame(**frame) for frame in plain["stack"]),
+        tuple(plain["inputs"]),
+        tuple(plain["outputs"]),
+        tuple(_scalar(one) for one in plain["scalars"]),
+    )
+
+
+def _scalar(plain: Any) -> Any:
+    return getattr(torch, plain.removeprefix("torch.")) if isinstance(plain, str) else plain
+
+
+@contextmanager
+def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
+    """Implements `lockstep_doctor.engines.OpenTap`: vLLM in this process, for one sequence at a time.
+
+    Raises:
+        InputError: vLLM is not installed, does not take the model, or cannot compute as asked.
+    """
+    if options.dtype not in _DTYPES or options.parallel or options.prompt is not None:
+        raise InputError(
+            "the doctor looks into one worker of vLLM, in fp32 or bf16, by prefill; leave the layout empty"
+        )
+    section = SamplerSection(backend="vllm", vllm=VLLM(enforce_eager=True), max_batch_size=1, kv_cache_gib=_CACHE_GIB)
+    computation = Computation.model_validate({"device": options.device, "dtype": _DTYPES[options.dtype]})
+    sampler = TappedSampler(str(folder), section, computation, options={"enable_prefix_caching": False})
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    try:
+        yield VLLMTap(sampler, folder, options.dtype)
+    finally:
+        sampler.close()
+        cleanup_dist_env_and_memory()

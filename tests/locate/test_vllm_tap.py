@@ -1,0 +1,190 @@
+"""vLLM looked into, with real engines: equal models have no place, and faults in it have their lines and scripts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from located import TOKENS
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+from lockstep.errors import InputError
+from lockstep_doctor import CutPoint, Location, ModuleTap, locate
+from lockstep_doctor.engines import EngineOptions
+
+pytestmark = [pytest.mark.full, pytest.mark.needs("vllm"), pytest.mark.filterwarnings("ignore")]  # of vLLM's import
+
+LOOSE = 5e-5
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+"""Heads as wide as vLLM's kernel wants them: the script knows nothing of those that Lockstep widens."""
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Any]:
+    from lockstep.samplers.vllm.tap import open_vllm
+
+    with open_vllm(folder, EngineOptions()) as tap:
+        yield tap
+
+
+def model_of(tap: Any) -> Any:
+    return tap.engine.model_executor.driver_worker.worker.model_runner.get_model()
+
+
+def reference_of(folder: Path) -> ModuleTap:
+    # gemma2's scores are capped by the eager kernel alone
+    kernel = "eager" if "gemma2" in folder.name else "sdpa"
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=kernel)
+    if hasattr(model.config, "num_experts"):
+        model.set_experts_implementation("eager")
+    return ModuleTap(model.eval(), "hf")
+
+
+def find(folder: Path, tap: Any) -> Location:
+    reference = reference_of(folder)
+    witness = ModuleTap(copy.deepcopy(reference.model).double(), "float64")
+    return locate(reference, tap, TOKENS, witness)
+
+
+@pytest.fixture(scope="module")
+def llama(vllm: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm") / "llama"
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=None)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "qwen3_moe"])
+def test_it_has_every_cut_of_transformers_but_those_that_it_fuses(
+    vllm: None, located_model: Callable[[str], Path], family: str
+) -> None:
+    folder = located_model(family)
+    reference = reference_of(folder)
+    with opened(folder) as tap:
+        right, own = reference.run(TOKENS, {}), tap.run(TOKENS, {})
+        replayed = tap.run(TOKENS, right.seen)
+    assert all(cut in own.seen or own.hides(cut) for cut in right.seen)
+    assert {"resid_in", "attn_norm", "attn", "o", "resid_mid", "mlp_norm"} <= {cut.stage for cut in own.seen}
+    for cut, value in replayed.seen.items():
+        expected = right.seen[cut].double().flatten()
+        assert (value.double().flatten() - expected).norm() < LOOSE * expected.norm(), cut
+    picked = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
+    assert own.column is not None
+    torch.testing.assert_close(own.column, picked, rtol=0, atol=1e-5)
+    torch.testing.assert_close(own.logits, right.logits, rtol=0, atol=1e-4)
+
+
+def test_norms_of_heads_that_lie_first_are_turned(vllm: None, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, pad_token_id=None)).save_pretrained(tmp_path)
+    with opened(tmp_path) as tap:
+        assert not find(tmp_path, tap).segments
+
+
+def test_what_is_forced_is_computed_with(llama: Path) -> None:
+    reference = reference_of(llama)
+    with opened(llama) as tap:
+        before = tap.run(TOKENS, {})
+        for stage in ("resid_in", "q", "v", "o", "resid_mid", "up", "down"):
+            cut = CutPoint(stage, 1)
+            forced = {cut: before.seen[cut] * 1.5}
+            one, other = tap.run(TOKENS, forced), reference.run(TOKENS, forced)
+            assert (one.logits - before.logits).abs().max() > 1e-3, stage
+            torch.testing.assert_close(one.logits, other.logits, rtol=0, atol=1e-4)
+        after = tap.run(TOKENS, {})
+    assert torch.equal(before.logits, after.logits)
+
+
+def scale_attention(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.attn.impl.scale *= 0.8
+
+
+def move_theta(model: Any) -> None:
+    rotary = model.model.layers[0].self_attn.rotary_emb
+    rotary.base *= 2
+    rotary.cos_sin_cache.copy_(rotary._compute_cos_sin_cache())
+
+
+def shrink_mlp(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.forward = lambda x, plain=layer.mlp.forward: plain(x) * 0.97
+
+
+def drop_residual(model: Any) -> None:
+    """The norm hands on another residual than it adds."""
+    norm = model.model.layers[1].post_attention_layernorm
+
+    def forward(x: Tensor, residual: Tensor, plain: Any = norm.forward) -> tuple[Tensor, Tensor]:
+        output, handed_on = plain(x, residual)
+        return output, handed_on * 0.9
+
+    norm.forward = forward
+
+
+@pytest.mark.parametrize(
+    ("fault", "stage", "function"),
+    [
+        (scale_attention, "attn", "CPUAttentionBackendImpl.forward"),
+        (move_theta, "attn", "RotaryEmbedding.forward_cpu"),
+        (shrink_mlp, "resid_mid", "shrink_mlp.<locals>.<lambda>"),
+        (drop_residual, "mlp_norm", "drop_residual.<locals>.forward"),
+    ],
+)
+def test_a_fault_in_vllm_has_its_line(llama: Path, fault: Callable[[Any], None], stage: str, function: str) -> None:
+    with opened(llama) as tap:
+        assert not find(llama, tap).segments
+        fault(model_of(tap))
+        found = find(llama, tap)
+    assert found.removed > 0.99
+    assert stage in {segment.end.stage for segment in found.segments} or stage == "resid_mid"
+    assert found.suspects[0].engine == "vllm"
+    assert function in [frame.function for frame in found.suspects[0].operator.stack[:2]]
+    assert found.errors["hf"] < 1e-6 < 1e-3 < found.errors["vllm"]
+
+
+def test_the_script_needs_vllm_alone_and_fails_on_the_fault(llama: Path, tmp_path: Path) -> None:
+    from lockstep.samplers.vllm.reproduction import write_vllm_reproduction
+
+    with opened(llama) as tap:
+        scale_attention(model_of(tap))
+        script = write_vllm_reproduction(tmp_path, tap, find(llama, tap), TOKENS)
+    text = script.read_text()
+    assert "lockstep" not in text.replace(str(llama), "")
+    fault = "for layer in model.model.layers: layer.self_attn.attn.impl.scale *= 0.8\n"
+    assert run(script) == 0
+    script.write_text(text.replace("\ndef put(", f"{fault}\ndef put(", 1))
+    assert run(script) == 1
+
+
+def run(script: Path) -> int:
+    kept = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=kept)
+    assert "relative error" in done.stdout, done.stderr
+    return done.returncode
+
+
+def test_a_sequence_that_is_taken_in_parts_and_layouts_are_refused(llama: Path) -> None:
+    from lockstep.samplers.vllm.tap import open_vllm
+
+    with pytest.raises(InputError, match="leave the layout empty"), open_vllm(llama, EngineOptions(parallel={"tp": 2})):
+        pass
