@@ -10,14 +10,16 @@ from typing import Literal
 from lockstep.doctor.base import Backend
 from lockstep.doctor.measure import Drawn
 from lockstep.doctor.options import Limits
-from lockstep.doctor.plan import Cell
+from lockstep.doctor.plan import FEWEST, Cell
 from lockstep.doctor.statistics import Compared
-from lockstep.doctor.verdict import Clause, Judgement, Verdict, judge, judge_tails, step_down
+from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause, Judgement, Verdict, judge, judge_tails, step_down
 from lockstep.errors import InputError
 
 State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]
 """Training side and inference side."""
+SHORTEST_SEGMENT = 250
+"""Tokens of a sequence that stand for an independent one, where a cell has fewer than `LEAST_CLUSTERS` of those."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | 
     """Judges one of so many cells."""
     infer_drawn, train_drawn = _infer_drawn(row, pair), row.by(pair[0])
     return judge(
-        infer_drawn.compared(*pair),
-        None if train_drawn is None else train_drawn.compared(*pair),
+        _independent(infer_drawn.compared(*pair)),
+        None if train_drawn is None else _independent(train_drawn.compared(*pair)),
         infer_drawn.floor(*pair),
         limits,
         cells,
@@ -93,6 +95,12 @@ def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | 
         sampling=infer_drawn.distribution(*pair),
         tails=tails,
     )
+
+
+def _independent(compared: Compared) -> Compared:
+    """What bounds are made of: sequences, or, where a cell has too few and they are long, segments of them."""
+    few = compared.lengths.numel() < LEAST_CLUSTERS
+    return compared.in_segments(FEWEST, SHORTEST_SEGMENT) if few else compared
 
 
 def whole(found: Sequence[Judged]) -> Verdict:

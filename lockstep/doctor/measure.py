@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Backend, Conditions, DType
-from lockstep.doctor.plan import Cell, clusters_of
+from lockstep.doctor.options import Grid
+from lockstep.doctor.plan import Cell, clusters_of, rescored_of
 from lockstep.doctor.statistics import Compared
 from lockstep.types import Request, SamplingParams
 
@@ -95,17 +96,22 @@ class Bench:
     Args:
         backends: What is compared, by name.
         witness: Plain `transformers` on the same model, for the floor.
+        grid: Its bounds.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], witness: Backend) -> None:
-        self._backends, self._witness = backends, witness
+    def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: Grid) -> None:
+        self._backends, self._witness, self._grid = backends, witness, grid
         self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
 
     def drawn(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
         """What each backend that generates drew, and all say about it."""
+        kept = range(min(len(requests), rescored_of(cell, self._grid)))
         return [
             self._rescored(
-                cell, name, backend.generate(requests, cell.sampling, beside(backend, cell)), clusters_of(requests)
+                cell,
+                name,
+                backend.generate(requests, cell.sampling, beside(backend, cell)).select(kept),
+                clusters_of(requests)[: len(kept)],
             )
             for name, backend in self._backends.items()
             if "generate" in backend.capabilities
@@ -118,7 +124,7 @@ class Bench:
             for kind in self._kinds(cell.sampling):
                 if kind == "shaped" and not cell.sampling.unshaped and "shaped" not in backend.capabilities:
                     continue
-                scored = backend.score(_asked(backend, kind, batch), beside(backend, cell))
+                scored = backend.score(_asked(backend, kind, batch), self._side_by_side(backend, cell, batch))
                 scores[kind, name] = scored.logprob[batch.mask]
                 if scored.tokens != tuple(tuple(tokens.tolist()) for tokens in batch.sequences()):
                     strangers.add(name)
@@ -137,6 +143,11 @@ class Bench:
             frozenset(strangers),
         )
 
+    def _side_by_side(self, backend: Backend, cell: Cell, batch: Batch) -> Conditions:
+        """The cell's batch size, or as many of its sequences as a pass has room for."""
+        room = max(1, self._grid.pass_tokens // int(batch.lengths.max()))
+        return beside(backend, replace(cell, batch_size=min(cell.batch_size, room)))
+
     def _kinds(self, sampling: SamplingParams) -> tuple[Kind, ...]:
         """At temperature 1, too, where some backend knows nothing else."""
         same = sampling.unshaped or all("shaped" in backend.capabilities for backend in self._backends.values())
@@ -144,7 +155,7 @@ class Bench:
 
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
         """|what the witness says in a type − what it says in fp32|; in fp32, by its two kernels and layouts."""
-        beside_others = Conditions(dtype="fp32", batch_size=cell.batch_size, layout="padded")
+        beside_others = self._side_by_side(self._witness, cell, batch).but(Conditions(dtype="fp32", layout="padded"))
         other = (
             Conditions(dtype="fp32", layout="alone", kernel="eager")
             if dtype == "fp32"

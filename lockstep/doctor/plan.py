@@ -58,7 +58,7 @@ def cells_of(grid: Grid) -> list[Cell]:
 
 
 def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
-    """How many sequences tell the mismatch from its limit.
+    """How many sequences tell the mismatch from its limit, as far as the grid has steps for them.
 
     n = n₀ · (width / (limit − value))² tokens, where a shorter cell's n₀ tokens had bounds of that width. As the width
     is z · sd · √(design effect) / √n₀, this is the usual rule, with all that goes into the bounds; it is widened so
@@ -71,6 +71,16 @@ def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]],
             this is the shortest.
         level: Of the one-sided bounds.
     """
+    rounds = max(1, grid.max_steps // cell.length)
+    return min(_wanted(cell, grid, shorter, level), rounds * cell.batch_size)
+
+
+def rescored_of(cell: Cell, grid: Grid) -> int:
+    """How many of a cell's sequences are rescored, at most."""
+    return max(1, grid.max_tokens // cell.length)
+
+
+def _wanted(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
     if not shorter:
         return max(grid.sequences, cell.batch_size)
     z = NormalDist().inv_cdf(1 - level)

@@ -106,7 +106,7 @@ class _Measuring:
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
         self._inside = [cell for cell in self._cells if cell.length < self._context]
-        self._bench = Bench(backends, HFBackend(recipe.model.path))
+        self._bench = Bench(backends, HFBackend(recipe.model.path), recipe.grid)
         self._begun = time.monotonic()
         self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}
         self._repeats: list[Repeated] = []

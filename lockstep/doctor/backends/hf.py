@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -29,6 +30,8 @@ from lockstep.models.heads import PLAIN
 from lockstep.types import Request, SamplingParams
 
 Sequences = Sequence[Tensor]
+_CHUNK = 1024
+"""Tokens that are read at once where attention holds all its weights, and whose logits become log-probabilities."""
 
 
 class HFBackend(InProcess):
@@ -56,8 +59,9 @@ class HFBackend(InProcess):
                 chunk = sequences[start : start + size]
                 logits = self.passed(model, chunk, layout)
                 for tokens, logits_TV in zip(chunk, logits, strict=True):
-                    own = self.logprob(logits_TV[:-1], tokens[1:], batch.sampling or PLAIN, asked)
-                    columns.append(torch.cat([own.new_zeros(1), own]).float())
+                    parts_of = zip(logits_TV[:-1].split(_CHUNK), tokens[1:].split(_CHUNK), strict=True)
+                    own = [self.logprob(rows, ids, batch.sampling or PLAIN, asked).float() for rows, ids in parts_of]
+                    columns.append(torch.cat([torch.zeros(1), *own]))
         seen |= {"layout": layout, "kernel": model.config._attn_implementation, "parts": parts}
         if layout == "padded":
             seen["rows"] = min(seen["rows"] or size, len(sequences))
@@ -93,6 +97,8 @@ class HFBackend(InProcess):
                 input_ids=torch.cat(list(sequences))[None], position_ids=position[None], use_cache=False
             ).logits[0]
             return torch.split(logits_NV, [len(tokens) for tokens in sequences])
+        if len(sequences) == 1 and model.config._attn_implementation == "eager" and len(sequences[0]) > _CHUNK:
+            return [_read_in_chunks(model, sequences[0])]
         padded = pad_sequence(list(sequences), batch_first=True)
         seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True)
         logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
@@ -123,6 +129,13 @@ class HFBackend(InProcess):
             logits_processor=LogitsProcessorList([drawing]),
         )
         return torch.stack(drawing.tokens, 1), torch.stack(drawing.logprobs, 1)
+
+
+def _read_in_chunks(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
+    """Logits of one sequence [T, V]; of attention's weights it holds those of a chunk."""
+    cache = DynamicCache(config=model.config)
+    parts = [model(input_ids=own[None], past_key_values=cache, use_cache=True) for own in tokens_T.split(_CHUNK)]
+    return torch.cat([part.logits[0] for part in parts])
 
 
 def shaped(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
