@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from lockstep.doctor.base import Backend
+from lockstep.doctor.base import Backend, Side
 from lockstep.doctor.measure import Drawn
 from lockstep.doctor.options import Limits
 from lockstep.doctor.plan import FEWEST, Cell
@@ -84,7 +84,8 @@ def judged(rows: Sequence[Row], pairs: Sequence[Pair], limits: Limits) -> list[J
 
 def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | None = None) -> Judgement:
     """Judges one of so many cells."""
-    infer_drawn, train_drawn = _infer_drawn(row, pair), row.by(pair[0])
+    by_side = drawn_for(row, pair)
+    infer_drawn, train_drawn = by_side["infer"], by_side.get("train")
     return judge(
         _independent(infer_drawn.compared(*pair)),
         None if train_drawn is None else _independent(train_drawn.compared(*pair)),
@@ -109,12 +110,12 @@ def whole(found: Sequence[Judged]) -> Verdict:
     return "FAIL" if "FAIL" in verdicts else "INCONCLUSIVE" if "INCONCLUSIVE" in verdicts else "PASS"
 
 
-def _infer_drawn(row: Row, pair: Pair) -> Drawn:
-    drawn = row.by(pair[1])
-    assert drawn is not None, "the inference side of a pair draws responses"
-    return drawn
+def drawn_for(row: Row, pair: Pair) -> dict[Side, Drawn]:
+    """By side of a pair what it drew; what was drawn for all stands for the inference side where it drew nothing."""
+    own, other = row.by(pair[0]), row.by(pair[1]) or row.drawn[-1]
+    return {"infer": other} | ({} if own is None else {"train": own})
 
 
 def _parts(row: Row, pair: Pair) -> list[Compared]:
-    """What a pair says in a row, of what either side drew."""
-    return [drawn.compared(*pair) for drawn in row.drawn if drawn.drawer in pair]
+    """What a pair says in a row, of what was drawn for it."""
+    return [drawn.compared(*pair) for drawn in drawn_for(row, pair).values()]

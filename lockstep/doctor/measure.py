@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Backend, Conditions, DType
 from lockstep.doctor.options import Grid
-from lockstep.doctor.plan import Cell, clusters_of, rescored_of
+from lockstep.doctor.plan import Cell, clusters_of, drawers_of, rescored_of
 from lockstep.doctor.statistics import Compared
 from lockstep.types import Request, SamplingParams
 
@@ -104,17 +104,19 @@ class Bench:
         self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
 
     def drawn(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
-        """What each backend that generates drew, and all say about it."""
+        """What each of the cell's drawers drew, and all say about it."""
+        generating = [name for name, backend in self._backends.items() if "generate" in backend.capabilities]
         kept = range(min(len(requests), rescored_of(cell, self._grid)))
         return [
             self._rescored(
                 cell,
                 name,
-                backend.generate(requests, cell.sampling, beside(backend, cell)).select(kept),
+                self._backends[name]
+                .generate(requests, cell.sampling, beside(self._backends[name], cell))
+                .select(kept),
                 clusters_of(requests)[: len(kept)],
             )
-            for name, backend in self._backends.items()
-            if "generate" in backend.capabilities
+            for name in drawers_of(cell, self._grid, generating)
         ]
 
     def _rescored(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:

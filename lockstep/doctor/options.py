@@ -85,6 +85,10 @@ class Grid(Section):
         default=32, description="of a cell of the shortest length, at least; longer ones get as many as they need"
     )
     max_sequences: PositiveInt = Field(default=256, description="of any cell, whatever it needs")
+    all_draw_to: PositiveInt = Field(
+        default=100,
+        description="up to this length every backend that generates draws; beyond, the last of them draws for all",
+    )
     max_steps: PositiveInt = Field(
         default=8000,
         description="decoding steps of each backend in a cell, at most, but for one batch: bounds the time of batch 1",

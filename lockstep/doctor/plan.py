@@ -75,6 +75,11 @@ def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]],
     return min(_wanted(cell, grid, shorter, level), rounds * cell.batch_size)
 
 
+def drawers_of(cell: Cell, grid: Grid, generating: Sequence[str]) -> Sequence[str]:
+    """Which of the backends that generate draw the cell's responses; the inference engine is the last of them."""
+    return generating if cell.length <= grid.all_draw_to else generating[-1:]
+
+
 def rescored_of(cell: Cell, grid: Grid) -> int:
     """How many of a cell's sequences are rescored, at most."""
     return max(1, grid.max_tokens // cell.length)

@@ -53,7 +53,7 @@ from torch import Tensor
 
 from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
-from lockstep.doctor.judging import Judged, Pair, Row, whole
+from lockstep.doctor.judging import Judged, Pair, Row, drawn_for, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.statistics import figures
@@ -172,7 +172,6 @@ def _cell(found: Found, number: int, row: Row) -> dict[str, Any]:
 
 def _pair(one: Judged, row: Row) -> dict[str, Any]:
     (train, infer), judgement = one.pair, one.judgement
-    drawn = {"infer": row.by(infer), "train": row.by(train)}
     return {
         "train": train,
         "infer": infer,
@@ -182,7 +181,7 @@ def _pair(one: Judged, row: Row) -> dict[str, Any]:
         "high": judgement.high,
         "reasons": list(judgement.reasons) if judgement.verdict != "PASS" else [],
         "clauses": {name: asdict(clause) for name, clause in judgement.clauses.items()},
-        "drawn": {side: _drawn(which, one) for side, which in drawn.items() if which is not None},
+        "drawn": {side: _drawn(which, one) for side, which in drawn_for(row, one.pair).items()},
     }
 
 
@@ -198,5 +197,5 @@ def _drawn(drawn: Drawn, one: Judged) -> dict[str, Any]:
         "kind": kind,
         "columns": {**columns, "floor": [f"{prefix}.{name}" for name in floor]},
         "floor_rms": float(drawn.floor(*one.pair).double().square().mean().sqrt()),
-        "figures": figures(compared if drawn.drawer == one.pair[1] else compared.swapped()),
+        "figures": figures(compared.swapped() if drawn.drawer == one.pair[0] else compared),
     }

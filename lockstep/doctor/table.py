@@ -25,7 +25,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
-from lockstep.doctor.judging import Row, judge_row, judged, pairs_of
+from lockstep.doctor.judging import Row, drawn_for, judge_row, judged, pairs_of
 from lockstep.doctor.measure import Bench, Repeated, repeated
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
@@ -170,11 +170,9 @@ class _Measuring:
         cell = row.cell
         judgements = [judge_row(row, pair, self._recipe.limits, self._judged_together) for pair in self._pairs]
         self._shorter[cell.data, cell.method, cell.batch_size] = [
-            (clause, int(drawn.batch.mask.sum()))
-            for judgement, (train, infer) in zip(judgements, self._pairs, strict=True)
-            for side, drawer in (("infer", infer), ("train", train))
-            if (drawn := row.by(drawer)) is not None
-            for clause in [judgement.clauses[f"{side}.mismatch"]]
+            (judgement.clauses[f"{side}.mismatch"], int(drawn.batch.mask.sum()))
+            for judgement, pair in zip(judgements, self._pairs, strict=True)
+            for side, drawn in drawn_for(row, pair).items()
         ]
 
     @property
