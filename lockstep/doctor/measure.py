@@ -123,7 +123,7 @@ class Bench:
         scores: dict[tuple[Kind, str], Tensor] = {}
         strangers: set[str] = set()
         for name, backend in self._backends.items():
-            for kind in self._kinds(cell.sampling):
+            for kind in kinds_of(cell.sampling, self._backends):
                 if kind == "shaped" and not cell.sampling.unshaped and "shaped" not in backend.capabilities:
                     continue
                 scored = backend.score(_asked(backend, kind, batch), self._side_by_side(backend, cell, batch))
@@ -138,7 +138,7 @@ class Bench:
             scores,
             {
                 (kind, dtype): self._rounding(_asked(self._witness, kind, batch), dtype, cell)
-                for kind in self._kinds(cell.sampling)
+                for kind in kinds_of(cell.sampling, self._backends)
                 for dtype in sorted(set(self.dtypes.values()))
             },
             self.dtypes,
@@ -150,21 +150,26 @@ class Bench:
         room = max(1, self._grid.pass_tokens // int(batch.lengths.max()))
         return beside(backend, replace(cell, batch_size=min(cell.batch_size, room)))
 
-    def _kinds(self, sampling: SamplingParams) -> tuple[Kind, ...]:
-        """At temperature 1, too, where some backend knows nothing else."""
-        same = sampling.unshaped or all("shaped" in backend.capabilities for backend in self._backends.values())
-        return ("shaped",) if same else ("shaped", "plain")
-
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
         """|what the witness says in a type − what it says in fp32|; in fp32, by its two kernels and layouts."""
-        beside_others = self._side_by_side(self._witness, cell, batch).but(Conditions(dtype="fp32", layout="padded"))
-        other = (
-            Conditions(dtype="fp32", layout="alone", kernel="eager")
-            if dtype == "fp32"
-            else beside_others.but(Conditions(dtype=dtype))
+        beside_others = self._side_by_side(self._witness, cell, batch)
+        first, second = (
+            self._witness.score(batch, beside_others.but(conditions)).logprob for conditions in floor_conditions(dtype)
         )
-        first, second = (self._witness.score(batch, conditions).logprob for conditions in (beside_others, other))
         return (first - second).abs()[batch.mask]
+
+
+def kinds_of(sampling: SamplingParams, backends: Mapping[str, Backend]) -> tuple[Kind, ...]:
+    """At temperature 1, too, where some backend knows nothing else."""
+    same = sampling.unshaped or all("shaped" in backend.capabilities for backend in backends.values())
+    return ("shaped",) if same else ("shaped", "plain")
+
+
+def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
+    """What the witness's two passes are: one in fp32 and one in the type; in fp32, by its two kernels and layouts."""
+    exact = Conditions(dtype="fp32", layout="padded")
+    alone = Conditions(dtype="fp32", layout="alone", kernel="eager")
+    return exact, alone if dtype == "fp32" else exact.but(Conditions(dtype=dtype))
 
 
 @dataclass(frozen=True)

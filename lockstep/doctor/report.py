@@ -6,6 +6,9 @@
     verdict         PASS, FAIL or INCONCLUSIVE: the worst of all cells and pairs
     exit_code       of the command
     seconds         that it took
+    memory          bytes that this process held at most
+    predicted       {seconds, most, memory}: what was said of both beforehand, with as few sequences as may be and with
+                    as many
     model           {path, digest: of its weights, files: {name: digest}}
     environment     {name: version or description} of machine and libraries
     recipe          every option
@@ -53,6 +56,7 @@ from torch import Tensor
 
 from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
+from lockstep.doctor.estimate import Estimate
 from lockstep.doctor.judging import Judged, Pair, Row, drawn_for, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.options import DoctorRecipe
@@ -77,6 +81,8 @@ class Found:
         backends: What each one says about itself.
         notes: What was asked otherwise than one would think.
         seconds: It took.
+        predicted: What was said that it would take.
+        memory: Bytes that this process held at most.
     """
 
     rows: Sequence[Row]
@@ -86,6 +92,8 @@ class Found:
     backends: Mapping[str, Mapping[str, Any]]
     notes: Sequence[str]
     seconds: float
+    predicted: Estimate
+    memory: int
 
     def of(self, row: int, pair: Pair) -> Judged:
         """The verdict on a pair in a measured cell."""
@@ -111,6 +119,8 @@ def tree_of(found: Found, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
         "verdict": verdict,
         "exit_code": EXIT_CODES[verdict],
         "seconds": found.seconds,
+        "predicted": asdict(found.predicted),
+        "memory": found.memory,
         "model": {"path": str(folder), "digest": weights_digest(folder), "files": files},
         "environment": environment(),
         "recipe": loaded.dump(),

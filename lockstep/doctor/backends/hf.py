@@ -30,7 +30,7 @@ from lockstep.models.heads import PLAIN
 from lockstep.types import Request, SamplingParams
 
 Sequences = Sequence[Tensor]
-_CHUNK = 1024
+CHUNK = 1024
 """Tokens that are read at once where attention holds all its weights, and whose logits become log-probabilities."""
 
 
@@ -59,7 +59,7 @@ class HFBackend(InProcess):
                 chunk = sequences[start : start + size]
                 logits = self.passed(model, chunk, layout)
                 for tokens, logits_TV in zip(chunk, logits, strict=True):
-                    parts_of = zip(logits_TV[:-1].split(_CHUNK), tokens[1:].split(_CHUNK), strict=True)
+                    parts_of = zip(logits_TV[:-1].split(CHUNK), tokens[1:].split(CHUNK), strict=True)
                     own = [self.logprob(rows, ids, batch.sampling or PLAIN, asked).float() for rows, ids in parts_of]
                     columns.append(torch.cat([torch.zeros(1), *own]))
         seen |= {"layout": layout, "kernel": model.config._attn_implementation, "parts": parts}
@@ -97,7 +97,7 @@ class HFBackend(InProcess):
                 input_ids=torch.cat(list(sequences))[None], position_ids=position[None], use_cache=False
             ).logits[0]
             return torch.split(logits_NV, [len(tokens) for tokens in sequences])
-        if len(sequences) == 1 and model.config._attn_implementation == "eager" and len(sequences[0]) > _CHUNK:
+        if len(sequences) == 1 and model.config._attn_implementation == "eager" and len(sequences[0]) > CHUNK:
             return [_read_in_chunks(model, sequences[0])]
         padded = pad_sequence(list(sequences), batch_first=True)
         seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True)
@@ -134,7 +134,7 @@ class HFBackend(InProcess):
 def _read_in_chunks(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
     """Logits of one sequence [T, V]; of attention's weights it holds those of a chunk."""
     cache = DynamicCache(config=model.config)
-    parts = [model(input_ids=own[None], past_key_values=cache, use_cache=True) for own in tokens_T.split(_CHUNK)]
+    parts = [model(input_ids=own[None], past_key_values=cache, use_cache=True) for own in tokens_T.split(CHUNK)]
     return torch.cat([part.logits[0] for part in parts])
 
 
