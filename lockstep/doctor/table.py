@@ -108,7 +108,7 @@ class _Measuring:
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
         self._inside = [cell for cell in self._cells if cell.length < self._context]
-        self._witness = HFBackend(recipe.model.path)
+        self._witness = HFBackend(recipe.model.path, device=recipe.learner.device)
         self._bench = Bench(backends, self._witness, recipe.grid)
         self._begun = time.monotonic()
         self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}

@@ -350,7 +350,7 @@ def test_wrong_usage_could_not_start(arguments: list[str], said: str, capsys: py
         (["backends=[hf]"], "backends"),
         (["--recipe", "generate"], "is for another command: lockstep generate MODEL DATA --recipe generate"),
         (["data.prompts=nowhere.jsonl"], "nowhere.jsonl"),
-        (["learner.device=cuda"], "the doctor's hf computes on the CPU; leave learner.device at auto"),
+        (["learner.device=cuda"], "learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto"),
     ],
 )
 def test_what_is_wrong_with_the_recipe_is_one_sentence(

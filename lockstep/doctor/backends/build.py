@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lockstep.cluster.workers import Workers, workers_of
-from lockstep.config import LearnerSection
+from lockstep.config import LearnerSection, SamplerSection
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.mesh import MeshBackend
 from lockstep.doctor.backends.missing import find_missing, fp8_of
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Backend
 from lockstep.doctor.options import DoctorRecipe, ranks_of
-from lockstep.errors import InputError
+from lockstep.models.device import resolve_device
+from lockstep.models.folder import context_of, count_cache_numbers, read_config
 from lockstep.report.progress import Progress
+
+
+_PROMPT, _LEAST_GIB = 512, 0.5
+"""Tokens of a prompt that the cache has room for beside a response, and its least size."""
 
 
 @contextmanager
@@ -23,8 +28,6 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
 
     `shown` is what the user sees.
     """
-    for name in recipe.backends:
-        _require_cpu(recipe, name)
     missing = find_missing(recipe)
     for name, reason in missing.items():
         shown.note(f"{name} is skipped: {reason}")
@@ -52,19 +55,24 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
         from lockstep.doctor.backends.vllm import VLLMBackend
 
         return VLLMBackend(
-            folder, recipe.sampler, recipe.learner, fp8_of(name), note=note, workers=workers, tp=parallel.tp
+            folder, _beside_others(recipe), recipe.learner, fp8_of(name), note=note, workers=workers, tp=parallel.tp
         )
     if _over_ranks(name):
         trainer = "megatron" if name.startswith("megatron") else "torch"
         section = LearnerSection.of(recipe.learner, trainer, parallel)
         return MeshBackend(name, folder, section, workers)
-    return HFBackend(folder, dtype, size) if name == "hf" else TorchBackend(folder, dtype, size)
+    kind = HFBackend if name == "hf" else TorchBackend
+    return kind(folder, dtype, size, device=recipe.learner.device)
 
 
-def _require_cpu(recipe: DoctorRecipe, name: str) -> None:
-    """Raises InputError if a backend that computes on the CPU alone is asked for on a GPU."""
-    if recipe.learner.device == "cuda" and not name.startswith("vllm"):
-        raise InputError(f"the doctor's {name} computes on the CPU; leave learner.device at auto")
+def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
+    """The engine's options; on a GPU its cache has room for the grid, and leaves the rest to the other backends."""
+    if resolve_device(recipe.learner.device).type != "cuda" or recipe.sampler.kv_cache_gib is not None:
+        return recipe.sampler
+    config = read_config(recipe.model.path)
+    tokens = max(recipe.grid.batch_sizes) * min(max(recipe.grid.lengths) + _PROMPT, context_of(config))
+    room = tokens * count_cache_numbers(config) * 4 / 2**30
+    return recipe.sampler.model_copy(update={"kv_cache_gib": max(_LEAST_GIB, room)})
 
 
 def _over_ranks(name: str) -> bool:
