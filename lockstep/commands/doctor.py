@@ -31,6 +31,7 @@ def add(parsers: Parsers) -> None:
     _add_measuring(group, "quick", "the same over a small grid; where it fails, say why", _quick, "doctor_quick")
     _add_measuring(group, "diagnose", "find the causes of a disagreement, one by one", _diagnose)
     _add_measuring(group, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
+    _add_measuring(group, "bringup", "check what no grid shows of a new model: limits, embeddings, experts", _bringup)
     _add_analyze(group)
     _add_selftest(group)
 
@@ -139,6 +140,14 @@ def _diagnose(options: argparse.Namespace) -> int:
         from lockstep.doctor.diagnose import diagnose
 
     return diagnose(loaded)
+
+
+def _bringup(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    with spare_modules():
+        from lockstep.doctor.bringup import bringup
+
+    return bringup(loaded)
 
 
 def _refit(options: argparse.Namespace) -> int:

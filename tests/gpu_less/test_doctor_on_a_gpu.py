@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import cpu_varlen  # noqa: F401 -- gives torch's attention of variable lengths a kernel for CPUs
 import pytest
 import torch
 from doctor_tables import asked, found

@@ -43,8 +43,17 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
         yield built
 
 
-def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], workers: Workers) -> Backend:
+def backend_of(
+    recipe: DoctorRecipe, name: str, note: Callable[[str], object], workers: Workers, compiled: bool | None = None
+) -> Backend:
     """One of them.
+
+    Args:
+        recipe: How it computes.
+        name: Which.
+        note: Tells the user what happens.
+        workers: Says where processes start.
+        compiled: With compiled layers or eager ones, for engines and the torch learner; None: as usual.
 
     Raises:
         ValueError: If it cannot compute as the recipe says.
@@ -54,12 +63,14 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
     if name.startswith("vllm"):
         from lockstep.doctor.backends.vllm import VLLMBackend
 
+        options = {**fp8_of(name), **({} if compiled is None else {"enforce_eager": not compiled})}
         return VLLMBackend(
-            folder, _beside_others(recipe), recipe.learner, fp8_of(name), note=note, workers=workers, tp=parallel.tp
+            folder, _beside_others(recipe), recipe.learner, options, note=note, workers=workers, tp=parallel.tp
         )
-    if _over_ranks(name):
+    if _over_ranks(name) or (compiled and name == "torch"):
         trainer = "megatron" if name.startswith("megatron") else "torch"
         section = LearnerSection.of(recipe.learner, trainer, parallel)
+        section = section.model_copy(update={"compile": bool(compiled)})
         return MeshBackend(name, folder, section, workers)
     kind = HFBackend if name == "hf" else TorchBackend
     return kind(folder, dtype, size, device=recipe.learner.device)
