@@ -103,7 +103,10 @@ def estimate(
         measure_speed(witness, sizes, (), conditions) for dtype in dtypes for conditions in floor_conditions(dtype)
     ]
     seconds = [
-        sum(count_seconds(cell, count, backends, speeds, floor, grid, sizes) for cell, count in zip(cells, counts, strict=True))
+        sum(
+            count_seconds(cell, count, backends, speeds, floor, grid, sizes)
+            for cell, count in zip(cells, counts, strict=True)
+        )
         for counts in zip(*(range_of(cell, grid) for cell in cells), strict=True)
     ]
     return Estimate(*seconds, count_bytes(backends, dtypes, grid, cells, sizes))
@@ -147,9 +150,7 @@ def count_bytes(
     return held_bytes() + copies * sizes.policy + max(passed, cache)
 
 
-def measure_speed(
-    backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None
-) -> Speed:
+def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None) -> Speed:
     """Times passes of two lengths, and steps at some batch sizes where the backend generates."""
     asked = conditions or Conditions()
     short, long = (min(tokens, backend.context) for tokens in (_SHORT, _LONG))

@@ -111,9 +111,7 @@ class Bench:
             self._rescored(
                 cell,
                 name,
-                self._backends[name]
-                .generate(requests, cell.sampling, beside(self._backends[name], cell))
-                .select(kept),
+                self._backends[name].generate(requests, cell.sampling, beside(self._backends[name], cell)).select(kept),
                 clusters_of(requests)[: len(kept)],
             )
             for name in drawers_of(cell, self._grid, generating)

@@ -20,7 +20,13 @@ def markdown(found: Found) -> str:
         named = [f"{cell.length:,}", cell.data, cell.method.name, str(cell.batch_size)]
         lines.append(_line([*named, *(shown or [row.state] * len(found.pairs))]))
     spent = f"it took {found.seconds / 60:.1f} minutes and {readable(found.memory)}"
-    said = [*found.notes, f"{found.predicted.sentence}; {spent}.", *_strangers(found), *_determinism(found), *_reasons(found)]
+    said = [
+        *found.notes,
+        f"{found.predicted.sentence}; {spent}.",
+        *_strangers(found),
+        *_determinism(found),
+        *_reasons(found),
+    ]
     return "\n".join(
         [*lines, "", *(f"- {sentence}" for sentence in said), "", f"**{whole(found.judged)}**{_of_how_many(found)}", ""]
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import cpu_varlen  # noqa: F401 -- gives torch's attention of variable lengths a kernel for CPUs
 import pytest
 import torch
 from doctor_tables import asked, found
@@ -14,7 +13,8 @@ from pretend_gpu import GPU, OnGPU, pretend_gpu
 from lockstep.cluster.workers import HERE
 from lockstep.doctor.backends.build import backend_of
 from lockstep.doctor.backends.in_process import InProcess
-from lockstep.doctor.base import USUAL
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.judging import whole
 from lockstep.doctor.options import DoctorRecipe
 
@@ -53,14 +53,16 @@ def test_the_floor_is_measured_on_that_device(models: Callable[..., Path], monke
         assert any(event.line.startswith("lockstep/doctor/backends/hf.py") for event in record.events)
 
 
-def test_bf16_is_bf16_there(models: Callable[..., Path]) -> None:
+def test_bf16_is_by_autocast_of_that_device(models: Callable[..., Path]) -> None:
+    """Which does not see a GPU that is not there, so nothing is computed."""
     recipe = asked(models("llama"), *FEW, "learner.dtype=bf16", "learner.device=cuda")
     with pretend_gpu():
-        hf, torch_ = (opened(recipe, name) for name in ("hf", "torch"))
-        what = found(recipe, hf, torch_)
-    assert whole(what.judged) == "PASS"
-    drawn = what.rows[0].drawn[0]
-    assert float((drawn.scores["shaped", "hf"] - drawn.scores["shaped", "torch"]).abs().max()) > 1e-4
+        backend = opened(recipe, "torch")
+        assert isinstance(backend, TorchBackend)
+        assert backend.settings()["kernel"] == "lockstep_varlen"
+        with backend.computing(backend.model(USUAL), Conditions(dtype="bf16")):
+            assert torch.is_autocast_enabled("cuda")
+        assert not torch.is_autocast_enabled("cuda")
 
 
 def test_numbers_are_those_of_the_cpu(models: Callable[..., Path]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from lockstep.cluster.workers import Workers, workers_of
@@ -17,7 +17,6 @@ from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, count_cache_numbers, read_config
 from lockstep.report.progress import Progress
 
-
 _PROMPT, _LEAST_GIB = 512, 0.5
 """Tokens of a prompt that the cache has room for beside a response, and its least size."""
 
@@ -31,14 +30,22 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
     missing = find_missing(recipe)
     for name, reason in missing.items():
         shown.note(f"{name} is skipped: {reason}")
-    names = [name for name in recipe.backends if name not in missing]
-    ranks = max((ranks_of(name).ranks for name in names if _over_ranks(name)), default=0)
+    with open_backends(recipe, [name for name in recipe.backends if name not in missing], shown) as built:
+        yield built
+
+
+@contextmanager
+def open_backends(
+    recipe: DoctorRecipe, names: Sequence[str], shown: Progress, compiled: bool | None = None
+) -> Iterator[dict[str, Backend]]:
+    """Some backends, by name; they are closed at the end. `compiled` is as in `backend_of`."""
+    ranks = max((ranks_of(name).ranks for name in names if _over_ranks(name, compiled)), default=0)
     width = max((ranks_of(name).tp for name in names if name.startswith("vllm")), default=0)
     sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
     with workers_of(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
         built: dict[str, Backend] = {}
         for name in names:
-            built[name] = backend_of(recipe, name, shown.note, workers)
+            built[name] = backend_of(recipe, name, shown.note, workers, compiled)
             workers.callback(built[name].close)
         yield built
 
@@ -67,7 +74,7 @@ def backend_of(
         return VLLMBackend(
             folder, _beside_others(recipe), recipe.learner, options, note=note, workers=workers, tp=parallel.tp
         )
-    if _over_ranks(name) or (compiled and name == "torch"):
+    if _over_ranks(name, compiled):
         trainer = "megatron" if name.startswith("megatron") else "torch"
         section = LearnerSection.of(recipe.learner, trainer, parallel)
         section = section.model_copy(update={"compile": bool(compiled)})
@@ -86,6 +93,7 @@ def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
     return recipe.sampler.model_copy(update={"kv_cache_gib": max(_LEAST_GIB, room)})
 
 
-def _over_ranks(name: str) -> bool:
-    """Whether a backend is a learner in processes of its own."""
-    return name.startswith("megatron") or (name.startswith("torch") and ranks_of(name).ranks > 1)
+def _over_ranks(name: str, compiled: bool | None) -> bool:
+    """Whether a backend is a learner in processes of its own, as one with compiled layers is."""
+    own = name.startswith("torch") and (ranks_of(name).ranks > 1 or bool(compiled))
+    return name.startswith("megatron") or own

@@ -61,7 +61,9 @@ class HFBackend(InProcess):
                 for tokens, logits_TV in zip(chunk, logits, strict=True):
                     ids_T = tokens[1:].to(self.device)
                     parts_of = zip(logits_TV[:-1].split(CHUNK), ids_T.split(CHUNK), strict=True)
-                    own = [self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts_of]
+                    own = [
+                        self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts_of
+                    ]
                     columns.append(torch.cat([torch.zeros(1), *own]))
         seen |= {"layout": layout, "kernel": model.config._attn_implementation, "parts": parts}
         if layout == "padded":
