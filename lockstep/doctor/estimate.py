@@ -17,6 +17,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -156,7 +157,7 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
     short, long = (min(tokens, backend.context) for tokens in (_SHORT, _LONG))
     backend.score(_sequence(short, sizes), asked)  # opens models and kernels
     seconds = {
-        tokens: _time(lambda tokens=tokens: backend.score(_sequence(tokens, sizes), asked)) for tokens in (short, long)
+        tokens: _time(partial(backend.score, _sequence(tokens, sizes), asked)) for tokens in (short, long)
     }
     more = count_operations(sizes, long) - count_operations(sizes, short)
     rate = max(more, 1.0) / max(seconds[long] - seconds[short], 1e-6)
@@ -166,7 +167,7 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
         beside = Conditions(batch_size=size) if "batch_size" in backend.capabilities else Conditions()
         sampling = SamplingParams(min(_STEPS, backend.context - 1))
         backend.generate(requests, SamplingParams(1), beside)
-        steps[size] = _time(lambda: backend.generate(requests, sampling, beside)) / sampling.max_tokens
+        steps[size] = _time(partial(backend.generate, requests, sampling, beside)) / sampling.max_tokens
     return Speed(max(0.0, seconds[short] - count_operations(sizes, short) / rate), rate, steps)
 
 
