@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Literal
 
 import orjson
@@ -193,7 +194,7 @@ def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) 
         said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
         yield Observation("experts", name, "LOOK" if never else "PASS", said)
     names = list(chosen)
-    for one, other in zip(names, names[1:], strict=False):
+    for one, other in pairwise(names):
         flips = {
             layer: float((ids.sort(-1).values != chosen[other][layer].sort(-1).values).any(-1).double().mean())
             for layer, ids in chosen[one].items()

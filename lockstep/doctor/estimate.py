@@ -156,9 +156,7 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
     asked = conditions or Conditions()
     short, long = (min(tokens, backend.context) for tokens in (_SHORT, _LONG))
     backend.score(_sequence(short, sizes), asked)  # opens models and kernels
-    seconds = {
-        tokens: _time(partial(backend.score, _sequence(tokens, sizes), asked)) for tokens in (short, long)
-    }
+    seconds = {tokens: _time(partial(backend.score, _sequence(tokens, sizes), asked)) for tokens in (short, long)}
     more = count_operations(sizes, long) - count_operations(sizes, short)
     rate = max(more, 1.0) / max(seconds[long] - seconds[short], 1e-6)
     steps = dict[int, float]()

@@ -12,7 +12,7 @@ from pretend_gpu import GPU, OnGPU, pretend_gpu
 
 from lockstep.cluster.workers import HERE
 from lockstep.doctor.backends.build import backend_of
-from lockstep.doctor.backends.in_process import InProcess
+from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.judging import whole
@@ -21,9 +21,9 @@ from lockstep.doctor.options import DoctorRecipe
 FEW = ["grid.lengths=[12]", "grid.repeats=1"]
 
 
-def opened(recipe: DoctorRecipe, name: str) -> InProcess:
+def opened(recipe: DoctorRecipe, name: str) -> HFBackend | TorchBackend:
     backend = backend_of(recipe, name, print, HERE)
-    assert isinstance(backend, InProcess)
+    assert isinstance(backend, (HFBackend, TorchBackend))
     return backend
 
 
