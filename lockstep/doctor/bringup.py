@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Literal
 
 import orjson
@@ -215,19 +215,18 @@ def check_matrix(
     def error(column: torch.Tensor) -> float:
         return float((column.double() - exact)[batch.mask].abs().exp().mean())
 
-    for name in recipe.backends:
-        for dtype in ("fp32", "bf16"):
-            floor = error(witness.score(asked, floor_conditions(dtype)[1]).logprob)
-            limit = 1 + DUST + recipe.limits.floor_factor * (floor - 1)
-            for compiled in (False, True):
-                what = f"{name}, {dtype}, {'compiled' if compiled else 'eager'}"
-                computed = _computed(recipe, name, dtype, compiled, asked, shown)
-                if isinstance(computed, str):
-                    yield Observation("matrix", what, "SKIPPED", computed)
-                    continue
-                value = error(computed)
-                outcome: Outcome = "PASS" if value <= limit else "FAIL"  # NaN fails, too
-                yield Observation("matrix", what, outcome, f"mean e^|Δ| {value:.5f}, at most {limit:.5f}")
+    dtypes: tuple[DType, ...] = ("fp32", "bf16")
+    floors = {dtype: error(witness.score(asked, floor_conditions(dtype)[1]).logprob) for dtype in dtypes}
+    for name, dtype, compiled in product(recipe.backends, dtypes, (False, True)):
+        what = f"{name}, {dtype}, {'compiled' if compiled else 'eager'}"
+        limit = 1 + DUST + recipe.limits.floor_factor * (floors[dtype] - 1)
+        computed = _computed(recipe, name, dtype, compiled, asked, shown)
+        if isinstance(computed, str):
+            yield Observation("matrix", what, "SKIPPED", computed)
+            continue
+        value = error(computed)
+        outcome: Outcome = "PASS" if value <= limit else "FAIL"  # NaN fails, too
+        yield Observation("matrix", what, outcome, f"mean e^|Δ| {value:.5f}, at most {limit:.5f}")
 
 
 def _computed(
