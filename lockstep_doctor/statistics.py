@@ -74,6 +74,19 @@ class Compared:
         lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, mask_M.long())
         return Compared(self.train[mask_M], self.infer[mask_M], lengths, self.position[mask_M], self.cluster)
 
+    def in_segments(self, count: int, shortest: int) -> Compared:
+        """Sequences cut into some `count` segments, each taken for independent; as they are where these are too short.
+
+        So are bounds made of one long sequence (batch means): they hold for its text where what one token says of
+        another is forgotten within a segment.
+        """
+        size = self.train.numel() // count
+        if size < shortest:
+            return self
+        parts = [(int(own), max(1, int(own) // size)) for own in self.lengths]
+        lengths = torch.tensor([own // n + (k < own % n) for own, n in parts for k in range(n)])
+        return Compared(self.train, self.infer, lengths, self.position)
+
     def totals(self, *columns_M: Tensor) -> Tensor:
         """Sums of columns over each cluster and, last, how many tokens it has: float64 [G, K + 1], G those with any."""
         numbers = torch.arange(self.lengths.numel()) if self.cluster is None else self.cluster

@@ -31,6 +31,7 @@ def add(parsers: Parsers) -> None:
     _add_measuring(group, "quick", "the same over a small grid; where it fails, say where", _quick, "doctor_quick")
     _add_locate(group)
     _add_measuring(group, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
+    _add_measuring(group, "bringup", "check what no grid shows of a new model: limits, embeddings, experts", _bringup)
     _add_analyze(group)
     _add_selftest(group)
 
@@ -150,6 +151,14 @@ def _locate_model(options: argparse.Namespace) -> int:
         from lockstep.doctor.locate import locate_model
 
     return locate_model(loaded)
+
+
+def _bringup(options: argparse.Namespace) -> int:
+    loaded = _load(options)
+    with spare_modules():
+        from lockstep.doctor.bringup import bringup
+
+    return bringup(loaded)
 
 
 def _refit(options: argparse.Namespace) -> int:

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from lockstep.doctor.base import Backend
+from lockstep.doctor.base import Backend, Side
 from lockstep.doctor.measure import Drawn
 from lockstep.doctor.options import Limits
-from lockstep.doctor.plan import Cell
-from lockstep.doctor.verdict import Clause, Judgement, Verdict, judge, judge_tails, step_down
+from lockstep.doctor.plan import FEWEST, Cell
+from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause, Judgement, Verdict, judge, judge_tails, step_down
 from lockstep.errors import InputError
 from lockstep_doctor.statistics import Compared
 
 State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]
 """Training side and inference side."""
+SHORTEST_SEGMENT = 250
+"""Tokens of a sequence that stand for an independent one, where a cell has fewer than `LEAST_CLUSTERS` of those."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,11 @@ def judged(rows: Sequence[Row], pairs: Sequence[Pair], limits: Limits) -> list[J
 
 def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | None = None) -> Judgement:
     """Judges one of so many cells."""
-    infer_drawn, train_drawn = _infer_drawn(row, pair), row.by(pair[0])
+    by_side = drawn_for(row, pair)
+    infer_drawn, train_drawn = by_side["infer"], by_side.get("train")
     return judge(
-        infer_drawn.compared(*pair),
-        None if train_drawn is None else train_drawn.compared(*pair),
+        _independent(infer_drawn.compared(*pair)),
+        None if train_drawn is None else _independent(train_drawn.compared(*pair)),
         infer_drawn.floor(*pair),
         limits,
         cells,
@@ -95,18 +98,24 @@ def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | 
     )
 
 
+def _independent(compared: Compared) -> Compared:
+    """What bounds are made of: sequences, or, where a cell has too few and they are long, segments of them."""
+    few = compared.lengths.numel() < LEAST_CLUSTERS
+    return compared.in_segments(FEWEST, SHORTEST_SEGMENT) if few else compared
+
+
 def whole(found: Sequence[Judged]) -> Verdict:
     """The worst of all; nothing measured shows nothing."""
     verdicts = {one.judgement.verdict for one in found} or {"INCONCLUSIVE"}
     return "FAIL" if "FAIL" in verdicts else "INCONCLUSIVE" if "INCONCLUSIVE" in verdicts else "PASS"
 
 
-def _infer_drawn(row: Row, pair: Pair) -> Drawn:
-    drawn = row.by(pair[1])
-    assert drawn is not None, "the inference side of a pair draws responses"
-    return drawn
+def drawn_for(row: Row, pair: Pair) -> dict[Side, Drawn]:
+    """By side of a pair what it drew; what was drawn for all stands for the inference side where it drew nothing."""
+    own, other = row.by(pair[0]), row.by(pair[1]) or row.drawn[-1]
+    return {"infer": other} | ({} if own is None else {"train": own})
 
 
 def _parts(row: Row, pair: Pair) -> list[Compared]:
-    """What a pair says in a row, of what either side drew."""
-    return [drawn.compared(*pair) for drawn in row.drawn if drawn.drawer in pair]
+    """What a pair says in a row, of what was drawn for it."""
+    return [drawn.compared(*pair) for drawn in drawn_for(row, pair).values()]

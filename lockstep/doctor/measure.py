@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Backend, Conditions, DType
-from lockstep.doctor.plan import Cell, clusters_of
+from lockstep.doctor.options import Grid
+from lockstep.doctor.plan import Cell, clusters_of, drawers_of, rescored_of
 from lockstep.types import Request, SamplingParams
 from lockstep_doctor.statistics import Compared
 
@@ -95,30 +96,35 @@ class Bench:
     Args:
         backends: What is compared, by name.
         witness: Plain `transformers` on the same model, for the floor.
+        grid: Its bounds.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], witness: Backend) -> None:
-        self._backends, self._witness = backends, witness
+    def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: Grid) -> None:
+        self._backends, self._witness, self._grid = backends, witness, grid
         self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
 
     def drawn(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
-        """What each backend that generates drew, and all say about it."""
+        """What each of the cell's drawers drew, and all say about it."""
+        generating = [name for name, backend in self._backends.items() if "generate" in backend.capabilities]
+        kept = range(min(len(requests), rescored_of(cell, self._grid)))
         return [
             self._rescored(
-                cell, name, backend.generate(requests, cell.sampling, beside(backend, cell)), clusters_of(requests)
+                cell,
+                name,
+                self._backends[name].generate(requests, cell.sampling, beside(self._backends[name], cell)).select(kept),
+                clusters_of(requests)[: len(kept)],
             )
-            for name, backend in self._backends.items()
-            if "generate" in backend.capabilities
+            for name in drawers_of(cell, self._grid, generating)
         ]
 
     def _rescored(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
         scores: dict[tuple[Kind, str], Tensor] = {}
         strangers: set[str] = set()
         for name, backend in self._backends.items():
-            for kind in self._kinds(cell.sampling):
+            for kind in kinds_of(cell.sampling, self._backends):
                 if kind == "shaped" and not cell.sampling.unshaped and "shaped" not in backend.capabilities:
                     continue
-                scored = backend.score(_asked(backend, kind, batch), beside(backend, cell))
+                scored = backend.score(_asked(backend, kind, batch), self._side_by_side(backend, cell, batch))
                 scores[kind, name] = scored.logprob[batch.mask]
                 if scored.tokens != tuple(tuple(tokens.tolist()) for tokens in batch.sequences()):
                     strangers.add(name)
@@ -130,28 +136,38 @@ class Bench:
             scores,
             {
                 (kind, dtype): self._rounding(_asked(self._witness, kind, batch), dtype, cell)
-                for kind in self._kinds(cell.sampling)
+                for kind in kinds_of(cell.sampling, self._backends)
                 for dtype in sorted(set(self.dtypes.values()))
             },
             self.dtypes,
             frozenset(strangers),
         )
 
-    def _kinds(self, sampling: SamplingParams) -> tuple[Kind, ...]:
-        """At temperature 1, too, where some backend knows nothing else."""
-        same = sampling.unshaped or all("shaped" in backend.capabilities for backend in self._backends.values())
-        return ("shaped",) if same else ("shaped", "plain")
+    def _side_by_side(self, backend: Backend, cell: Cell, batch: Batch) -> Conditions:
+        """The cell's batch size, or as many of its sequences as a pass has room for."""
+        room = max(1, self._grid.pass_tokens // int(batch.lengths.max()))
+        return beside(backend, replace(cell, batch_size=min(cell.batch_size, room)))
 
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
         """|what the witness says in a type − what it says in fp32|; in fp32, by its two kernels and layouts."""
-        beside_others = Conditions(dtype="fp32", batch_size=cell.batch_size, layout="padded")
-        other = (
-            Conditions(dtype="fp32", layout="alone", kernel="eager")
-            if dtype == "fp32"
-            else beside_others.but(Conditions(dtype=dtype))
+        beside_others = self._side_by_side(self._witness, cell, batch)
+        first, second = (
+            self._witness.score(batch, beside_others.but(conditions)).logprob for conditions in floor_conditions(dtype)
         )
-        first, second = (self._witness.score(batch, conditions).logprob for conditions in (beside_others, other))
         return (first - second).abs()[batch.mask]
+
+
+def kinds_of(sampling: SamplingParams, backends: Mapping[str, Backend]) -> tuple[Kind, ...]:
+    """At temperature 1, too, where some backend knows nothing else."""
+    same = sampling.unshaped or all("shaped" in backend.capabilities for backend in backends.values())
+    return ("shaped",) if same else ("shaped", "plain")
+
+
+def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
+    """What the witness's two passes are: one in fp32 and one in the type; in fp32, by its two kernels and layouts."""
+    exact = Conditions(dtype="fp32", layout="padded")
+    alone = Conditions(dtype="fp32", layout="alone", kernel="eager")
+    return exact, alone if dtype == "fp32" else exact.but(Conditions(dtype=dtype))
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,22 @@ class Grid(Section):
         default=32, description="of a cell of the shortest length, at least; longer ones get as many as they need"
     )
     max_sequences: PositiveInt = Field(default=256, description="of any cell, whatever it needs")
+    all_draw_to: PositiveInt = Field(
+        default=100,
+        description="up to this length every backend that generates draws; beyond, the last of them draws for all",
+    )
+    max_steps: PositiveInt = Field(
+        default=8000,
+        description="decoding steps of each backend in a cell, at most, but for one batch: bounds the time of batch 1",
+    )
+    max_tokens: PositiveInt = Field(
+        default=80000,
+        description="tokens of a cell that all backends rescore, at most, but for one sequence; the rest of a batch "
+        "only lies beside them while they are drawn",
+    )
+    pass_tokens: PositiveInt = Field(
+        default=16384, description="tokens of a pass that scores, at most, but for one sequence: bounds the memory"
+    )
     repeats: PositiveInt = Field(default=10, description="how often a cell of the shortest length is asked the same")
     budget_s: PositiveFloat | None = Field(
         default=None,

@@ -58,7 +58,7 @@ def cells_of(grid: Grid) -> list[Cell]:
 
 
 def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
-    """How many sequences tell the mismatch from its limit.
+    """How many sequences tell the mismatch from its limit, as far as the grid has steps for them.
 
     n = n₀ · (width / (limit − value))² tokens, where a shorter cell's n₀ tokens had bounds of that width. As the width
     is z · sd · √(design effect) / √n₀, this is the usual rule, with all that goes into the bounds; it is widened so
@@ -71,12 +71,37 @@ def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]],
             this is the shortest.
         level: Of the one-sided bounds.
     """
+    least, most = range_of(cell, grid)
+    return int(max(least, min(most, _wanted(cell, shorter, level))))
+
+
+def range_of(cell: Cell, grid: Grid) -> tuple[int, int]:
+    """How many sequences a cell gets at least and at most."""
+    if cell.length == min(grid.lengths):
+        least = most = max(grid.sequences, cell.batch_size)
+    else:
+        least, most = (max(FEWEST, cell.batch_size, count) for count in (0, grid.max_sequences))
+    rounds = max(1, grid.max_steps // cell.length)
+    return min(least, rounds * cell.batch_size), min(most, rounds * cell.batch_size)
+
+
+def drawers_of(cell: Cell, grid: Grid, generating: Sequence[str]) -> Sequence[str]:
+    """Which of the backends that generate draw the cell's responses; the inference engine is the last of them."""
+    return generating if cell.length <= grid.all_draw_to else generating[-1:]
+
+
+def rescored_of(cell: Cell, grid: Grid) -> int:
+    """How many of a cell's sequences are rescored, at most."""
+    return max(1, grid.max_tokens // cell.length)
+
+
+def _wanted(cell: Cell, shorter: Sequence[tuple[Clause, int]], level: float) -> float:
     if not shorter:
-        return max(grid.sequences, cell.batch_size)
+        return 0
     z = NormalDist().inv_cdf(1 - level)
     widening = (z + NormalDist().inv_cdf(_POWER)) / z
-    tokens = max(_tokens(clause, count, widening) for clause, count in shorter)
-    return max(FEWEST, cell.batch_size, math.ceil(min(tokens / cell.length, grid.max_sequences)))
+    tokens = max(_tokens(clause, count, widening) for clause, count in shorter) / cell.length
+    return math.ceil(tokens) if math.isfinite(tokens) else tokens
 
 
 def _tokens(clause: Clause, tokens: int, widening: float) -> float:

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 from lockstep.doctor.judging import Judged, Row, whole
 from lockstep.doctor.report import Found
+from lockstep.plan.sizes import readable
 
 
 def markdown(found: Found) -> str:
@@ -18,7 +19,14 @@ def markdown(found: Found) -> str:
         shown = [_shown(found.of(number, pair)) for pair in found.pairs] if row.state == "measured" else []
         named = [f"{cell.length:,}", cell.data, cell.method.name, str(cell.batch_size)]
         lines.append(_line([*named, *(shown or [row.state] * len(found.pairs))]))
-    said = [*found.notes, *_strangers(found), *_determinism(found), *_reasons(found)]
+    spent = f"it took {found.seconds / 60:.1f} minutes and {readable(found.memory)}"
+    said = [
+        *found.notes,
+        f"{found.predicted.sentence}; {spent}.",
+        *_strangers(found),
+        *_determinism(found),
+        *_reasons(found),
+    ]
     return "\n".join(
         [*lines, "", *(f"- {sentence}" for sentence in said), "", f"**{whole(found.judged)}**{_of_how_many(found)}", ""]
     )

@@ -6,6 +6,9 @@
     verdict         PASS, FAIL or INCONCLUSIVE: the worst of all cells and pairs
     exit_code       of the command
     seconds         that it took
+    memory          bytes that this process held at most
+    predicted       {seconds, most, memory}: what was said of both beforehand, with as few sequences as may be and with
+                    as many
     model           {path, digest: of its weights, files: {name: digest}}
     environment     {name: version or description} of machine and libraries
     recipe          every option
@@ -53,7 +56,8 @@ from torch import Tensor
 
 from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
-from lockstep.doctor.judging import Judged, Pair, Row, whole
+from lockstep.doctor.estimate import Estimate
+from lockstep.doctor.judging import Judged, Pair, Row, drawn_for, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.verdict import EXIT_CODES
@@ -77,6 +81,8 @@ class Found:
         backends: What each one says about itself.
         notes: What was asked otherwise than one would think.
         seconds: It took.
+        predicted: What was said that it would take.
+        memory: Bytes that this process held at most.
     """
 
     rows: Sequence[Row]
@@ -86,6 +92,8 @@ class Found:
     backends: Mapping[str, Mapping[str, Any]]
     notes: Sequence[str]
     seconds: float
+    predicted: Estimate
+    memory: int
 
     def of(self, row: int, pair: Pair) -> Judged:
         """The verdict on a pair in a measured cell."""
@@ -111,6 +119,8 @@ def tree_of(found: Found, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
         "verdict": verdict,
         "exit_code": EXIT_CODES[verdict],
         "seconds": found.seconds,
+        "predicted": asdict(found.predicted),
+        "memory": found.memory,
         "model": {"path": str(folder), "digest": weights_digest(folder), "files": files},
         "environment": environment(),
         "recipe": loaded.dump(),
@@ -172,7 +182,6 @@ def _cell(found: Found, number: int, row: Row) -> dict[str, Any]:
 
 def _pair(one: Judged, row: Row) -> dict[str, Any]:
     (train, infer), judgement = one.pair, one.judgement
-    drawn = {"infer": row.by(infer), "train": row.by(train)}
     return {
         "train": train,
         "infer": infer,
@@ -182,7 +191,7 @@ def _pair(one: Judged, row: Row) -> dict[str, Any]:
         "high": judgement.high,
         "reasons": list(judgement.reasons) if judgement.verdict != "PASS" else [],
         "clauses": {name: asdict(clause) for name, clause in judgement.clauses.items()},
-        "drawn": {side: _drawn(which, one) for side, which in drawn.items() if which is not None},
+        "drawn": {side: _drawn(which, one) for side, which in drawn_for(row, one.pair).items()},
     }
 
 
@@ -198,5 +207,5 @@ def _drawn(drawn: Drawn, one: Judged) -> dict[str, Any]:
         "kind": kind,
         "columns": {**columns, "floor": [f"{prefix}.{name}" for name in floor]},
         "floor_rms": float(drawn.floor(*one.pair).double().square().mean().sqrt()),
-        "figures": figures(compared if drawn.drawer == one.pair[1] else compared.swapped()),
+        "figures": figures(compared.swapped() if drawn.drawer == one.pair[0] else compared),
     }

@@ -25,7 +25,8 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
-from lockstep.doctor.judging import Row, judge_row, judged, pairs_of
+from lockstep.doctor.estimate import Estimate, estimate, held_bytes
+from lockstep.doctor.judging import Row, drawn_for, judge_row, judged, pairs_of
 from lockstep.doctor.measure import Bench, Repeated, repeated
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
@@ -35,7 +36,8 @@ from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found, columns_of, described, tree_of
 from lockstep.doctor.verdict import Clause
 from lockstep.inference.results import Results, results_of
-from lockstep.models.folder import read_config
+from lockstep.models.folder import read_config, skeleton
+from lockstep.plan.sizes import Sizes
 from lockstep.report.doctor_folder import COLUMNS, REPORT
 from lockstep.report.progress import Progress, show_progress
 from lockstep.whole_files import write_whole
@@ -106,15 +108,18 @@ class _Measuring:
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
         self._inside = [cell for cell in self._cells if cell.length < self._context]
-        self._bench = Bench(backends, HFBackend(recipe.model.path))
+        self._witness = HFBackend(recipe.model.path, device=recipe.learner.device)
+        self._bench = Bench(backends, self._witness, recipe.grid)
         self._begun = time.monotonic()
         self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}
         self._repeats: list[Repeated] = []
 
     def found(self) -> Found:
         """Measures and judges all."""
-        self._shown.total(len(self._inside), self._arithmetic(), unit="cells")
-        rows = []
+        with self._shown.phase("estimate"):
+            predicted = self._estimate()
+        self._shown.total(len(self._inside), f"{self._arithmetic()}; {predicted.sentence}", unit="cells")
+        self._begun, rows = time.monotonic(), []
         for number, cell in enumerate(self._cells):
             rows.append(self._row(number, cell))
             if rows[-1].state != "beyond context":
@@ -128,7 +133,20 @@ class _Measuring:
             {name: described(backend) for name, backend in self._backends.items()},
             self._notes(sum(row.state == "cut by budget" for row in rows)),
             time.monotonic() - self._begun,
+            predicted,
+            held_bytes(),
         )
+
+    def _estimate(self) -> Estimate:
+        """What the cells that are not measured yet will take."""
+        left = [
+            cell
+            for number, cell in enumerate(self._cells)
+            if cell in self._inside and (self._kept is None or self._kept.read(number, cell) is None)
+        ]
+        folder, dtypes = self._recipe.model.path, sorted(set(self._bench.dtypes.values()))
+        sizes = Sizes.of(skeleton(read_config(folder), folder))
+        return estimate(self._backends, self._witness, dtypes, self._recipe.grid, left, sizes)
 
     def _row(self, number: int, cell: Cell) -> Row:
         if cell not in self._inside:
@@ -170,11 +188,9 @@ class _Measuring:
         cell = row.cell
         judgements = [judge_row(row, pair, self._recipe.limits, self._judged_together) for pair in self._pairs]
         self._shorter[cell.data, cell.method, cell.batch_size] = [
-            (clause, int(drawn.batch.mask.sum()))
-            for judgement, (train, infer) in zip(judgements, self._pairs, strict=True)
-            for side, drawer in (("infer", infer), ("train", train))
-            if (drawn := row.by(drawer)) is not None
-            for clause in [judgement.clauses[f"{side}.mismatch"]]
+            (judgement.clauses[f"{side}.mismatch"], int(drawn.batch.mask.sum()))
+            for judgement, pair in zip(judgements, self._pairs, strict=True)
+            for side, drawn in drawn_for(row, pair).items()
         ]
 
     @property

@@ -13,12 +13,22 @@ import torch
 
 from lockstep.config import ModelFolder
 from lockstep.doctor.options import DoctorData, DoctorRecipe, Grid, Method
-from lockstep.doctor.plan import Cell, cells_of, clusters_of, requests_for, sequences_for
+from lockstep.doctor.plan import (
+    Cell,
+    cells_of,
+    clusters_of,
+    drawers_of,
+    range_of,
+    requests_for,
+    rescored_of,
+    sequences_for,
+)
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.verdict import Clause
 from lockstep.types import Prompt, Request
 
 SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)
+MANY = 10**6
 PROMPTS = [Prompt(f"p:{i}", "", (i, i + 1), {}) for i in (3, 5, 3, 7)]
 SMALL = Grid(lengths=(50, 10), data=("real",), methods=(Method(), Method(temperature=0.0)), batch_sizes=(1, 4))
 
@@ -71,12 +81,36 @@ def test_longer_cells_get_what_the_power_rule_wants() -> None:
     # 3,200 tokens have bounds of 0.02 around 1.02; at a limit of 1.03, these must shrink to half, and a little more.
     z = NormalDist().inv_cdf(1 - level)
     tokens = 3200 * (2 * (z + NormalDist().inv_cdf(0.9)) / z) ** 2
-    assert sequences_for(cell, Grid(), [(clause(1.02, 1.04, 1.03), 3200)], level) == math.ceil(tokens / 1000)
-    assert sequences_for(cell, Grid(), [(clause(1.02, 1.04, 1.5), 3200)], level) == 16
+    assert sequences_for(cell, Grid(max_steps=MANY), [(clause(1.02, 1.04, 1.03), 3200)], level) == math.ceil(
+        tokens / 1000
+    )
+    assert sequences_for(cell, Grid(max_steps=MANY), [(clause(1.02, 1.04, 1.5), 3200)], level) == 16
     far, near = (clause(1.02, 1.04, 1.5), 3200), (clause(1.02, 1.04, 1.0201), 3200)
-    assert sequences_for(cell, Grid(max_sequences=77), [far, near], level) == 77
-    assert sequences_for(cell, Grid(max_sequences=77), [(clause(1.02, 1.04, 1.02), 3200)], level) == 77
-    assert sequences_for(Cell(1000, "real", Method(), 32), Grid(), [far], level) == 32
+    assert sequences_for(cell, Grid(max_sequences=77, max_steps=MANY), [far, near], level) == 77
+    assert sequences_for(cell, Grid(max_sequences=77, max_steps=MANY), [(clause(1.02, 1.04, 1.02), 3200)], level) == 77
+    assert sequences_for(Cell(1000, "real", Method(), 32), Grid(max_steps=MANY), [far], level) == 32
+
+
+def test_steps_bound_the_sequences_of_long_cells_but_for_one_batch() -> None:
+    near = [(clause(1.02, 1.04, 1.0201), 3200)]
+    one, batch = Cell(1000, "real", Method(), 1), Cell(1000, "real", Method(), 32)
+    assert sequences_for(one, Grid(max_steps=5000), near, 0.01) == 5
+    assert sequences_for(batch, Grid(max_steps=5000), near, 0.01) == 160
+    assert sequences_for(batch, Grid(max_steps=10), near, 0.01) == 32
+    assert range_of(one, Grid(max_steps=20000)) == (16, 20)
+    assert range_of(batch, Grid(max_steps=5000, max_sequences=100)) == (32, 100)
+    assert range_of(SAMPLED, Grid(sequences=40)) == (40, 40)
+
+
+def test_only_some_of_a_long_batch_are_rescored() -> None:
+    assert rescored_of(Cell(1000, "real", Method(), 32), Grid(max_tokens=8000)) == 8
+    assert rescored_of(Cell(10000, "real", Method(), 32), Grid(max_tokens=8000)) == 1
+
+
+def test_the_engine_alone_draws_long_responses() -> None:
+    grid = Grid(all_draw_to=100)
+    assert drawers_of(Cell(100, "real", Method(), 1), grid, ["hf", "vllm"]) == ["hf", "vllm"]
+    assert drawers_of(Cell(101, "real", Method(), 1), grid, ["hf", "vllm"]) == ["vllm"]
 
 
 def test_every_prompt_is_asked_before_one_is_asked_again() -> None:

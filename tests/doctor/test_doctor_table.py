@@ -309,6 +309,9 @@ def mismatch_limit(tree: Mapping[str, Any]) -> float:
         ("grid.data=[counting]", lambda tree: tree["cells"][0]["data"], "counting"),
         ("grid.sequences=9", lambda tree: tree["cells"][0]["sequences"], 9),
         ("grid.max_sequences=20", lambda tree: tree["cells"][0]["sequences"], 20),
+        ("grid.max_steps=2", lambda tree: tree["cells"][0]["sequences"], 8),
+        ("grid.max_tokens=8", lambda tree: tree["cells"][0]["sequences"], 4),
+        ("grid.all_draw_to=1", lambda tree: list(tree["cells"][0]["pairs"][0]["drawn"]), ["infer"]),
         ("grid.repeats=3", lambda tree: tree["repeats"][0]["times"], 3),
         ("grid.batch_sizes=[4]", lambda tree: tree["cells"][0]["batch_size"], 4),
         ("backends=[torch,hf]", lambda tree: tree["pairs"], [["torch", "hf"]]),
@@ -350,7 +353,7 @@ def test_wrong_usage_could_not_start(arguments: list[str], said: str, capsys: py
         (["backends=[hf]"], "backends"),
         (["--recipe", "generate"], "is for another command: lockstep generate MODEL DATA --recipe generate"),
         (["data.prompts=nowhere.jsonl"], "nowhere.jsonl"),
-        (["learner.device=cuda"], "the doctor's hf computes on the CPU; leave learner.device at auto"),
+        (["learner.device=cuda"], "learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto"),
     ],
 )
 def test_what_is_wrong_with_the_recipe_is_one_sentence(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -29,6 +30,8 @@ from lockstep.models.heads import PLAIN
 from lockstep.types import Request, SamplingParams
 
 Sequences = Sequence[Tensor]
+CHUNK = 1024
+"""Tokens that are read at once where attention holds all its weights, and whose logits become log-probabilities."""
 
 
 class HFBackend(InProcess):
@@ -56,8 +59,12 @@ class HFBackend(InProcess):
                 chunk = sequences[start : start + size]
                 logits = self.passed(model, chunk, layout)
                 for tokens, logits_TV in zip(chunk, logits, strict=True):
-                    own = self.logprob(logits_TV[:-1], tokens[1:], batch.sampling or PLAIN, asked)
-                    columns.append(torch.cat([own.new_zeros(1), own]).float())
+                    ids_T = tokens[1:].to(self.device)
+                    parts_of = zip(logits_TV[:-1].split(CHUNK), ids_T.split(CHUNK), strict=True)
+                    own = [
+                        self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts_of
+                    ]
+                    columns.append(torch.cat([torch.zeros(1), *own]))
         seen |= {"layout": layout, "kernel": model.config._attn_implementation, "parts": parts}
         if layout == "padded":
             seen["rows"] = min(seen["rows"] or size, len(sequences))
@@ -88,13 +95,14 @@ class HFBackend(InProcess):
     def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
         """Logits of each sequence, [T, V]."""
         if layout == "packed":
-            position = torch.cat([torch.arange(len(tokens)) for tokens in sequences])
-            logits_NV = model(
-                input_ids=torch.cat(list(sequences))[None], position_ids=position[None], use_cache=False
-            ).logits[0]
+            position_N = torch.cat([torch.arange(len(tokens)) for tokens in sequences]).to(self.device)
+            tokens_N = torch.cat(list(sequences)).to(self.device)
+            logits_NV = model(input_ids=tokens_N[None], position_ids=position_N[None], use_cache=False).logits[0]
             return torch.split(logits_NV, [len(tokens) for tokens in sequences])
-        padded = pad_sequence(list(sequences), batch_first=True)
-        seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True)
+        if len(sequences) == 1 and model.config._attn_implementation == "eager" and len(sequences[0]) > CHUNK:
+            return [_read_in_chunks(model, sequences[0].to(self.device))]
+        padded = pad_sequence(list(sequences), batch_first=True).to(self.device)
+        seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True).to(self.device)
         logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
         return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
 
@@ -117,12 +125,19 @@ class HFBackend(InProcess):
         seen = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
         model.generation_config = GenerationConfig()
         model.generate(  # pyright: ignore[reportCallIssue]
-            padded,
-            attention_mask=seen,
+            padded.to(self.device),
+            attention_mask=seen.to(self.device),
             generation_config=GenerationConfig(max_new_tokens=sampling.max_tokens, do_sample=False, pad_token_id=0),
             logits_processor=LogitsProcessorList([drawing]),
         )
-        return torch.stack(drawing.tokens, 1), torch.stack(drawing.logprobs, 1)
+        return torch.stack(drawing.tokens, 1).cpu(), torch.stack(drawing.logprobs, 1).cpu()
+
+
+def _read_in_chunks(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
+    """Logits of one sequence [T, V]; of attention's weights it holds those of a chunk."""
+    cache = DynamicCache(config=model.config)
+    parts = [model(input_ids=own[None], past_key_values=cache, use_cache=True) for own in tokens_T.split(CHUNK)]
+    return torch.cat([part.logits[0] for part in parts])
 
 
 def shaped(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
@@ -144,7 +159,7 @@ class _Drawing(LogitsProcessor):
     ) -> None:
         self._backend, self._sampling, self._conditions = backend, sampling, conditions
         keys = torch.tensor([request.key for request in requests])
-        self._uniform_BK = keyed.uniforms(keys, torch.arange(sampling.max_tokens))
+        self._uniform_BK = keyed.uniforms(keys, torch.arange(sampling.max_tokens)).to(backend.device)
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []
 
@@ -169,7 +184,7 @@ class _Network:
     @torch.no_grad()
     def logits(self, tokens_T: Tensor) -> Tensor:
         with evaluating(self.model, self.evaluation):
-            return self.model(input_ids=tokens_T[None], use_cache=False).logits[0]
+            return self.model(input_ids=tokens_T[None].to(self.model.device), use_cache=False).logits[0].cpu()
 
 
 def _fitted(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:

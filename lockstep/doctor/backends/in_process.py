@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lockstep.config import Device
 from lockstep.doctor.backends.variants import Alteration, Variants, flat, tensors
 from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Layout
 from lockstep.errors import InputError
+from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of
 from lockstep.weight_sync.fingerprints import fingerprint
 
@@ -31,6 +34,7 @@ class InProcess(ABC):
         batch_size: Sequences side by side.
         alter: Done to the model when it is built.
         config: Fields that differ from the folder's configuration.
+        device: Where it computes.
 
     Raises:
         ValueError: If the backend does not compute in that type.
@@ -42,6 +46,8 @@ class InProcess(ABC):
     """How sequences usually lie side by side."""
     types: ClassVar[tuple[DType, ...]]
     """In which it can compute."""
+    kernels: ClassVar[Callable[[PreTrainedModel, torch.device, bool], None] | None] = None
+    """Chooses a model's kernels for a device."""
     name: str
 
     def __init__(
@@ -51,11 +57,13 @@ class InProcess(ABC):
         batch_size: int = 8,
         alter: Alteration | None = None,
         config: Mapping[str, Any] | None = None,
+        device: Device = "cpu",
     ) -> None:
         if dtype not in self.types:
             known = " or ".join(self.types)
             raise InputError(f"the {self.name} learner computes in {known}; choose one of these, or the backend hf")
-        self._variants = Variants(folder, self.held, alter, config)
+        self.device = resolve_device(device)
+        self._variants = Variants(folder, self.held, alter, config, self.device, self.kernels)
         self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout=self.layout)
         self.context = context_of(self._variants.config())
 
@@ -69,6 +77,7 @@ class InProcess(ABC):
     def settings(self) -> Mapping[str, Any]:
         return {
             "dtype": self._usual.dtype,
+            "device": self.device.type,
             "kernel": self.attention(self._usual),
             "layout": self._usual.layout,
             "batch_size": self._usual.batch_size,
@@ -76,7 +85,9 @@ class InProcess(ABC):
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return tensors(self.model(USUAL))
+        """On the host."""
+        for name, tensor in tensors(self.model(USUAL)):
+            yield name, tensor.cpu()
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         self._variants.load(stream)

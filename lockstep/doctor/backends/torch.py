@@ -16,6 +16,7 @@ from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
 from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Part, Scores
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
+from lockstep.models.open_kernels import explain_padding, open_kernels
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
@@ -30,9 +31,11 @@ class TorchBackend(InProcess):
     held = "fp32"
     layout = "packed"
     types = ("fp32", "bf16")
+    kernels = staticmethod(open_kernels)
 
     def attention(self, conditions: Conditions) -> str:
-        return attention.NAME
+        bf16 = conditions.dtype == "bf16"
+        return attention.NAME if explain_padding(self._variants.config(), self.device, bf16) else attention.UNPADDED
 
     @torch.no_grad()
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
@@ -40,9 +43,9 @@ class TorchBackend(InProcess):
         model, columns = self.model(asked), []
         with self.computing(model, asked) as parts, observed(model) as seen:
             for chunk in batch.split(1 if asked.layout == "alone" else asked.batch_size or 1):
-                columns.append(self.logprob(model, chunk).float())
+                columns.append(self.logprob(model, chunk.to(self.device)).float().cpu())
                 seen["rows"] = max(seen["rows"], len(chunk))
-        seen |= {"layout": asked.layout, "kernel": attention.NAME, "parts": parts}
+        seen |= {"layout": asked.layout, "kernel": model.config._attn_implementation, "parts": parts}
         return Scores(torch.cat(columns), tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
@@ -69,7 +72,7 @@ class TorchBackend(InProcess):
     def computing(self, model: PreTrainedModel, conditions: Conditions) -> Iterator[set[Part]]:
         """In the type, and with the parts in fp32, that the conditions say. Yields as `in_fp32`."""
         with (
-            torch.autocast("cpu", torch.bfloat16, enabled=conditions.dtype == "bf16"),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16"),
             in_fp32(model, conditions.parts) as parts,
             evaluating(model, conditions.evaluation),
         ):
@@ -92,4 +95,4 @@ class _Network:
     def logits(self, tokens_T: Tensor) -> Tensor:
         one = Batch(tokens_T, torch.tensor([tokens_T.numel()]))
         with self.backend.computing(self.model, replace(self.conditions, parts=frozenset())):
-            return self.model(**inputs(one)).logits[0]
+            return self.model(**inputs(one.to(self.backend.device))).logits[0].cpu()

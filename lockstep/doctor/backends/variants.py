@@ -25,6 +25,7 @@ _PART_OF: Mapping[Part, Callable[[str], bool]] = {
     "head": lambda path: path == "lm_head",
 }
 
+HOST = torch.device("cpu")
 Alteration = Callable[[PreTrainedModel], None]
 """What a program does to its model after loading: kernels of its own, patches, casts. Done to every variant."""
 
@@ -37,6 +38,8 @@ class Variants:
         weights: In which type they are held; None: in that of the computation.
         alter: Done to each variant when it is built.
         config: Fields that differ from the folder's configuration.
+        device: Where they compute.
+        kernels: Lets a model compute by the kernels for a device, and for bf16 or not.
     """
 
     def __init__(
@@ -45,12 +48,15 @@ class Variants:
         weights: DType | None = None,
         alter: Alteration | None = None,
         config: Mapping[str, Any] | None = None,
+        device: torch.device = HOST,
+        kernels: Callable[[PreTrainedModel, torch.device, bool], None] | None = None,
     ) -> None:
         empty = skeleton(read_config(folder), folder)
         check_weights(folder, empty)
         self.sdpa = bool(empty._supports_sdpa)
         """Whether the architecture has fused attention."""
         self._folder, self._weights, self._alter = folder, weights, alter
+        self._device, self._kernels = device, kernels
         self._config = dict(config or {})
         self._built: dict[tuple[Any, ...], PreTrainedModel] = {}
         self._loaded: dict[str, Tensor] = {}
@@ -66,7 +72,8 @@ class Variants:
     def model(self, conditions: Conditions, attention: str) -> PreTrainedModel:
         """The model for some conditions, in evaluation mode unless the alteration says otherwise."""
         dtype = TORCH_TYPES[self._weights or conditions.dtype or "fp32"]
-        key = (dtype, attention, repr(conditions.config))
+        bf16 = self._kernels is not None and self._device.type == "cuda" and conditions.dtype == "bf16"
+        key = (dtype, attention, bf16, repr(conditions.config))
         if key not in self._built:
             try:
                 model = AutoModelForCausalLM.from_pretrained(
@@ -84,6 +91,9 @@ class Variants:
                     f"transformers cannot build the model in {self._folder} with {changed}: {first_line(error)}"
                 ) from error
             model.eval()
+            nn.Module.to(model, self._device)  # in place; its own `to` is typed for wrappers
+            if self._kernels is not None:
+                self._kernels(model, self._device, bf16)
             if self._alter is not None:
                 self._alter(model)
             _copy(self._loaded, model, not conditions.config)
@@ -188,12 +198,12 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
 
     def placed(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         own = inputs if isinstance(module, nn.Embedding) else inputs[1:]  # angles are asked for beside states
-        seen["positions"] += [x for x in (*own, *named.values()) if isinstance(x, Tensor)][:1]
+        seen["positions"] += [x.cpu() for x in (*own, *named.values()) if isinstance(x, Tensor)][:1]
 
     def masked(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         mask = named.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2:
-            seen["masks"].append(mask.bool())
+            seen["masks"].append(mask.bool().cpu())
             seen["attended"] = seen.get("attended", 0) + int(mask.sum())
 
     linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]

@@ -97,7 +97,8 @@ class VLLMBackend:
         self._loads = 0
         self.engine = self._started(USUAL)
         self._other: tuple[Conditions, SamplerPool] | None = None
-        self.context = context_of(read_config(folder))
+        context = context_of(read_config(folder))
+        self.context = min(context, section.context_limit or context)
 
     def config(self) -> Mapping[str, Any]:
         return flat_fields(_worker(self.engine).call("config"))

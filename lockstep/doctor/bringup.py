@@ -1,0 +1,264 @@
+"""`lockstep doctor bringup`: the checks of a new model that no grid makes, one row for each check and backend.
+
+context      the longest sequence is that which was asked for, no more and no less
+embeddings   rows of embedding and head that look untrained: near zero, far from the others, or alike
+decode       decoding against the same backend's prefill, of generated tokens alone, by quarters of a long response
+prefix cache the same prompts again, out of the cache: finite, and the same
+experts      every expert is chosen by some token, and two backends choose the same
+matrix       fp32 and bf16, eager and compiled, against plain transformers in fp32
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import pairwise, product
+from typing import Literal
+
+import orjson
+import torch
+
+from lockstep import exit_codes
+from lockstep.algorithms.rows import files_of
+from lockstep.batch import Batch
+from lockstep.config.loading import Loaded
+from lockstep.doctor.backends.build import backends_of, open_backends
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.base import USUAL, Backend, Conditions, DType
+from lockstep.doctor.measure import floor_conditions
+from lockstep.doctor.options import DoctorRecipe
+from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.routing import chosen_experts, count_experts
+from lockstep.doctor.untrained import find_untrained
+from lockstep.doctor.verdict import DUST
+from lockstep.errors import InputError
+from lockstep.inference.results import results_of
+from lockstep.models.folder import read_config
+from lockstep.report.progress import Progress, show_progress
+from lockstep.rollouts.rollout import requests_of
+from lockstep.types import Request, SamplingParams
+from lockstep.whole_files import write_whole
+
+Outcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
+_SEQUENCES, _TOKENS = 8, 64
+_CACHED = 70
+"""Tokens of a prompt that fill two blocks of a prefix cache."""
+_FLIPS: Mapping[DType, float] = {"fp32": 0.01, "bf16": 0.2, "fp16": 0.2}
+"""Share of tokens whose experts may differ, in a layer: near ties are decided by rounding."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One row.
+
+    Attributes:
+        check: Its name.
+        what: The backend, or what else was looked at.
+        outcome: LOOK asks for a person; SKIPPED says what the backend refuses or lacks.
+        said: The figures in words.
+    """
+
+    check: str
+    what: str
+    outcome: Outcome
+    said: str
+
+
+def bringup(loaded: Loaded) -> int:
+    """Runs all checks, prints their rows, and writes `bringup.json`. Returns the exit code."""
+    recipe = loaded.expect(DoctorRecipe)
+    read_config(recipe.model.path)
+    rows = {"prompts": files_of(PromptSource(recipe).rows)}
+    results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
+    with (
+        results.open() as started,
+        show_progress(f"{recipe.model.path} → {results.folder}") as shown,
+        ExitStack() as open_,
+    ):
+        with shown.phase("start backends"):
+            backends = open_.enter_context(backends_of(recipe, shown))
+        started()
+        found = list(observe(recipe, backends, shown))
+        content = orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2)
+        write_whole(results.folder / "bringup.json", [content + b"\n"])
+    print("| Check | Of | Outcome | |\n| --- | --- | --- | --- |")
+    print("\n".join(f"| {one.check} | {one.what} | {one.outcome} | {one.said} |" for one in found))
+    outcomes = {one.outcome for one in found}
+    return exit_codes.BROKEN if "FAIL" in outcomes else exit_codes.INCONCLUSIVE if "LOOK" in outcomes else 0
+
+
+def observe(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> Iterator[Observation]:
+    """All rows."""
+    witness = HFBackend(recipe.model.path, device=recipe.learner.device)
+    source = PromptSource(recipe)
+    with shown.phase("embeddings"):
+        yield from check_embeddings(witness, None if source.tokenizer is None else len(source.tokenizer))
+    requests = _requests(recipe, source, min(backend.context for backend in backends.values()))
+    for name, backend in backends.items():
+        if "generate" not in backend.capabilities:
+            yield Observation("decode", name, "SKIPPED", "it does not generate")
+            continue
+        with shown.phase(name):
+            yield check_context(name, backend, recipe.sampler.context_limit)
+            yield check_decode(name, backend, requests, recipe)
+            yield check_prefix_cache(name, backend)
+    with shown.phase("experts"):
+        yield from check_experts(backends, requests)
+    with shown.phase("matrix"):
+        yield from check_matrix(recipe, witness, requests, shown)
+
+
+def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observation]:
+    """Rows of embedding and head; those that no token of the tokenizer stands for only pad."""
+    model = witness.model(USUAL)
+    for name, module in (("embedding", model.get_input_embeddings()), ("head", model.get_output_embeddings())):
+        if module is None:
+            continue
+        rows = find_untrained(module.get_parameter("weight").detach())
+        said, inside = [], 0
+        for kind, ids in rows.items():
+            own = [i for i in ids if known is None or i < known]
+            inside += len(own)
+            if ids:
+                said.append(f"{len(ids)} {kind} ({len(own)} in the tokenizer): {', '.join(map(str, ids[:8]))}")
+        yield Observation("embeddings", name, "LOOK" if inside else "PASS", "; ".join(said) or "none stands out")
+
+
+def check_context(name: str, backend: Backend, asked: int | None) -> Observation:
+    """The longest sequence is computed, and one token more is not."""
+    limit = backend.context if asked is None or not name.startswith("vllm") else asked
+    if name == "hf":
+        return Observation("context", name, "SKIPPED", f"transformers has no limit of its own; the model's is {limit}")
+    full, over = (_count_drawn(backend, limit - 2, tokens) for tokens in (2, 3))
+    if full != 2:
+        return Observation("context", name, "FAIL", f"takes less than the {limit} tokens that were asked for: {full}")
+    if over == 3:
+        return Observation("context", name, "FAIL", f"takes more than the {limit} tokens that were asked for")
+    end = f"response cut to {over}" if isinstance(over, int) else f"refused: {over}"
+    return Observation("context", name, "PASS", f"{limit} tokens; one more: {end}")
+
+
+def check_decode(name: str, backend: Backend, requests: Sequence[Request], recipe: DoctorRecipe) -> Observation:
+    """Decoding against prefill over a long response: the error of its first and of its last quarter."""
+    longest = backend.context - max(len(request.tokens) for request in requests)
+    length = min(max(recipe.grid.lengths), recipe.grid.max_steps, longest)
+    batch = backend.generate(requests, SamplingParams(length))
+    asked = Batch(batch.tokens, batch.lengths, batch.token, batch.sample)
+    delta = (batch["sampler_logprob"].double() - backend.score(asked).logprob.double()).abs()
+    quarters = [
+        torch.cat([own[mask].chunk(4)[part] for own, mask in _by_sequence(batch, delta)]).exp().mean().item()
+        for part in range(4)
+    ]
+    grows = quarters[3] - 1 > 2 * (quarters[0] - 1) + DUST / 10
+    limit = 1 + DUST if backend.settings()["dtype"] == "fp32" else recipe.limits.max_mult_prob_error
+    broken = not all(quarter <= limit for quarter in quarters)
+    said = f"mean e^|Δ| by quarters of {length} tokens: {', '.join(f'{quarter:.5f}' for quarter in quarters)}"
+    outcome: Outcome = "FAIL" if broken else "LOOK" if grows else "PASS"
+    return Observation("decode", name, outcome, said + ("; it grows" if grows else ""))
+
+
+def check_prefix_cache(name: str, backend: Backend) -> Observation:
+    """Greedy answers to the same prompts twice; the second time their keys and values come out of the cache."""
+    prompts = [Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i) for i in range(_SEQUENCES)]
+    if "fresh" not in backend.capabilities or backend.context < _CACHED + 4:
+        return Observation("prefix cache", name, "SKIPPED", "it keeps none here, or its context is too short")
+    sampling = SamplingParams(4, temperature=0.0)
+    first, again = (backend.generate(prompts, sampling, Conditions(fresh=fresh)) for fresh in (True, False))
+    hits = int(again["prefix_hits"].sum()) if "prefix_hits" in again.sample else 0
+    if not hits:
+        return Observation("prefix cache", name, "SKIPPED", "no prompt came out of a cache")
+    column = again["sampler_logprob"][again.mask]
+    apart = float((column - first["sampler_logprob"][first.mask]).abs().max())
+    broken = not bool(column.isfinite().all())
+    moved = not torch.equal(first.tokens, again.tokens)
+    said = f"{hits} tokens out of the cache, max |Δ| {apart:.2g}" + ("; not finite" if broken else "")
+    return Observation("prefix cache", name, "FAIL" if broken or (moved and apart > DUST) else "PASS", said)
+
+
+def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) -> Iterator[Observation]:
+    """Of mixtures: who is never chosen, and where two backends choose otherwise."""
+    sequences = [torch.tensor(request.tokens) for request in requests]
+    chosen: dict[str, Mapping[str, torch.Tensor]] = {}
+    for name, backend in backends.items():
+        experts = count_experts(backend.config())
+        if not experts:
+            return
+        if "modules" not in backend.capabilities:
+            yield Observation("experts", name, "SKIPPED", "it does not show its routers")
+            continue
+        chosen[name] = chosen_experts(backend.network(), sequences, backend.config())
+        idle = {layer: sorted(set(range(experts)) - set(ids.unique().tolist())) for layer, ids in chosen[name].items()}
+        never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
+        said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
+        yield Observation("experts", name, "LOOK" if never else "PASS", said)
+    names = list(chosen)
+    for one, other in pairwise(names):
+        flips = {
+            layer: float((ids.sort(-1).values != chosen[other][layer].sort(-1).values).any(-1).double().mean())
+            for layer, ids in chosen[one].items()
+        }
+        allowed = max(_FLIPS[backends[name].settings()["dtype"]] for name in (one, other))
+        said = "tokens with other experts: " + ", ".join(f"{layer} {share:.2%}" for layer, share in flips.items())
+        yield Observation("experts", f"{one} vs {other}", "FAIL" if max(flips.values()) > allowed else "PASS", said)
+
+
+def check_matrix(
+    recipe: DoctorRecipe, witness: HFBackend, requests: Sequence[Request], shown: Progress
+) -> Iterator[Observation]:
+    """Each backend in each type, eager and compiled, on the same tokens as plain transformers in fp32."""
+    batch = witness.generate(requests, SamplingParams(_TOKENS))
+    asked = Batch(batch.tokens, batch.lengths, batch.token, batch.sample)
+    exact = witness.score(asked).logprob.double()
+
+    def error(column: torch.Tensor) -> float:
+        return float((column.double() - exact)[batch.mask].abs().exp().mean())
+
+    dtypes: tuple[DType, ...] = ("fp32", "bf16")
+    floors = {dtype: error(witness.score(asked, floor_conditions(dtype)[1]).logprob) for dtype in dtypes}
+    for name, dtype, compiled in product(recipe.backends, dtypes, (False, True)):
+        what = f"{name}, {dtype}, {'compiled' if compiled else 'eager'}"
+        limit = 1 + DUST + recipe.limits.floor_factor * (floors[dtype] - 1)
+        computed = _computed(recipe, name, dtype, compiled, asked, shown)
+        if isinstance(computed, str):
+            yield Observation("matrix", what, "SKIPPED", computed)
+            continue
+        value = error(computed)
+        outcome: Outcome = "PASS" if value <= limit else "FAIL"  # NaN fails, too
+        yield Observation("matrix", what, outcome, f"mean e^|Δ| {value:.5f}, at most {limit:.5f}")
+
+
+def _computed(
+    recipe: DoctorRecipe, name: str, dtype: DType, compiled: bool, batch: Batch, shown: Progress
+) -> torch.Tensor | str:
+    """What a backend of its own says about a batch, or why there is none."""
+    if compiled and not name.startswith(("vllm", "torch")):
+        return f"{name} has no compiled form here"
+    learner = recipe.learner.model_copy(update={"dtype": dtype})
+    own = recipe.model_copy(update={"learner": learner})
+    try:
+        with open_backends(own, [name], shown, compiled) as built:
+            return built[name].score(batch).logprob
+    except InputError as error:
+        return f"refused: {error}"
+
+
+def _requests(recipe: DoctorRecipe, source: PromptSource, context: int) -> list[Request]:
+    prompts = source.prompts("real", max(1, min(recipe.data.max_prompt_tokens, context // 2)))[:_SEQUENCES]
+    return requests_of(prompts, 0, math.ceil(_SEQUENCES / len(prompts)), recipe.seed, "doctor bringup")[:_SEQUENCES]
+
+
+def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
+    """How many tokens a response has, or the refusal."""
+    request = Request(tuple(k % 50 for k in range(prompt)), 0)
+    try:
+        return int(backend.generate([request], SamplingParams(tokens, temperature=0.0)).mask.sum())
+    except InputError as error:
+        return str(error)
+
+
+def _by_sequence(batch: Batch, column_N: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each sequence its part of a column, and its mask."""
+    sizes = batch.lengths.tolist()
+    yield from zip(column_N.split(sizes), batch.mask.split(sizes), strict=True)

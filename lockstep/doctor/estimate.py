@@ -1,0 +1,189 @@
+"""Time and memory of a table, said before it begins: from the model's sizes, the grid's bounds and a few timed passes.
+
+    pass of T tokens     o + n(T) / r seconds,  n(T) = T · (2 · weights of a token + 2 · layers · queries · T)
+    decoding step        s(b) + b · 2 · layers · queries · length / r seconds,  b rows side by side
+    cell                 steps of each drawer; then, for each sequence that is rescored and each kind of score, a pass
+                         of every backend and two of the witness per type; the shortest cells are asked again
+    memory               weights of each model in this process, logits of a pass, attention's weights of a chunk, and
+                         keys and values of the largest batch, which plain transformers copies at each step
+
+o, r and s(b) are measured: passes of 16 and of 512 tokens, and 8 steps at each batch size.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from lockstep import keyed
+from lockstep.batch import Batch
+from lockstep.doctor.backends.hf import CHUNK
+from lockstep.doctor.backends.in_process import InProcess
+from lockstep.doctor.base import Backend, Conditions, DType
+from lockstep.doctor.measure import floor_conditions, kinds_of
+from lockstep.doctor.options import Grid
+from lockstep.doctor.plan import Cell, drawers_of, range_of, rescored_of
+from lockstep.plan.sizes import Sizes, readable
+from lockstep.types import Request, SamplingParams
+
+_SHORT, _LONG, _STEPS = 16, 512, 8
+_FP32 = 4
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The measured rates of a backend.
+
+    Attributes:
+        overhead: Seconds of a pass besides its operations.
+        rate: Operations per second.
+        steps: Seconds of a decoding step at a short context, by rows side by side; empty where it does not generate.
+    """
+
+    overhead: float
+    rate: float
+    steps: Mapping[int, float]
+
+    def pass_s(self, sizes: Sizes, tokens: int) -> float:
+        """Seconds of a pass over one sequence."""
+        return self.overhead + count_operations(sizes, tokens) / self.rate
+
+    def step_s(self, sizes: Sizes, rows: int, length: int) -> float:
+        """Seconds of a decoding step in the middle of responses."""
+        return self.steps[rows] + rows * 2 * sizes.layers * sizes.queries * length / self.rate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a table takes.
+
+    Attributes:
+        seconds: With as few sequences as the grid allows.
+        most: With as many.
+        memory: Bytes that this process, or its GPU, holds at most.
+    """
+
+    seconds: float
+    most: float
+    memory: int
+
+    @property
+    def sentence(self) -> str:
+        """The figures in words."""
+        return f"predicted: {self.seconds / 60:.1f} to {self.most / 60:.1f} minutes, {readable(self.memory)} here"
+
+
+def count_operations(sizes: Sizes, tokens: int) -> float:
+    """Operations of a pass over one sequence."""
+    weights = sizes.layers * sizes.products + (sizes.head or sizes.table)
+    return tokens * (2 * weights + 2 * sizes.layers * sizes.queries * tokens)
+
+
+def estimate(
+    backends: Mapping[str, Backend], witness: Backend, dtypes: Sequence[DType], grid: Grid, cells: Sequence[Cell],
+    sizes: Sizes,
+) -> Estimate:  # fmt: skip
+    """Measures rates, and sums up the cells.
+
+    Args:
+        backends: What is compared.
+        witness: What the floor is measured by.
+        dtypes: Types of the backends.
+        grid: The bounds.
+        cells: That will be measured.
+        sizes: Of the model.
+    """
+    speeds = {name: measure_speed(backend, sizes, grid.batch_sizes) for name, backend in backends.items()}
+    floor = [
+        measure_speed(witness, sizes, (), conditions) for dtype in dtypes for conditions in floor_conditions(dtype)
+    ]
+    seconds = [
+        sum(
+            count_seconds(cell, count, backends, speeds, floor, grid, sizes)
+            for cell, count in zip(cells, counts, strict=True)
+        )
+        for counts in zip(*(range_of(cell, grid) for cell in cells), strict=True)
+    ]
+    return Estimate(*seconds, count_bytes(backends, dtypes, grid, cells, sizes))
+
+
+def count_seconds(
+    cell: Cell, count: int, backends: Mapping[str, Backend], speeds: Mapping[str, Speed], floor: Sequence[Speed],
+    grid: Grid, sizes: Sizes,
+) -> float:  # fmt: skip
+    """Seconds of a cell with so many sequences."""
+    generating = [name for name, backend in backends.items() if "generate" in backend.capabilities]
+    steps = {name: cell.length * speeds[name].step_s(sizes, cell.batch_size, cell.length) for name in generating}
+    scoring = {
+        name: speed.pass_s(sizes, cell.length)
+        * sum(kind == "plain" or "shaped" in backends[name].capabilities for kind in kinds_of(cell.sampling, backends))
+        for name, speed in speeds.items()
+    }
+    witnessed = sum(speed.pass_s(sizes, cell.length) for speed in floor) * len(kinds_of(cell.sampling, backends))
+    drawers, rescored = drawers_of(cell, grid, generating), min(count, rescored_of(cell, grid))
+    seconds = math.ceil(count / cell.batch_size) * sum(steps[name] for name in drawers)
+    seconds += len(drawers) * rescored * (sum(scoring.values()) + witnessed)
+    if cell.length == min(grid.lengths):
+        again = sum(steps[name] + cell.batch_size * speeds[name].pass_s(sizes, cell.length) for name in generating)
+        seconds += grid.repeats * again
+    return seconds
+
+
+def count_bytes(
+    backends: Mapping[str, Backend], dtypes: Sequence[DType], grid: Grid, cells: Sequence[Cell], sizes: Sizes
+) -> int:
+    """Bytes that this process holds at most; those of engines and of learners over ranks are theirs."""
+    here = [backend for backend in backends.values() if isinstance(backend, InProcess)]
+    copies = 2 * _FP32 + sum(2 for dtype in dtypes if dtype != "fp32")  # the witness, by two kernels
+    copies += sum(_FP32 if backend.held == "fp32" else _size(backend.settings()["dtype"]) for backend in here)
+    longest = max((cell.length for cell in cells), default=1)
+    tokens = max(longest, min(grid.pass_tokens, max(grid.batch_sizes) * longest))
+    chunk = min(CHUNK, longest)
+    passed = _FP32 * (2 * tokens * sizes.vocabulary + 3 * sizes.heads * chunk * longest + 4 * tokens * sizes.hidden)
+    drawn = [cell for cell in cells for one in [drawers_of(cell, grid, list(backends))] if here and one]
+    cache = max((2 * _FP32 * cell.batch_size * cell.length * sizes.cache for cell in drawn), default=0)
+    return held_bytes() + copies * sizes.policy + max(passed, cache)
+
+
+def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None) -> Speed:
+    """Times passes of two lengths, and steps at some batch sizes where the backend generates."""
+    asked = conditions or Conditions()
+    short, long = (min(tokens, backend.context) for tokens in (_SHORT, _LONG))
+    backend.score(_sequence(short, sizes), asked)  # opens models and kernels
+    seconds = {tokens: _time(partial(backend.score, _sequence(tokens, sizes), asked)) for tokens in (short, long)}
+    more = count_operations(sizes, long) - count_operations(sizes, short)
+    rate = max(more, 1.0) / max(seconds[long] - seconds[short], 1e-6)
+    steps = dict[int, float]()
+    for size in rows if "generate" in backend.capabilities else ():
+        requests = [Request((0,), keyed.key("estimate", row)) for row in range(size)]
+        beside = Conditions(batch_size=size) if "batch_size" in backend.capabilities else Conditions()
+        sampling = SamplingParams(min(_STEPS, backend.context - 1))
+        backend.generate(requests, SamplingParams(1), beside)
+        steps[size] = _time(partial(backend.generate, requests, sampling, beside)) / sampling.max_tokens
+    return Speed(max(0.0, seconds[short] - count_operations(sizes, short) / rate), rate, steps)
+
+
+def held_bytes() -> int:
+    """Most bytes that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _time(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _sequence(tokens: int, sizes: Sizes) -> Batch:
+    ids = torch.arange(tokens) * 7 % sizes.vocabulary
+    return Batch(ids, torch.tensor([tokens]), {"mask": torch.arange(tokens) > 0})
+
+
+def _size(dtype: DType) -> int:
+    return _FP32 if dtype == "fp32" else 2

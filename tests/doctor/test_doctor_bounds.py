@@ -1,0 +1,64 @@
+"""The bounds of a grid take effect: rows of a pass, and who draws."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from doctor_tables import asked
+from transformers import PreTrainedModel
+
+from lockstep.batch import Batch
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import USUAL, Conditions, Scores
+from lockstep.doctor.measure import Bench
+from lockstep.doctor.plan import cells_of, requests_for
+from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.table import measured
+from lockstep.report.progress import show_progress
+
+
+def scaled(model: PreTrainedModel) -> None:
+    """Another model than the folder's."""
+    with torch.no_grad():
+        model.get_parameter("lm_head.weight").mul_(1.1)
+
+
+class Noting(TorchBackend):
+    """Notes how many sequences it is asked to score side by side."""
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        self.rows = conditions.batch_size
+        return super().score(batch, conditions)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(16384, 8), (70, 3), (1, 1)])
+def test_a_pass_has_room_for_so_many_tokens(models: Callable[..., Path], tokens: int, rows: int) -> None:
+    """Of sequences of at most 22 tokens."""
+    folder = str(models("llama"))
+    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", f"grid.pass_tokens={tokens}")
+    noting = Noting(folder)
+    bench = Bench({"torch": noting}, HFBackend(folder), recipe.grid)
+    cell = cells_of(recipe.grid)[0]
+    bench.drawn(cell, requests_for(cell, PromptSource(recipe).prompts("real", 30), 8, seed=0))
+    assert noting.rows == rows
+
+
+def test_a_third_ones_draws_compare_two_that_drew_nothing(models: Callable[..., Path]) -> None:
+    folder = str(models("llama"))
+    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", "grid.all_draw_to=1")
+    silent = TorchBackend(folder, alter=scaled)
+    silent.name = "silent"
+    with show_progress("a table", stream=io.StringIO()) as shown:
+        backends = {"hf": HFBackend(folder), "silent": silent, "torch": TorchBackend(folder)}
+        what = measured(recipe, backends, shown)
+    assert {drawn.drawer for row in what.rows for drawn in row.drawn} == {"torch"}
+    assert {one.pair: one.judgement.verdict for one in what.judged} == {
+        ("hf", "silent"): "FAIL",
+        ("hf", "torch"): "PASS",
+        ("silent", "torch"): "FAIL",
+    }

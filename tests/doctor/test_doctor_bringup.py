@@ -1,0 +1,168 @@
+"""`lockstep doctor bringup`: each check finds what it is for, and nothing on a model that is well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doctor_tables import SMALL, asked
+from tiny_models import SHAPE
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from lockstep.batch import Batch
+from lockstep.cli import main
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import USUAL, Conditions, Scores
+from lockstep.doctor.bringup import (
+    check_context,
+    check_decode,
+    check_embeddings,
+    check_experts,
+    check_prefix_cache,
+)
+from lockstep.doctor.untrained import find_untrained
+from lockstep.types import Request, SamplingParams
+
+Models = Callable[..., Path]
+REQUESTS = [Request((1 + i, 2, 3), i) for i in range(8)]
+
+
+def test_a_model_that_is_well_passes(models: Models, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "bringup", str(models("llama")), "--out", "out", *SMALL, "backends=[hf,torch]"]) == 0
+    rows = json.loads(Path("out/bringup.json").read_text())
+    assert {row["check"] for row in rows} == {"embeddings", "context", "decode", "prefix cache", "matrix"}
+    assert {row["outcome"] for row in rows} == {"PASS", "SKIPPED"}
+    assert [row["what"] for row in rows if row["check"] == "matrix" and row["outcome"] == "SKIPPED"] == [
+        "hf, fp32, compiled",
+        "hf, bf16, compiled",
+    ]
+    assert "| matrix | torch, bf16, eager | PASS |" in capsys.readouterr().out
+
+
+def test_rows_that_no_training_has_touched_are_found() -> None:
+    weight = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    assert find_untrained(weight) == {"near zero": [], "of another size": [], "alike": []}
+    weight[5] = 1e-4
+    weight[7] *= 40
+    weight[60] = weight[61]
+    assert find_untrained(weight) == {"near zero": [5], "of another size": [7], "alike": [60, 61]}
+
+
+def untrained(model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        model.get_parameter("lm_head.weight")[9] = 0.0
+
+
+def test_rows_beyond_the_tokenizer_only_pad(models: Models) -> None:
+    witness = HFBackend(str(models("llama")), alter=untrained)
+    said = {one.what: one for one in check_embeddings(witness, None)}
+    assert said["head"].outcome == "LOOK"
+    assert "1 near zero (1 in the tokenizer): 9" in said["head"].said
+    assert {one.what: one.outcome for one in check_embeddings(witness, 9)}["head"] == "PASS"
+
+
+class Limited(TorchBackend):
+    """Cuts its responses, or does not, at a length of its own."""
+
+    ends = 0
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+        (request,) = requests
+        tokens = min(sampling.max_tokens, self.ends - len(request.tokens))
+        return super().generate([Request(request.tokens[:3], 0)], replace(sampling, max_tokens=tokens))
+
+
+@pytest.mark.parametrize(("off", "outcome"), [(0, "PASS"), (1, "FAIL"), (-1, "FAIL")])
+def test_a_context_that_is_not_the_one_asked_for_is_found(models: Models, off: int, outcome: str) -> None:
+    backend = Limited(str(models("llama")))
+    backend.ends = backend.context + off
+    found = check_context("torch", backend, None)
+    assert found.outcome == outcome
+    assert str(backend.context) in found.said
+
+
+def test_torch_ends_at_the_models_context(models: Models) -> None:
+    assert check_context("torch", TorchBackend(str(models("llama"))), None).outcome == "PASS"
+    assert check_context("hf", HFBackend(str(models("llama"))), None).outcome == "SKIPPED"
+
+
+class Drifting(TorchBackend):
+    """Its prefill leaves its decoding more and more."""
+
+    by = 0.0
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        scores = super().score(batch, conditions)
+        return replace(scores, logprob=scores.logprob + self.by * batch.position * batch.mask)
+
+
+@pytest.mark.parametrize(("by", "outcome"), [(0.0, "PASS"), (1e-6, "LOOK"), (1e-3, "FAIL")])
+def test_decoding_that_leaves_prefill_with_length_is_found(models: Models, by: float, outcome: str) -> None:
+    backend = Drifting(str(models("llama")))
+    backend.by = by
+    recipe = asked(models("llama"), "grid.lengths=[40]")
+    found = check_decode("torch", backend, REQUESTS, recipe)
+    assert found.outcome == outcome
+    assert found.said.endswith("; it grows") == (by > 0)
+
+
+class Caching(TorchBackend):
+    """Says that it took prompts out of a cache, and what was in there."""
+
+    context, holds, calls = 100, 0.0, 0
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+        batch = super().generate([Request(one.tokens[:8], one.key) for one in requests], sampling)
+        hits = torch.full((len(requests),), 0 if conditions.fresh else 64)
+        column = batch["sampler_logprob"] + (0.0 if conditions.fresh else self.holds)
+        return batch.with_columns({"sampler_logprob": column}, {"prefix_hits": hits})
+
+
+@pytest.mark.parametrize(("holds", "outcome"), [(0.0, "PASS"), (float("nan"), "FAIL")])
+def test_what_comes_out_of_a_prefix_cache_is_finite(models: Models, holds: float, outcome: str) -> None:
+    backend = Caching(str(models("llama")))
+    backend.context, backend.holds = 100, holds
+    found = check_prefix_cache("torch", backend)
+    assert found.outcome == outcome
+    assert "512 tokens out of the cache" in found.said
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> str:
+    config = AutoConfig.for_model("mixtral", **SHAPE, num_local_experts=4, num_experts_per_tok=2)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_experts_that_are_never_chosen_and_other_choices_are_found(models: Models, mixture: str) -> None:
+    folder = mixture
+    requests = [Request(tuple((7 * k + 3 * i) % 60 for k in range(20)), i) for i in range(16)]
+    hf = HFBackend(folder)
+    well = {one.what: one for one in check_experts({"hf": hf, "torch": TorchBackend(folder)}, requests)}
+    assert {one.outcome for one in well.values()} == {"PASS"}
+    assert list(well) == ["hf", "torch", "hf vs torch"]
+    ill = TorchBackend(folder, alter=swapped)
+    found = {one.what: one for one in check_experts({"hf": hf, "torch": ill}, requests)}
+    assert found["torch"].outcome == "LOOK"
+    assert found["hf vs torch"].outcome == "FAIL"
+    assert not list(check_experts({"hf": HFBackend(str(models("llama")))}, requests))
+
+
+def swapped(model: PreTrainedModel) -> None:
+    """The first router names the same experts for all."""
+    router: Any = next(module for name, module in model.named_modules() if name.endswith(".gate"))
+    usual = router.forward
+
+    def forward(hidden: Tensor) -> Any:
+        *rest, ids = usual(hidden)
+        return *rest, torch.arange(ids.shape[-1]).expand(ids.shape)
+
+    router.forward = forward

@@ -1,0 +1,91 @@
+"""What a table says beforehand: operations, seconds by the bounds of the grid, and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from doctor_tables import asked, found
+from transformers import AutoConfig
+
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import Backend
+from lockstep.doctor.estimate import Speed, count_bytes, count_operations, count_seconds, held_bytes, measure_speed
+from lockstep.doctor.options import Grid, Method
+from lockstep.doctor.plan import Cell, cells_of
+from lockstep.doctor.statistics import Compared
+from lockstep.models.folder import read_config, skeleton
+from lockstep.plan.sizes import Sizes
+
+Models = Callable[..., Path]
+BILLION = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 32000,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def sizes_of(folder: Path) -> Sizes:
+    return Sizes.of(skeleton(read_config(folder), str(folder)))
+
+
+def test_operations_are_those_of_products_and_of_attention(models: Models) -> None:
+    sizes = sizes_of(models("llama"))
+    weights = sizes.layers * sizes.products + (sizes.head or sizes.table)
+    assert count_operations(sizes, 10) == 10 * 2 * weights + 2 * sizes.layers * sizes.queries * 100
+
+
+@pytest.fixture
+def both(models: Models) -> dict[str, Backend]:
+    folder = str(models("llama"))
+    return {"hf": HFBackend(folder), "torch": TorchBackend(folder)}
+
+
+def test_seconds_follow_the_bounds_of_the_grid(models: Models, both: dict[str, Backend]) -> None:
+    """With a step of a second and passes that cost nothing, seconds are steps; with passes of a second, passes."""
+    sizes, grid = sizes_of(models("llama")), Grid(lengths=(10, 50), repeats=3, all_draw_to=10, max_tokens=200)
+    steps = dict.fromkeys(both, Speed(0.0, 1e30, {1: 1.0, 8: 1.0}))
+    passes = dict.fromkeys(both, Speed(1.0, 1e30, {1: 0.0, 8: 0.0}))
+    free, floor = [Speed(0.0, 1e30, {})] * 2, [Speed(1.0, 1e30, {})] * 2
+    short, long = Cell(10, "real", Method(), 8), Cell(50, "real", Method(), 8)
+    assert count_seconds(short, 16, both, steps, free, grid, sizes) == 2 * (2 * 10) + 3 * (2 * 10)
+    assert count_seconds(long, 16, both, steps, free, grid, sizes) == 2 * 50, "torch alone draws"
+    assert count_seconds(long, 16, both, passes, floor, grid, sizes) == 4 * (2 + 2), "200 tokens are rescored"
+
+
+def test_rates_are_those_of_this_machine(both: dict[str, Backend], models: Models) -> None:
+    speed = measure_speed(both["torch"], sizes_of(models("llama")), (1, 4))
+    assert set(speed.steps) == {1, 4}
+    assert min(*speed.steps.values(), speed.rate) > 0
+    assert speed.overhead >= 0
+
+
+def test_bytes_are_weights_and_the_largest_pass(both: dict[str, Backend]) -> None:
+    """A model of a billion parameters, by its shapes alone: three copies in fp32, and the witness's second kernel."""
+    with torch.device("meta"):
+        sizes = Sizes.of(skeleton(AutoConfig.for_model(**BILLION), "BILLION"))
+    assert 1.0e9 < sizes.policy < 1.3e9
+    grid = Grid(lengths=(100, 1000), pass_tokens=2000, batch_sizes=(1,))
+    held = held_bytes()
+    found = count_bytes(both, ["fp32"], grid, cells_of(grid), sizes) - held
+    assert found == pytest.approx(16 * sizes.policy, rel=0.1)
+    longer = count_bytes(both, ["fp32"], Grid(lengths=(10000,)), cells_of(Grid(lengths=(10000,))), sizes) - held
+    assert longer - 16 * sizes.policy > 3 * 4 * 32 * 1024 * 10000, "attention's weights of a chunk"
+
+
+def test_a_table_says_it_and_what_it_took(both: dict[str, Backend], models: Models) -> None:
+    what = found(asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"])
+    assert 0 < what.predicted.seconds <= what.predicted.most
+    assert what.predicted.sentence.startswith("predicted: ")
+    assert what.memory > 10**8
+
+
+def test_one_long_sequence_is_judged_by_its_segments() -> None:
+    delta = torch.linspace(0, 1, 1000).double()
+    one = Compared(delta, torch.zeros(1000).double(), torch.tensor([600, 400]), torch.arange(1000))
+    parts = one.in_segments(10, 50)
+    assert parts.lengths.tolist() == [100] * 10
+    assert parts.totals(parts.delta).shape == (10, 2)
+    assert one.in_segments(10, 101) is one, "they would be too short"

@@ -1,0 +1,75 @@
+"""The doctor's table on a GPU that is not there: what trains computes there, and says the same as on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from doctor_tables import asked, found
+from pretend_gpu import GPU, OnGPU, pretend_gpu
+
+from lockstep.cluster.workers import HERE
+from lockstep.doctor.backends.build import backend_of
+from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.base import USUAL, Conditions
+from lockstep.doctor.judging import whole
+from lockstep.doctor.options import DoctorRecipe
+
+FEW = ["grid.lengths=[12]", "grid.repeats=1"]
+
+
+def opened(recipe: DoctorRecipe, name: str) -> HFBackend | TorchBackend:
+    backend = backend_of(recipe, name, print, HERE)
+    assert isinstance(backend, (HFBackend, TorchBackend))
+    return backend
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(models: Callable[..., Path], device: str) -> None:
+    recipe = asked(models("llama"), *FEW, f"learner.device={device}")
+    with pretend_gpu() as record:
+        hf, torch_ = (opened(recipe, name) for name in ("hf", "torch"))
+        what = found(recipe, hf, torch_)
+        for backend in (hf, torch_):
+            assert backend.settings()["device"] == "cuda"
+            assert all(isinstance(p, OnGPU) for p in backend.model(USUAL).parameters())
+            assert all(tensor.device != GPU for _, tensor in backend.weights())
+        assert record.count("slow copy") > 0
+    assert whole(what.judged) == "PASS"
+    for drawn in what.rows[0].drawn:
+        assert not any(isinstance(column, OnGPU) for column in drawn.tensors().values())
+
+
+def test_the_floor_is_measured_on_that_device(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the witness alone: both backends stay on the CPU."""
+    recipe = asked(models("llama"), *FEW, "learner.device=auto")
+    at_home = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"device": "cpu"})})
+    with pretend_gpu() as record:
+        hf, torch_ = (opened(at_home, name) for name in ("hf", "torch"))
+        found(recipe, hf, torch_)
+        assert any(event.line.startswith("lockstep/doctor/backends/hf.py") for event in record.events)
+
+
+def test_bf16_is_by_autocast_of_that_device(models: Callable[..., Path]) -> None:
+    """Which does not see a GPU that is not there, so nothing is computed."""
+    recipe = asked(models("llama"), *FEW, "learner.dtype=bf16", "learner.device=cuda")
+    with pretend_gpu():
+        backend = opened(recipe, "torch")
+        assert isinstance(backend, TorchBackend)
+        assert backend.settings()["kernel"] == "lockstep_varlen"
+        with backend.computing(backend.model(USUAL), Conditions(dtype="bf16")):
+            assert torch.is_autocast_enabled("cuda")
+        assert not torch.is_autocast_enabled("cuda")
+
+
+def test_numbers_are_those_of_the_cpu(models: Callable[..., Path]) -> None:
+    recipe = asked(models("llama"), *FEW, "learner.device=cpu")
+    batch = found(recipe, opened(recipe, "hf"), opened(recipe, "torch")).rows[0].drawn[0].batch
+    there = asked(models("llama"), *FEW, "learner.device=cuda")
+    for name in ("hf", "torch"):
+        expected = opened(recipe, name).score(batch).logprob
+        with pretend_gpu():
+            assert torch.equal(opened(there, name).score(batch).logprob, expected)
