@@ -103,14 +103,14 @@ def estimate(
     floor = [
         measure_speed(witness, sizes, (), conditions) for dtype in dtypes for conditions in floor_conditions(dtype)
     ]
-    seconds = [
+    fewest, most = (
         sum(
             count_seconds(cell, count, backends, speeds, floor, grid, sizes)
             for cell, count in zip(cells, counts, strict=True)
         )
         for counts in zip(*(range_of(cell, grid) for cell in cells), strict=True)
-    ]
-    return Estimate(*seconds, count_bytes(backends, dtypes, grid, cells, sizes))
+    )
+    return Estimate(fewest, most, count_bytes(backends, dtypes, grid, cells, sizes))
 
 
 def count_seconds(

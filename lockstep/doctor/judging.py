@@ -110,10 +110,11 @@ def whole(found: Sequence[Judged]) -> Verdict:
     return "FAIL" if "FAIL" in verdicts else "INCONCLUSIVE" if "INCONCLUSIVE" in verdicts else "PASS"
 
 
-def drawn_for(row: Row, pair: Pair) -> dict[Side, Drawn]:
+def drawn_for(row: Row, pair: Pair) -> Mapping[Side, Drawn]:
     """By side of a pair what it drew; what was drawn for all stands for the inference side where it drew nothing."""
     own, other = row.by(pair[0]), row.by(pair[1]) or row.drawn[-1]
-    return {"infer": other} | ({} if own is None else {"train": own})
+    found: dict[Side, Drawn] = {"infer": other}
+    return found if own is None else {**found, "train": own}
 
 
 def _parts(row: Row, pair: Pair) -> list[Compared]:

@@ -15,7 +15,7 @@ from lockstep_doctor.column.features import list_features
 from lockstep_doctor.column.finding import ColumnSide, Finding
 from lockstep_doctor.column.fingerprints import find_fits, find_gradual
 from lockstep_doctor.column.predicates import Bools, Feature, Floats, Predicate, find_predicate
-from lockstep_doctor.column.relations import EXACT, find_relation
+from lockstep_doctor.column.relations import EXACT, Relation, find_relation
 from lockstep_doctor.statistics import CAP
 
 _SIDES: tuple[ColumnSide, ColumnSide] = ("infer", "train")
@@ -208,9 +208,10 @@ def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
         shift = find_assignment(view, tokens)
         if shift is not None:
             return _moved(examined, shift.rows, str(shift), shift.left, where, tokens)
-    both = _SIDES, _SIDES[::-1]
-    formulas = [(find_relation(examined.own[a][tokens], examined.own[b][tokens]), a) for a, b in both]
-    fits = [(one, side) for one, side in formulas if one is not None]
+    fits = list[tuple[Relation, ColumnSide]]()
+    for side, other in (_SIDES, _SIDES[::-1]):
+        one = find_relation(examined.own[side][tokens], examined.own[other][tokens])
+        fits += [] if one is None else [(one, side)]
     best = max(fits, key=lambda pair: round(pair[0].share, 3), default=None)
     if best is not None and best[0].share >= EXACT:
         one, side = best

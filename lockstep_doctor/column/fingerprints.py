@@ -1,4 +1,4 @@
-"""What the differences of all tokens look like, where they clearly look like something: growth, a nucleus, a temperature.
+"""What the differences of all tokens clearly look like: growth, a nucleus, a temperature.
 
 Each is asked for several marks at once, and where they are not all there, nothing is said.
 """

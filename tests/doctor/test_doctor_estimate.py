@@ -16,9 +16,9 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import Speed, count_bytes, count_operations, count_seconds, held_bytes, measure_speed
 from lockstep.doctor.options import Grid, Method
 from lockstep.doctor.plan import Cell, cells_of
-from lockstep.doctor.statistics import Compared
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
+from lockstep_doctor.statistics import Compared
 
 Models = Callable[..., Path]
 BILLION = {

@@ -49,7 +49,7 @@ class Resting(VLLMSampler):
         self._engine, self._takes_turns, self._is_synced, self._without_cache = engine, sleeps, False, False
         self.asked = engine.asked
 
-    def _on_workers(self, verb: str, *arguments: str) -> list[Any]:
+    def _on_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
         self.asked.append(verb)
         return [json.dumps(HELD)]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,6 +16,7 @@ from lockstep.doctor.base import USUAL, Capability, Conditions, DType, Layout
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of
+from lockstep.models.open_kernels import open_kernels
 from lockstep.weight_sync.fingerprints import fingerprint
 
 _CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
@@ -46,8 +46,8 @@ class InProcess(ABC):
     """How sequences usually lie side by side."""
     types: ClassVar[tuple[DType, ...]]
     """In which it can compute."""
-    kernels: ClassVar[Callable[[PreTrainedModel, torch.device, bool], None] | None] = None
-    """Chooses a model's kernels for a device."""
+    opens_kernels: ClassVar[bool] = False
+    """True if a model computes by the learner's kernels for a device."""
     name: str
 
     def __init__(
@@ -63,7 +63,9 @@ class InProcess(ABC):
             known = " or ".join(self.types)
             raise InputError(f"the {self.name} learner computes in {known}; choose one of these, or the backend hf")
         self.device = resolve_device(device)
-        self._variants = Variants(folder, self.held, alter, config, self.device, self.kernels)
+        self._variants = Variants(
+            folder, self.held, alter, config, self.device, open_kernels if self.opens_kernels else None
+        )
         self._usual = Conditions(dtype=dtype, batch_size=batch_size, layout=self.layout)
         self.context = context_of(self._variants.config())
 

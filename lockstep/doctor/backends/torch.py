@@ -16,7 +16,7 @@ from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
 from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Part, Scores
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
-from lockstep.models.open_kernels import explain_padding, open_kernels
+from lockstep.models.open_kernels import explain_padding
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
@@ -31,7 +31,7 @@ class TorchBackend(InProcess):
     held = "fp32"
     layout = "packed"
     types = ("fp32", "bf16")
-    kernels = staticmethod(open_kernels)
+    opens_kernels = True
 
     def attention(self, conditions: Conditions) -> str:
         bf16 = conditions.dtype == "bf16"

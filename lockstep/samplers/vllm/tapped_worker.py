@@ -115,7 +115,7 @@ class TappedWorker(WeightReceiver):
             raise ValueError(
                 f"vLLM took {self._tokens} of {self._asked.count} tokens in one pass; raise max_num_batched_tokens"
             )
-        self._trace = self._recorder.joined()
+        self._trace = self._recorder.join()
         seen = self._pass.collect()
         self._seen = {cut: x.transpose(0, 1) if cut in self._turned else x for cut, x in seen.items()}
         return json.dumps(
