@@ -212,7 +212,7 @@ def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
     for side, other in (_SIDES, _SIDES[::-1]):
         one = find_relation(examined.own[side][tokens], examined.own[other][tokens])
         fits += [] if one is None else [(one, side)]
-    best = max(fits, key=lambda pair: round(pair[0].share, 3), default=None)
+    best: tuple[Relation, ColumnSide] | None = max(fits, key=lambda pair: round(pair[0].share, 3), default=None)
     if best is not None and best[0].share >= EXACT:
         one, side = best
         kind = one.kind if one.kind in ("offset", "scaled") else "formula"
