@@ -21,7 +21,7 @@ _PLACES, _MOST_ROWS, _MOST_TOKENS = 64, 512, 2000
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where the values of tokens are found on the other side.
+    """A shift after which the values of tokens are found on the other side.
 
     Attributes:
         rows: How many rows on; 0: in the same one.
@@ -59,7 +59,7 @@ class RowTokens:
 
     @property
     def place(self) -> Ints:
-        """Of each token its place in its row."""
+        """Place of each token in its row."""
         return np.arange(self.own.size) - self.starts[self.row]
 
 

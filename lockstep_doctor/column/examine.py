@@ -210,8 +210,10 @@ def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
         if shift is not None:
             return _say_moved(examined, shift.rows, str(shift), shift.left, where, tokens)
     both: tuple[tuple[ColumnSide, ColumnSide], ...] = (_SIDES, _TURNED)
-    formulas = [(find_relation(examined.own[a][tokens], examined.own[b][tokens]), a) for a, b in both]
-    fits: list[tuple[Relation, ColumnSide]] = [(one, side) for one, side in formulas if one is not None]
+    fits = list[tuple[Relation, ColumnSide]]()
+    for side, other in both:
+        fit = find_relation(examined.own[side][tokens], examined.own[other][tokens])
+        fits += [] if fit is None else [(fit, side)]
     best = max(fits, key=lambda pair: round(pair[0].share, 3), default=None)
     if best is not None and best[0].share >= EXACT:
         one, side = best

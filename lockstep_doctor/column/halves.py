@@ -204,7 +204,7 @@ def _off(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _equals(own: Stages, ids_M: Tensor, processing: Processing, prompt: Tensor | None, column: Tensor) -> Iterator[str]:
-    """Names for what a column equals: of other settings, other ids, or less exact numbers. Measured, by recomputing it."""
+    """Names for what a column equals: of other settings, other ids, or fewer digits. Measured by recomputing."""
     right = recompute(own.logits, ids_M, processing, prompt).column
     before = float(_off(column, right).square().sum()) if right is not None else 0.0
     for name, guess in _guesses(own.logits, ids_M, processing, prompt):
