@@ -20,6 +20,7 @@ from lockstep_doctor.statistics import CAP
 
 _SIDES: tuple[ColumnSide, ColumnSide] = ("infer", "train")
 _TURNED: tuple[ColumnSide, ColumnSide] = ("train", "infer")
+_BOTH: tuple[tuple[ColumnSide, ColumnSide], ...] = (_SIDES, _TURNED)
 _OWN_VALUE = {"infer": "inference's log-probability", "train": "training's log-probability"}
 _THRESHOLDS = (FAR, 20.0, 100.0, 1000.0)
 _ROUNDS = 3
@@ -137,7 +138,7 @@ def _part_grids(examined: _Examined) -> Iterator[Finding]:
 def _exact(examined: _Examined) -> Iterator[Finding]:
     """Zeros, constants, clamps and what is no number, by side; all are asked about before any is taken out."""
     lost = np.zeros_like(examined.free)
-    for side, other in (_SIDES, _TURNED):
+    for side, other in _BOTH:
         own, without = examined.own[side], (_OWN_VALUE[side],)
         if (broken := ~np.isfinite(own)).any():
             where = examined.find(broken, without)
@@ -204,14 +205,13 @@ def _separate(examined: _Examined) -> Iterator[Finding]:
 
 def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
     """Finding about the values of some tokens, given the other side's."""
-    for side, other in (_SIDES, _TURNED):
+    for side, other in _BOTH:
         view = replace(examined.grid, own=examined.own[side], other=examined.own[other])
         shift = find_assignment(view, tokens)
         if shift is not None:
             return _say_moved(examined, shift.rows, str(shift), shift.left, where, tokens)
-    both: tuple[tuple[ColumnSide, ColumnSide], ...] = (_SIDES, _TURNED)
     fits = list[tuple[Relation, ColumnSide]]()
-    for side, other in both:
+    for side, other in _BOTH:
         fit = find_relation(examined.own[side][tokens], examined.own[other][tokens])
         fits += [] if fit is None else [(fit, side)]
     best = max(fits, key=lambda pair: round(pair[0].share, 3), default=None)
