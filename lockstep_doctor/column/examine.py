@@ -228,7 +228,7 @@ def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
     return _finding(examined, "off", what, None, where, tokens)
 
 
-def _name(side: ColumnSide) -> str:
+def _name(side: str) -> str:
     return {"train": "training's", "infer": "inference's"}[side]
 
 
