@@ -1,4 +1,4 @@
-"""What the log-probabilities of two sides say about the same tokens, in figures.
+"""Figures on the log-probabilities of two sides for the same tokens.
 
 A side that gives a token no probability (−inf, or NaN) breaks the other's support. Such tokens are counted, as outliers
 and at the cap too; figures without a bound are taken over the others, so that one of them does not hide the rest.
@@ -51,21 +51,21 @@ class Compared:
 
     @property
     def supported(self) -> Tensor:
-        """Whether both sides give the token a probability, bool [M]."""
+        """True where both sides give the token a probability, bool [M]."""
         return self.train.isfinite() & self.infer.isfinite()
 
     @property
     def row(self) -> Tensor:
-        """Of each token its sequence, int64 [M]."""
+        """Sequence of each token, int64 [M]."""
         return torch.repeat_interleave(torch.arange(self.lengths.numel()), self.lengths)
 
     @property
     def index(self) -> Tensor:
-        """Of each token its place among the compared ones of its sequence, from 1, int64 [M]."""
+        """Place of each token among the compared ones of its sequence, from 1, int64 [M]."""
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         return torch.arange(self.train.numel()) - torch.repeat_interleave(starts, self.lengths) + 1
 
-    def swapped(self) -> Compared:
+    def swap(self) -> Compared:
         """The sides in each other's place."""
         return Compared(self.infer, self.train, self.lengths, self.position, self.cluster)
 
@@ -96,7 +96,7 @@ class Compared:
         return sums[sums[:, -1] > 0]
 
 
-def pooled(parts: Sequence[Compared]) -> Compared:
+def pool(parts: Sequence[Compared]) -> Compared:
     """All of them as one; no cluster reaches over two."""
     clusters, taken = [], 0
     for part in parts:
@@ -130,7 +130,7 @@ def figures(compared: Compared) -> dict[str, float]:
         "tokens": float(compared.train.numel()),
         "sequences": float((compared.lengths > 0).sum()),
         "token_mult_prob_error": mult_prob_error(delta),
-        "capped_mult_prob_error": float(capped(compared.delta).mean()),
+        "capped_mult_prob_error": float(cap(compared.delta).mean()),
         "k1": k1,
         "k1_se": k1_se,
         "k2": float((delta.square() / 2).mean()),
@@ -158,7 +158,7 @@ def mult_prob_error(delta_M: Tensor) -> float:
     return float(exponential(delta_M[delta_M.isfinite()].abs()).mean())
 
 
-def capped(delta_M: Tensor) -> Tensor:
+def cap(delta_M: Tensor) -> Tensor:
     """e^|Δ|, |Δ| counting at most `CAP`, [M]."""
     return delta_M.abs().clamp(max=CAP).exp()
 
@@ -177,7 +177,7 @@ def mean(compared: Compared, column_M: Tensor) -> tuple[float, float]:
 
 
 def sequence_weights(compared: Compared) -> Tensor:
-    """Of each sequence with tokens the logarithm of its importance weight, ΣΔ, [B']; −inf where training gives it none.
+    """Logarithms of the importance weights of the sequences with tokens, ΣΔ, [B']; −inf where training gives it none.
 
     Tokens that the inference side says it cannot draw are left out.
     """

@@ -207,5 +207,5 @@ def _drawn(drawn: Drawn, one: Judged) -> dict[str, Any]:
         "kind": kind,
         "columns": {**columns, "floor": [f"{prefix}.{name}" for name in floor]},
         "floor_rms": float(drawn.floor(*one.pair).double().square().mean().sqrt()),
-        "figures": figures(compared.swapped() if drawn.drawer == one.pair[0] else compared),
+        "figures": figures(compared if drawn.drawer == one.pair[1] else compared.swap()),
     }

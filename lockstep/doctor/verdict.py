@@ -20,7 +20,7 @@ from lockstep.doctor.options import Limits
 from lockstep.errors import InputError
 from lockstep.exit_codes import BROKEN, INCONCLUSIVE, OK
 from lockstep.types import SamplingParams
-from lockstep_doctor.statistics import CAP, Compared, capped, exponential, mult_prob_error, pooled, sequence_weights
+from lockstep_doctor.statistics import CAP, Compared, cap, exponential, mult_prob_error, pool, sequence_weights
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": OK, "FAIL": BROKEN, "INCONCLUSIVE": INCONCLUSIVE}
@@ -141,7 +141,7 @@ def judge(
     if train_drawn is not None:
         if floor_M is not None and train_floor_M is None:
             raise InputError("tokens of the training side need a floor of their own; measure it on them")
-        clauses += _side("train", train_drawn.swapped(), train_floor_M, limits, level, sampling)
+        clauses += _side("train", train_drawn.swap(), train_floor_M, limits, level, sampling)
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
     if tails is not None and tails.verdict == "PASS":
         found |= {
@@ -149,13 +149,13 @@ def judge(
             for name, clause in found.items()
             if clause.name in _RARE and clause.verdict == "INCONCLUSIVE"
         }
-    metric, bounds = float(capped(infer_drawn.delta).mean()), found["infer.mult_prob_error"]
+    metric, bounds = float(cap(infer_drawn.delta).mean()), found["infer.mult_prob_error"]
     return Judgement(_of_all(found.values()), metric, bounds.low, bounds.high, found)
 
 
 def judge_tails(parts: Sequence[Compared], limits: Limits) -> Clause:
     """The clause on outliers over several cells together: 3,000 tokens without one are needed to certify 1 in 1,000."""
-    return _outliers("infer", pooled(parts), limits, 1 - limits.confidence)
+    return _outliers("infer", pool(parts), limits, 1 - limits.confidence)
 
 
 def step_down(judgements: Sequence[Judgement], limits: Limits) -> list[Judgement]:
@@ -198,9 +198,9 @@ def _side(
 
 def _mismatch(side: Side, compared: Compared, floor_M: Tensor | None, limits: Limits, level: float) -> Clause:
     """The capped metric against a multiple of the floor's, token by token, so that what moves both moves neither."""
-    paired, limit = capped(compared.delta), limits.max_mult_prob_error
+    paired, limit = cap(compared.delta), limits.max_mult_prob_error
     if floor_M is not None:
-        floor = capped(floor_M.double())
+        floor = cap(floor_M.double())
         paired = paired - limits.floor_factor * (floor - floor.mean())
         limit = 1 + DUST + limits.floor_factor * (float(floor.mean()) - 1)
     what = f"mean e^|Δ| (|Δ| counting at most {CAP:g})"
@@ -212,7 +212,7 @@ def _mismatch(side: Side, compared: Compared, floor_M: Tensor | None, limits: Li
 
 def _usual(side: Side, compared: Compared, limits: Limits, level: float) -> Clause:
     """The field's own test: the plain mean, no interval. It fails where the capped one, which is less, surely does."""
-    capped_one = Bootstrap.of(compared.totals(capped(compared.delta)), level)
+    capped_one = Bootstrap.of(compared.totals(cap(compared.delta)), level)
     low, high = max(1.0, capped_one.lower(level)), min(math.exp(CAP), capped_one.upper(level))
     value, limit = mult_prob_error(compared.delta), limits.max_mult_prob_error
     p_within, p_beyond = float(value >= limit), capped_one.p_stays(limit)

@@ -21,7 +21,7 @@ _PLACES, _MOST_ROWS, _MOST_TOKENS = 64, 512, 2000
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where the values of tokens are found on the other side.
+    """A shift after which the values of tokens are found on the other side.
 
     Attributes:
         rows: How many rows on; 0: in the same one.
@@ -40,7 +40,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class RowTokens:
     """Both sides by row and place in the row.
 
     Attributes:
@@ -59,11 +59,11 @@ class Tokens:
 
     @property
     def place(self) -> Ints:
-        """Of each token its place in its row."""
+        """Place of each token in its row."""
         return np.arange(self.own.size) - self.starts[self.row]
 
 
-def find_assignment(tokens: Tokens, hit: Bools) -> Assignment | None:
+def find_assignment(tokens: RowTokens, hit: Bools) -> Assignment | None:
     """Finds the one shift of rows and positions that takes the difference of the hit tokens away."""
     where = np.flatnonzero(hit)
     if where.size < 8:
@@ -73,7 +73,7 @@ def find_assignment(tokens: Tokens, hit: Bools) -> Assignment | None:
     return min(found, key=lambda one: one.left + 0.001 * (abs(one.rows) + abs(one.places)), default=None)
 
 
-def _shifts(tokens: Tokens, where: Ints) -> Iterator[Assignment]:
+def _shifts(tokens: RowTokens, where: Ints) -> Iterator[Assignment]:
     row, place, own = tokens.row[where], tokens.place[where], tokens.own[where]
     before = _mean_off(own, tokens.other[where])
     if before <= 0:
@@ -88,7 +88,7 @@ def _shifts(tokens: Tokens, where: Ints) -> Iterator[Assignment]:
                 yield Assignment(rows, places, _mean_off(own[there], theirs) / before)
 
 
-def find_row_order(tokens: Tokens) -> dict[int, int]:
+def find_row_order(tokens: RowTokens) -> dict[int, int]:
     """Finds the rows whose values are those of another row on the other side: row → the row that has them.
 
     Rows are compared by the first tokens that both have, so rows of other lengths may be found as well.
@@ -109,7 +109,7 @@ def find_row_order(tokens: Tokens) -> dict[int, int]:
     return found
 
 
-def _grid(tokens: Tokens, side: Floats) -> Floats:
+def _grid(tokens: RowTokens, side: Floats) -> Floats:
     grid = np.full((tokens.lengths.size, _PLACES), np.nan)
     place = tokens.place
     inside = place < _PLACES

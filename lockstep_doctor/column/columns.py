@@ -1,4 +1,4 @@
-"""Two columns of log-probabilities of the same tokens, as plain arrays: what a dump says, whoever wrote it."""
+"""Two columns of log-probabilities of the same tokens, as plain arrays, as a dump of any program has them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TokenColumns:
         infer: Of the inference side, float64 [N].
         mask: True for tokens that were generated, bool [N]; the others are not compared.
         offsets: Where each row begins, and N: int64 [B + 1].
-        ids: Token ids, int64 [N]; None where nobody said, as for all that follows.
+        ids: Token ids, int64 [N]; None where it is unknown, as for all that follows.
         starts: Position in its sequence of each row's first entry, int64 [B]; None: 0, the rows have their prompts.
         prompt_lengths: Tokens of each prompt, int64 [B]; None: what is in front of the first token generated.
         versions: Of the weights that generated each row, float64 [B].
@@ -65,12 +65,12 @@ class TokenColumns:
 
     @property
     def row(self) -> Tensor:
-        """Of each entry its row, int64 [N]."""
+        """Row of each entry, int64 [N]."""
         return torch.repeat_interleave(torch.arange(self.lengths.numel()), self.lengths)
 
     @property
     def position(self) -> Tensor:
-        """Of each entry its position in its sequence, int64 [N]."""
+        """Position of each entry in its sequence, int64 [N]."""
         entry = torch.arange(self.train.numel()) - self.offsets[:-1][self.row]
         return entry if self.starts is None else entry + self.starts[self.row]
 

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep_doctor.column.predicates import Bools, Floats
 
 FAR = 5.0
-"""How many times the usual difference a token must be off to count as hit."""
+"""Multiple of the usual difference from which a token counts as hit."""
 
 LEAST_SIZE = 1e-3
 """Numbers below it have too few digits to say anything."""
@@ -132,4 +132,4 @@ _GRIDS: tuple[tuple[str, Callable[[Floats], Bools], Callable[[Floats], Floats]],
     ("numbers of fp16", _in_fp16, lambda x: x * 2.0**-10),
     *(_decimals(digits) for digits in (3, 4, 5)),
 )
-"""What columns may be kept in: name, which numbers are of it, and how far apart they are there."""
+"""Formats that columns may be kept in: name, which numbers are of it, and how far apart they are there."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from lockstep_doctor.column.assignments import Tokens, find_assignment, find_row_order
+from lockstep_doctor.column.assignments import RowTokens, find_assignment, find_row_order
 from lockstep_doctor.column.columns import TokenColumns
 from lockstep_doctor.column.exact import FAR, LEAST_SIZE, find_grids, find_repeated, measure_excess, space_grid
 from lockstep_doctor.column.features import list_features
@@ -19,6 +19,8 @@ from lockstep_doctor.column.relations import EXACT, Relation, find_relation
 from lockstep_doctor.statistics import CAP
 
 _SIDES: tuple[ColumnSide, ColumnSide] = ("infer", "train")
+_TURNED: tuple[ColumnSide, ColumnSide] = ("train", "infer")
+_BOTH: tuple[tuple[ColumnSide, ColumnSide], ...] = (_SIDES, _TURNED)
 _OWN_VALUE = {"infer": "inference's log-probability", "train": "training's log-probability"}
 _THRESHOLDS = (FAR, 20.0, 100.0, 1000.0)
 _ROUNDS = 3
@@ -49,7 +51,7 @@ class _Examined:
     features: list[Feature]
     excess: Floats
     free: Bools
-    grid: Tokens
+    grid: RowTokens
     coarse: Bools
     spacing: Floats
 
@@ -60,7 +62,7 @@ class _Examined:
         varied = [f for f in chosen if f.values.size and bool((f.values != f.values[0]).any())]
         return find_predicate(hit[among], varied)
 
-    def held(self, where: Predicate) -> Bools:
+    def hold(self, where: Predicate) -> Bools:
         """The free tokens that a predicate is true of."""
         return self.free & where.holds({feature.name: feature for feature in self.features})
 
@@ -72,7 +74,7 @@ class _Examined:
         self.excess = measure_excess(self.own["train"], self.own["infer"], self.spacing)
 
     def share(self, tokens: Bools) -> float:
-        """Of the squares of all differences."""
+        """Share of the squares of all differences that lies in some tokens."""
         with np.errstate(invalid="ignore"):
             off = np.nan_to_num(self.own["train"] - self.own["infer"], nan=0.0, posinf=CAP, neginf=-CAP)
         squares = np.square(np.clip(off, -CAP, CAP))
@@ -93,7 +95,7 @@ def examine_columns(columns: TokenColumns) -> list[Finding]:
     found += [*_rows_moved(examined), *_positions_moved(examined)]
     rest = compared.select(torch.from_numpy(examined.free))
     gradual = find_gradual(rest, columns.versions)
-    separated = list(_separated(examined)) if examined.free.any() else []
+    separated = list(_separate(examined)) if examined.free.any() else []
     if gradual and not any(one.kind != "off" and one.where and one.where.recall > _DECISIVE for one in separated):
         return found + gradual
     return found + separated + find_fits(compared.select(torch.from_numpy(examined.free)), columns.top_ps)
@@ -103,7 +105,7 @@ def _open(columns: TokenColumns) -> _Examined:
     compared = columns.compare()
     own: dict[ColumnSide, Floats] = {"train": compared.train.numpy(), "infer": compared.infer.numpy()}
     lengths = compared.lengths.numpy()
-    grid = Tokens(own["infer"], own["train"], compared.row.numpy(), np.cumsum(lengths) - lengths, lengths)
+    grid = RowTokens(own["infer"], own["train"], compared.row.numpy(), np.cumsum(lengths) - lengths, lengths)
     excess = measure_excess(own["train"], own["infer"])
     free, coarse = np.ones(excess.size, bool), np.zeros(excess.size, bool)
     return _Examined(own, list_features(columns), excess, free, grid, coarse, np.zeros(excess.size))
@@ -127,7 +129,7 @@ def _part_grids(examined: _Examined) -> Iterator[Finding]:
         for one in find_grids(examined.own[side], examined.free):
             where = examined.find(one.tokens, (_OWN_VALUE[side],), judged)
             if where is not None and where.precision > 0.9 and where.atoms:
-                tokens = examined.held(where)
+                tokens = examined.hold(where)
                 yield _finding(examined, "grid", one.what, side, where, tokens)
                 examined.allow(one.what, side, tokens)
                 break
@@ -136,7 +138,7 @@ def _part_grids(examined: _Examined) -> Iterator[Finding]:
 def _exact(examined: _Examined) -> Iterator[Finding]:
     """Zeros, constants, clamps and what is no number, by side; all are asked about before any is taken out."""
     lost = np.zeros_like(examined.free)
-    for side, other in (_SIDES, _SIDES[::-1]):
+    for side, other in _BOTH:
         own, without = examined.own[side], (_OWN_VALUE[side],)
         if (broken := ~np.isfinite(own)).any():
             where = examined.find(broken, without)
@@ -148,7 +150,7 @@ def _exact(examined: _Examined) -> Iterator[Finding]:
             kind = {"zero": "exactly 0"}.get(one.kind, one.kind)
             where = examined.find(one.tokens, without)
             yield _finding(examined, kind, one.what, side, where, one.tokens)
-            lost |= one.tokens if where is None else one.tokens | examined.held(where)
+            lost |= one.tokens if where is None else one.tokens | examined.hold(where)
     examined.free &= ~lost
 
 
@@ -173,24 +175,24 @@ def _positions_moved(examined: _Examined) -> Iterator[Finding]:
     """One shift of all rows together."""
     shift = find_assignment(examined.grid, examined.free)
     if shift is not None:
-        yield _moved(examined, shift.rows, str(shift), shift.left, _every(examined.free), examined.free)
+        yield _say_moved(examined, shift.rows, str(shift), shift.left, _every(examined.free), examined.free)
         examined.free &= False
 
 
-def _moved(examined: _Examined, rows: int, shift: str, left: float, where: Predicate, tokens: Bools) -> Finding:
+def _say_moved(examined: _Examined, rows: int, shift: str, left: float, where: Predicate, tokens: Bools) -> Finding:
     what = f"inference's values are training's {shift} from them; {left:.1%} of the difference is left so"
     kind = "rows moved" if rows else "positions moved"
     return _finding(examined, kind, what, None, where, tokens)
 
 
-def _separated(examined: _Examined) -> Iterator[Finding]:
-    """Tokens that a predicate separates by how far they are off, and the formula for their values."""
+def _separate(examined: _Examined) -> Iterator[Finding]:
+    """RowTokens that a predicate separates by how far they are off, and the formula for their values."""
     for _ in range(_ROUNDS):
         found = [examined.find(examined.excess > limit) for limit in _THRESHOLDS]
         where = max((one for one in found if one and one.atoms), key=lambda one: one.score, default=None)
         if where is None:
             break
-        tokens = examined.held(where)
+        tokens = examined.hold(where)
         yield _describe(examined, where, tokens)
         examined.free &= ~tokens
     if not examined.free.any():
@@ -202,17 +204,17 @@ def _separated(examined: _Examined) -> Iterator[Finding]:
 
 
 def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
-    """What the values of some tokens are, given the other side's."""
-    for side, other in (_SIDES, _SIDES[::-1]):
+    """Finding about the values of some tokens, given the other side's."""
+    for side, other in _BOTH:
         view = replace(examined.grid, own=examined.own[side], other=examined.own[other])
         shift = find_assignment(view, tokens)
         if shift is not None:
-            return _moved(examined, shift.rows, str(shift), shift.left, where, tokens)
+            return _say_moved(examined, shift.rows, str(shift), shift.left, where, tokens)
     fits = list[tuple[Relation, ColumnSide]]()
-    for side, other in (_SIDES, _SIDES[::-1]):
-        one = find_relation(examined.own[side][tokens], examined.own[other][tokens])
-        fits += [] if one is None else [(one, side)]
-    best: tuple[Relation, ColumnSide] | None = max(fits, key=lambda pair: round(pair[0].share, 3), default=None)
+    for side, other in _BOTH:
+        fit = find_relation(examined.own[side][tokens], examined.own[other][tokens])
+        fits += [] if fit is None else [(fit, side)]
+    best = max(fits, key=lambda pair: round(pair[0].share, 3), default=None)
     if best is not None and best[0].share >= EXACT:
         one, side = best
         kind = one.kind if one.kind in ("offset", "scaled") else "formula"
@@ -226,7 +228,7 @@ def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
     return _finding(examined, "off", what, None, where, tokens)
 
 
-def _name(side: ColumnSide) -> str:
+def _name(side: str) -> str:
     return {"train": "training's", "infer": "inference's"}[side]
 
 

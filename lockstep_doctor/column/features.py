@@ -1,4 +1,4 @@
-"""What is known of each compared token, by name: row, position, id, value, and what else a dump says."""
+"""Features of each compared token, by name: row, position, id, value, and what else a dump says."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _whole(value: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def _places(group: Tensor) -> Tensor:
-    """Of each entry its place among those of its group, from 0; groups are not interleaved."""
+    """Place of each entry among those of its group, from 0; groups are not interleaved."""
     if not group.numel():
         return group
     change = torch.ones_like(group, dtype=torch.bool)
@@ -67,12 +67,12 @@ def _places(group: Tensor) -> Tensor:
 
 
 def _first(row: Tensor, index: Tensor) -> Tensor:
-    """Of each entry that of its row's first one."""
+    """Number of the first entry in the row of each entry."""
     return torch.arange(row.numel()) - index
 
 
 def _turns(mask: Tensor, row: Tensor) -> Tensor:
-    """Of each entry the number of its turn, from 1: stretches of generated tokens within a row."""
+    """Number of the turn of each entry, from 1: stretches of generated tokens within a row."""
     begins = mask.clone()
     begins[1:] &= ~mask[:-1] | (row[1:] != row[:-1])
     count = begins.long().cumsum(0)

@@ -12,7 +12,7 @@ ColumnSide = Literal["train", "infer"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What two columns look like. Never a cause: other causes may leave the same.
+    """A mark in two columns. Never a cause: other causes may leave the same.
 
     Attributes:
         kind: In a few words, such as `exactly 0` or `rows moved`.

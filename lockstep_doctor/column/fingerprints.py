@@ -1,4 +1,4 @@
-"""What the differences of all tokens clearly look like: growth, a nucleus, a temperature.
+"""Fits to the differences of all tokens, where they clearly look like something: growth, a nucleus, a temperature.
 
 Each is asked for several marks at once, and where they are not all there, nothing is said.
 """
@@ -24,7 +24,7 @@ def find_gradual(compared: Compared, versions: Tensor | None) -> list[Finding]:
     """Returns what grows: with the age of weights, with the position, or behind one token of some sequences."""
     if compared.train.numel() < _LEAST_TOKENS or not bool(compared.delta.any()):
         return []
-    found = (_staleness(compared, versions), _growth(compared), _retokenised(compared))
+    found = (_staleness(compared, versions), _growth(compared), _find_retokenised(compared))
     return [one for one in found if one is not None]
 
 
@@ -130,7 +130,7 @@ def _constant(both: Compared) -> Finding | None:
     return _fit("offset", what, both, share, cause, side="train" if average < 0 else "infer")
 
 
-def _retokenised(compared: Compared) -> Finding | None:
+def _find_retokenised(compared: Compared) -> Finding | None:
     """Some sequences agree up to one token that is off by nats, and calm down behind it; the others agree."""
     sizes = [part.abs() for part in torch.split(compared.delta, compared.lengths.tolist())]
     spiked = [size for size in sizes if size.numel() > 24 and bool((size > _SPIKE).any())]

@@ -23,7 +23,7 @@ _MOST_NATS = 3.0
 
 @dataclass(frozen=True)
 class Processing:
-    """What is done to logits before the softmax, in this order.
+    """The changes to logits before the softmax, in this order.
 
     Attributes:
         repetition_penalty: Divides positive logits of tokens that were there before, and multiplies negative ones.
@@ -186,7 +186,7 @@ def _check(own: Stages, ids_M: Tensor) -> None:
 
 
 def _continue(right: Stages, stage: str, value: Tensor, ids_M: Tensor) -> Stages:
-    """What follows from the side's own value of a stage."""
+    """The stages that follow from the side's own value of a stage."""
     own = value.double()
     if stage == "processed":
         gathered, logsumexp = own.gather(1, ids_M[:, None])[:, 0], own.logsumexp(1)
@@ -204,7 +204,7 @@ def _off(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _equals(own: Stages, ids_M: Tensor, processing: Processing, prompt: Tensor | None, column: Tensor) -> Iterator[str]:
-    """What a column is instead: of other settings, other ids, or less exact numbers. Measured, by recomputing it."""
+    """Names for what a column equals: of other settings, other ids, or fewer digits. Measured by recomputing."""
     right = recompute(own.logits, ids_M, processing, prompt).column
     before = float(_off(column, right).square().sum()) if right is not None else 0.0
     for name, guess in _guesses(own.logits, ids_M, processing, prompt):

@@ -15,20 +15,20 @@ Floats = NDArray[np.float64]
 
 _MODULI = (*range(2, 65), 96, 128, 192, 256, 384, 512, 1024)
 _MOST_VALUES = 8
-"""Of a set of values that a predicate may name."""
+"""Most values of a set that a predicate may name."""
 _BEAM = 12
 _MOST_OF_ONE = 2
 _LEAST_GAIN = 12.0
 """Nats beyond what naming the predicate costs; at e^-12 chance does not reach it in any search."""
 _LEAST_SHARE = 0.55
-"""Of precision and recall, below which a predicate separates nothing."""
+"""Precision and recall, below which a predicate separates nothing."""
 _RATES = (0.6, 0.2)
 """Rates of hits that a stretch of values must exceed; the lower one for a condition that needs a second."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """What a predicate may speak of.
+    """A number of each token that a predicate may speak of.
 
     Attributes:
         name: In words.

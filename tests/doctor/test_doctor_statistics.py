@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.doctor.bounds import Bootstrap, Rate, Student, beta_tail, holm
 from lockstep_doctor.column import TokenColumns
-from lockstep_doctor.statistics import Compared, by_index, by_surprise, effective_share, figures, mean, pooled
+from lockstep_doctor.statistics import Compared, by_index, by_surprise, effective_share, figures, mean, pool
 
 INF = math.inf
 logprobs = st.floats(-8, 0)
@@ -152,7 +152,7 @@ def test_the_error_of_a_mean_counts_clusters_not_tokens() -> None:
 
 def test_pooled_cells_keep_their_clusters_apart() -> None:
     one, two = compared([[(-1.0, -1.0)], [(-1.0, -1.0)]], cluster=[5, 5]), compared([[(-2.0, -1.0)] * 2])
-    both = pooled([one, two])
+    both = pool([one, two])
     assert both.totals(both.delta).tolist() == [[0.0, 2.0], [-2.0, 2.0]]
     assert both.lengths.tolist() == [1, 1, 2]
 

@@ -154,11 +154,11 @@ def test_both_directions_are_judged() -> None:
     healthy, broken = drawn(32, 400, 0.02), drawn(32, 400, 0.02)
     broken = replace(broken, train=broken.train + 0.1)
     floor = floor_of(healthy, 0.02)
-    found = judge(healthy, broken.swapped(), floor, LIMITS, train_floor_M=floor_of(broken, 0.02))
+    found = judge(healthy, broken.swap(), floor, LIMITS, train_floor_M=floor_of(broken, 0.02))
     assert failed(found) == {"train.mismatch", "train.bias", "train.ratio", "train.mult_prob_error"}
     assert "tokens of the training side" in found.reasons[0]
     noisy = drawn(32, 400, 0.3)
-    mirrored = judge(noisy, noisy.swapped(), 0 * floor, LIMITS, train_floor_M=0 * floor)
+    mirrored = judge(noisy, noisy.swap(), 0 * floor, LIMITS, train_floor_M=0 * floor)
     assert not failed(mirrored) & {"infer.bias", "train.bias", "infer.ratio", "train.ratio"}
     with pytest.raises(ValueError, match="floor of their own"):
         judge(healthy, broken, floor, LIMITS)
