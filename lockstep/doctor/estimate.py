@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,13 +103,13 @@ def estimate(
     floor = [
         measure_speed(witness, sizes, (), conditions) for dtype in dtypes for conditions in floor_conditions(dtype)
     ]
-    fewest, most = (
-        sum(
-            count_seconds(cell, count, backends, speeds, floor, grid, sizes)
-            for cell, count in zip(cells, counts, strict=True)
-        )
-        for counts in zip(*(range_of(cell, grid) for cell in cells), strict=True)
-    )
+    ranges = [range_of(cell, grid) for cell in cells]
+
+    def count_all(counts: Iterable[int]) -> float:
+        pairs = zip(cells, counts, strict=True)
+        return sum(count_seconds(cell, count, backends, speeds, floor, grid, sizes) for cell, count in pairs)
+
+    fewest, most = count_all(low for low, _ in ranges), count_all(high for _, high in ranges)
     return Estimate(fewest, most, count_bytes(backends, dtypes, grid, cells, sizes))
 
 

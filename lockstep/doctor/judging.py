@@ -98,6 +98,11 @@ def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | 
     )
 
 
+def counts_segments(row: Row, pair: Pair) -> bool:
+    """True if what a pair says in a row is judged by segments of too few sequences."""
+    return any(_independent(one) is not one for one in _parts(row, pair))
+
+
 def _independent(compared: Compared) -> Compared:
     """What bounds are made of: sequences, or, where a cell has too few and they are long, segments of them."""
     few = compared.lengths.numel() < LEAST_CLUSTERS

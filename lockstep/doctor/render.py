@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from lockstep.doctor.judging import Judged, Row, whole
+from lockstep.doctor.judging import Judged, Row, counts_segments, whole
 from lockstep.doctor.report import Found
+from lockstep.doctor.verdict import LEAST_CLUSTERS
 from lockstep.plan.sizes import readable
 
 
@@ -23,6 +24,7 @@ def markdown(found: Found) -> str:
     said = [
         *found.notes,
         f"{found.predicted.sentence}; {spent}.",
+        *_segments(found),
         *_strangers(found),
         *_determinism(found),
         *_reasons(found),
@@ -65,6 +67,19 @@ def _line(parts: list[str]) -> str:
 def _shown(one: Judged) -> str:
     judgement = one.judgement
     return f"{judgement.metric:.4f} [{judgement.low:.4f}, {judgement.high:.4f}] {judgement.verdict}"
+
+
+def _segments(found: Found) -> Iterator[str]:
+    cut = [
+        row.cell.name
+        for row in found.rows
+        if row.state == "measured" and any(counts_segments(row, pair) for pair in found.pairs)
+    ]
+    if cut:
+        yield (
+            f"judged by segments of fewer than {LEAST_CLUSTERS} long sequences, taken for independent, which says "
+            f"nothing of other texts: {'; '.join(cut)}."
+        )
 
 
 def _strangers(found: Found) -> Iterator[str]:

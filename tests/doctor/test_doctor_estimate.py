@@ -16,6 +16,7 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import Speed, count_bytes, count_operations, count_seconds, held_bytes, measure_speed
 from lockstep.doctor.options import Grid, Method
 from lockstep.doctor.plan import Cell, cells_of
+from lockstep.doctor.render import markdown
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
 from lockstep_doctor.statistics import Compared
@@ -80,6 +81,23 @@ def test_a_table_says_it_and_what_it_took(both: dict[str, Backend], models: Mode
     assert 0 < what.predicted.seconds <= what.predicted.most
     assert what.predicted.sentence.startswith("predicted: ")
     assert what.memory > 10**8
+
+
+def test_a_table_names_the_rows_that_are_judged_by_segments(
+    both: dict[str, Backend], models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.doctor.judging.SHORTEST_SEGMENT", 2)
+    options = "grid.lengths=[24]", "grid.max_sequences=3", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
+    few = found(asked(models("llama"), *options, "grid.batch_sizes=[1]"), both["hf"], both["torch"])
+    assert "judged by segments of fewer than 8 long sequences" in markdown(few)
+    many = found(asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"])
+    assert "judged by segments" not in markdown(many)
+
+
+def test_a_table_beyond_the_context_takes_nothing(both: dict[str, Backend], models: Models) -> None:
+    what = found(asked(models("llama"), "grid.lengths=[4000]", "grid.repeats=1"), both["hf"], both["torch"])
+    assert {row.state for row in what.rows} == {"beyond context"}
+    assert what.predicted.most == 0
 
 
 def test_one_long_sequence_is_judged_by_its_segments() -> None:
