@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lockstep_doctor.column import TokenColumns, examine_columns
+from lockstep_doctor.column import Processing, Stages, TokenColumns, compare_stages, examine_columns
 from lockstep_doctor.cuts import name_cuts
 from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
@@ -132,7 +132,10 @@ def examine(
             if capture.column is not None:
                 said.setdefault(tap.name, []).append(capture.column)
     columns = [
-        line for name, column in said.items() for line in _compare_column(name, requests, own[name], column, delivered)
+        line
+        for tap in taps
+        if tap.name in said
+        for line in _compare_column(tap, requests, own[tap.name], said[tap.name], delivered)
     ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     tokens_T = requests[worst]
@@ -174,15 +177,18 @@ def examine(
 
 
 def _compare_column(
-    name: str, requests: Sequence[Tensor], own: Sequence[Tensor], said: Sequence[Tensor], most: float
+    tap: Tap, requests: Sequence[Tensor], own: Sequence[Tensor], said: Sequence[Tensor], most: float
 ) -> Iterator[str]:
     """Yields what is wrong with a column, if it is not that of the engine's own logits."""
-    off = (torch.cat(list(said)).double().cpu() - torch.cat(list(own))).abs()
-    if bool((off < most).all()):
+    pairs = zip(said, own, strict=True)
+    off = [float((a.double().cpu() - b).abs().nan_to_num(float("inf")).max()) for a, b in pairs]
+    worst = max(range(len(off)), key=off.__getitem__)
+    if off[worst] < most:
         return
-    largest = float(off.nan_to_num(float("inf")).max())
-    yield f"{name} delivers other log-probabilities than those of its own logits, by up to {largest:.2g} nats:"
+    yield f"{tap.name} delivers other log-probabilities than those of its own logits, by up to {off[worst]:.2g} nats:"
     yield from _find_tokens(requests, own, said)
+    stages = Stages(tap.run(requests[worst], {}).logits[:-1].cpu(), column=said[worst].cpu())
+    yield from map(str, compare_stages(stages, requests[worst][1:].cpu(), Processing(), tolerance=most))
 
 
 def _find_tokens(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[str]:

@@ -256,3 +256,20 @@ def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Pat
     assert "mod 4 in {2, 3}" in found.columns[1]
     assert "0.7" in found.columns[1]
     assert not found.location.disagrees
+
+
+class _DeliversNext(ModuleTap):
+    """Delivers the log-probabilities of the position behind."""
+
+    def run(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
+    ) -> Capture:
+        found = super().run(tokens_T, forced, only)
+        return replace(found, column=pick_logprobs(found.logits, tokens_T).roll(-1))
+
+
+def test_a_column_is_recomputed_from_the_logits_and_said_in_their_terms(folder: Path) -> None:
+    one, other = (ModuleTap(right(folder), "one"), _DeliversNext(right(folder), "other"))
+    found = examine(one, other, [(TOKENS + step) % 64 for step in range(4)])
+    assert "logits → column" in found.columns[-1]
+    assert "equals that of the position behind" in found.columns[-1]
