@@ -29,6 +29,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import USUAL, Backend, Conditions, DType
 from lockstep.doctor.measure import floor_conditions
 from lockstep.doctor.options import DoctorRecipe
+from lockstep.doctor.plan import ROOM
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.routing import chosen_experts, count_experts
 from lockstep.doctor.untrained import find_untrained
@@ -142,7 +143,7 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
 
 def check_decode(name: str, backend: Backend, requests: Sequence[Request], recipe: DoctorRecipe) -> Observation:
     """Decoding against prefill over a long response: the error of its first and of its last quarter."""
-    longest = backend.context - max(len(request.tokens) for request in requests)
+    longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
     length = min(max(recipe.grid.lengths), recipe.grid.max_steps, longest)
     batch = backend.generate(requests, SamplingParams(length))
     asked = Batch(batch.tokens, batch.lengths, batch.token, batch.sample)

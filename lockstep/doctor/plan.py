@@ -17,6 +17,9 @@ from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Prompt, Request, SamplingParams
 
+ROOM = 1
+"""Tokens behind a sequence that vLLM wants room for in its context when it scores the sequence."""
+
 FEWEST = 2 * LEAST_CLUSTERS
 """Sequences of a cell. Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never."""
 _POWER = 0.9

@@ -30,7 +30,7 @@ from lockstep.doctor.judging import Row, drawn_for, judge_row, judged, pairs_of
 from lockstep.doctor.measure import Bench, Repeated, repeated
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
-from lockstep.doctor.plan import Cell, cells_of, requests_for, sequences_for
+from lockstep.doctor.plan import ROOM, Cell, cells_of, requests_for, sequences_for
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import junit, markdown
 from lockstep.doctor.report import Found, columns_of, described, tree_of
@@ -162,7 +162,7 @@ class _Measuring:
 
     def _drawn(self, number: int, cell: Cell) -> tuple[Row, list[Repeated]]:
         begun = time.monotonic()
-        prompts = self._source.prompts(cell.data, self._context - cell.length)
+        prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
         requests = requests_for(cell, prompts, self._sequences(cell), self._recipe.seed)
         with self._shown.phase(cell.name):
             row = Row(cell, "measured", tuple(self._bench.drawn(cell, requests)))

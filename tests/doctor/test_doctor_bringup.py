@@ -113,6 +113,21 @@ def test_decoding_that_leaves_prefill_with_length_is_found(models: Models, by: f
     assert found.said.endswith("; it grows") == (by > 0)
 
 
+class Full(TorchBackend):
+    """Refuses to score a sequence that fills its context, as vLLM does."""
+
+    context = 40
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        assert int(batch.lengths.max()) < self.context, "no room for a token behind it"
+        return super().score(batch, conditions)
+
+
+def test_what_is_decoded_leaves_room_to_be_scored(models: Models) -> None:
+    found = check_decode("torch", Full(str(models("llama"))), REQUESTS, asked(models("llama"), "grid.lengths=[100]"))
+    assert "of 36 tokens" in found.said
+
+
 class Caching(TorchBackend):
     """Says that it took prompts out of a cache, and what was in there."""
 
