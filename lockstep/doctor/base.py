@@ -1,4 +1,4 @@
-"""What the doctor asks of a backend, and what a probe may change about how it computes."""
+"""Interface of a backend, and the conditions under which it can be made to compute."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Layout = Literal["alone", "padded", "packed"]
 """One sequence per pass; side by side with padding; end to end in one row."""
 Kernel = Literal["eager", "sdpa"]
 Part = Literal["head", "softmax", "norm", "rope", "router", "cache"]
-"""What can be computed in fp32 alone: logits, log-softmax, norms, rotary embedding, router, keys and values."""
+"""Parts that can run in fp32 alone: logits, log-softmax, norms, rotary embedding, router, KV cache."""
 ROTARY = ("rotary_emb", "pos_emb")
-"""What models call the module that gives the angles of positions."""
+"""Names of rotary embedding modules."""
 POSITIONS = ("wpe", "position_embeddings")
-"""What models call a table of learned positions."""
+"""Names of learned position embeddings."""
 Capability = Literal[
     "generate",  # draws responses, with the log-probabilities that it drew with
     "shaped",  # rescores under a temperature, top-k and top-p
@@ -44,7 +44,7 @@ Capability = Literal[
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a backend computes, as far as that is not how it usually does. A probe changes exactly one of them.
+    """Deviations from how a backend usually computes.
 
     Attributes:
         dtype: Of the computation; None: the backend's own.
@@ -127,8 +127,8 @@ class Backend(Protocol):
         ...
 
     def settings(self) -> Mapping[str, Any]:
-        """What else shapes its numbers: dtype, kernel, training (mode), batch_size, layout, tensor_parallel_size (of
-        more than one rank), kv_dtype, quantization; whatever it knows."""
+        """Returns all known settings that shape its numbers: dtype, kernel, training (mode), batch_size, layout,
+        tensor_parallel_size (of more than one rank), kv_dtype, quantization."""
         ...
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
@@ -136,7 +136,7 @@ class Backend(Protocol):
         ...
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
-        """As `Sampler.generate`; `sampler_logprob` is what its decoding said."""
+        """Generates like `Sampler.generate`; `sampler_logprob` comes from its decoding."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

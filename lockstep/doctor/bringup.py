@@ -178,7 +178,7 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
 
 
 def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) -> Iterator[Observation]:
-    """Of mixtures: who is never chosen, and where two backends choose otherwise."""
+    """Checks the routers of a mixture: experts never chosen, and choices that differ between backends."""
     sequences = [torch.tensor(request.tokens) for request in requests]
     chosen: dict[str, Mapping[str, torch.Tensor]] = {}
     for name, backend in backends.items():
@@ -232,7 +232,7 @@ def check_matrix(
 def _computed(
     recipe: DoctorRecipe, name: str, dtype: DType, compiled: bool, batch: Batch, shown: Progress
 ) -> torch.Tensor | str:
-    """What a backend of its own says about a batch, or why there is none."""
+    """Scores a batch with a freshly built backend; returns log-probabilities or the error."""
     if compiled and not name.startswith(("vllm", "torch")):
         return f"{name} has no compiled form here"
     learner = recipe.learner.model_copy(update={"dtype": dtype})
@@ -250,7 +250,7 @@ def _requests(recipe: DoctorRecipe, source: PromptSource, context: int) -> list[
 
 
 def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
-    """How many tokens a response has, or the refusal."""
+    """Counts the tokens of a response; returns the error if refused."""
     request = Request(tuple(k % 50 for k in range(prompt)), 0)
     try:
         return int(backend.generate([request], SamplingParams(tokens, temperature=0.0)).mask.sum())
@@ -259,6 +259,6 @@ def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
 
 
 def _by_sequence(batch: Batch, column_N: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each sequence its part of a column, and its mask."""
+    """Yields each sequence's part of a column, and its mask."""
     sizes = batch.lengths.tolist()
     yield from zip(column_N.split(sizes), batch.mask.split(sizes), strict=True)

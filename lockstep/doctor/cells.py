@@ -1,4 +1,4 @@
-"""Cells of a table as they are measured, a file each, so that a table that was stopped goes on where it was.
+"""Cells of a table as they are measured, a file each, so that a stopped table resumes.
 
 NN.safetensors   tokens and log-probabilities, as in `columns.safetensors`; what is no tensor is in its header
 """

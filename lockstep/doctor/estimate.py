@@ -61,7 +61,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a table takes.
+    """Cost of a table.
 
     Attributes:
         seconds: With as few sequences as the grid allows.

@@ -1,4 +1,4 @@
-"""From measured cells to a verdict on each one and pair, and on the whole table."""
+"""Verdicts on each measured cell and pair, and on the whole table."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Row:
     seconds: float = 0.0
 
     def by(self, drawer: str) -> Drawn | None:
-        """What a backend drew, if it draws."""
+        """Returns a backend's samples, if it draws."""
         return next((drawn for drawn in self.drawn if drawn.drawer == drawer), None)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of a pair in a cell.
+    """Judgement of a pair in a cell.
 
     Attributes:
         row: Number of the row.
@@ -62,7 +62,7 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
     """Each with each; the earlier one is the training side, or the one that draws no responses, of which one may be.
 
     Raises:
-        ValueError: If nobody draws any.
+        ValueError: If no backend draws any.
     """
     draw = [name for name, backend in backends.items() if "generate" in backend.capabilities]
     if not draw:
@@ -99,7 +99,7 @@ def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | 
 
 
 def _independent(compared: Compared) -> Compared:
-    """What bounds are made of: sequences, or, where a cell has too few and they are long, segments of them."""
+    """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long ones."""
     few = compared.lengths.numel() < LEAST_CLUSTERS
     return compared.in_segments(FEWEST, SHORTEST_SEGMENT) if few else compared
 
@@ -111,12 +111,12 @@ def whole(found: Sequence[Judged]) -> Verdict:
 
 
 def drawn_for(row: Row, pair: Pair) -> Mapping[Side, Drawn]:
-    """By side of a pair what it drew; what was drawn for all stands for the inference side where it drew nothing."""
+    """Returns the samples of each side; the shared ones stand in for an inference side that drew none."""
     own, other = row.by(pair[0]), row.by(pair[1]) or row.drawn[-1]
     found: dict[Side, Drawn] = {"infer": other}
     return found if own is None else {**found, "train": own}
 
 
 def _parts(row: Row, pair: Pair) -> list[Compared]:
-    """What a pair says in a row, of what was drawn for it."""
+    """Returns a pair's comparisons in a row, one for each set of samples."""
     return [drawn.compared(*pair) for drawn in drawn_for(row, pair).values()]

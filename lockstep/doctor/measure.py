@@ -45,12 +45,12 @@ class Drawn:
     strangers: frozenset[str]
 
     def kind(self, train: str, infer: str) -> Kind:
-        """How a pair is compared: under the distribution that was drawn from where both sides can tell."""
+        """Returns the kind of a comparison: under the sampling distribution where both sides support it."""
         needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
         return "shaped" if all(("shaped", name) in self.scores for name in needed) else "plain"
 
     def columns(self, train: str, infer: str) -> tuple[str, str]:
-        """What a pair's two columns are called in `tensors`."""
+        """Returns the names of a pair's two columns in `tensors`."""
         kind = self.kind(train, infer)
         decoded = kind == "shaped" and infer == self.drawer
         return f"{kind}.{train}", "decoded" if decoded else f"{kind}.{infer}"
@@ -68,7 +68,7 @@ class Drawn:
         )
 
     def distribution(self, train: str, infer: str) -> SamplingParams | None:
-        """That a pair's tokens were drawn from, and scored under.
+        """Returns the distribution that a pair's tokens were drawn from, and scored under.
 
         Where they were scored under another, no side's probabilities of what was drawn add up to 1, as little as those
         of greedy tokens do, and it is said to be greedy.
@@ -79,7 +79,7 @@ class Drawn:
         return SamplingParams(sampling.max_tokens, temperature=0.0)
 
     def floor(self, train: str, infer: str) -> Tensor:
-        """What rounding alone makes of a pair's Δ, token by token, nats, fp32 [M]."""
+        """Returns a pair's |Δ| from rounding alone, per token, nats, fp32 [M]."""
         kind = self.kind(train, infer)
         return torch.hypot(*(self.roundings[kind, self.dtypes[name]] for name in (train, infer)))
 
@@ -104,7 +104,7 @@ class Bench:
         self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
 
     def drawn(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
-        """What each of the cell's drawers drew, and all say about it."""
+        """Draws with each of the cell's drawers, and scores the samples with all backends."""
         generating = [name for name, backend in self._backends.items() if "generate" in backend.capabilities]
         kept = range(min(len(requests), rescored_of(cell, self._grid)))
         return [
@@ -158,13 +158,13 @@ class Bench:
 
 
 def kinds_of(sampling: SamplingParams, backends: Mapping[str, Backend]) -> tuple[Kind, ...]:
-    """At temperature 1, too, where some backend knows nothing else."""
+    """Returns the kinds of scores: also at temperature 1 if a backend supports no other."""
     same = sampling.unshaped or all("shaped" in backend.capabilities for backend in backends.values())
     return ("shaped",) if same else ("shaped", "plain")
 
 
 def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
-    """What the witness's two passes are: one in fp32 and one in the type; in fp32, by its two kernels and layouts."""
+    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels and layouts."""
     exact = Conditions(dtype="fp32", layout="padded")
     alone = Conditions(dtype="fp32", layout="alone", kernel="eager")
     return exact, alone if dtype == "fp32" else exact.but(Conditions(dtype=dtype))

@@ -36,14 +36,14 @@ def ranks_of(backend: BackendName) -> Parallel:
 
 
 class DoctorData(PromptSection):
-    """Where real prompts come from."""
+    """Source of real prompts."""
 
     prompts: Paths | None = Field(
         default=None, description="file of rows, or a list of files; null: the few that ship with Lockstep"
     )
 
     def cut(self, rows: Paths, room: int) -> DataSection:
-        """The same for whoever reads `rows`: in their order, no prompt longer than `room` leaves it."""
+        """The same section for other `rows`, in their order, without prompts longer than `room`."""
         return self.as_data(rows, answer="", room=room)
 
 
@@ -56,7 +56,7 @@ class Method(Section):
 
     @property
     def name(self) -> str:
-        """What it is called in a table."""
+        """Label in a table."""
         if self.temperature == 0:
             return "greedy"
         cuts = [f"top_k={self.top_k}"] * (self.top_k > 0) + [f"top_p={self.top_p:g}"] * (self.top_p < 1)
@@ -109,7 +109,7 @@ class Grid(Section):
 
 
 class Limits(Section):
-    """What counts as agreement."""
+    """Limits of agreement."""
 
     max_mult_prob_error: PositiveFloat = Field(default=1.05, description="mean of e^|Δ|; the field's usual limit")
     floor_factor: PositiveFloat = Field(
@@ -125,7 +125,7 @@ class Limits(Section):
 
 
 class DoctorRun(Section):
-    """Where to."""
+    """Output of a command."""
 
     folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: doctor/<model>-<hash of all that matters>"

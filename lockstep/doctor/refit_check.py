@@ -235,7 +235,7 @@ def _noise(name: str, like: Tensor) -> Tensor:
 
 
 def _sent(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:
-    """Fingerprints of what would go out."""
+    """Returns fingerprints of the weights that would be sent."""
     outgoing = Outgoing(source, dtype)
     for _ in outgoing:
         pass
@@ -253,7 +253,7 @@ def probe_of(folder: str) -> Batch:
 
 
 def learner_of(recipe: DoctorRecipe) -> RankLearner:
-    """Who trains, in the recipe's type."""
+    """Builds the learner, in the recipe's dtype."""
     section = LearnerSection.of(recipe.learner)
     return LearnerSpec(recipe.model.path, "logits", section, _STEP, recipe.seed).build()
 
@@ -264,7 +264,7 @@ def _spec(recipe: DoctorRecipe, backend: str) -> SamplerSpec:
 
 
 def told(results: Mapping[str, Sequence[Stage]]) -> str:
-    """A table, and below it what was found."""
+    """Renders a table, and the findings below it."""
     rows = [_HEADINGS, *(_row(backend, stage) for backend, stages in results.items() for stage in stages)]
     found = [
         f"{backend}, {stage.name}: {finding.sentence}"

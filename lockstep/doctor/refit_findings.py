@@ -1,4 +1,4 @@
-"""Why what an engine holds is not what it was sent: names of causes, from fingerprints now and before."""
+"""Causes of differences between an engine's weights and those sent, from fingerprints now and before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CURES = {
     "quantised_weights": "load weights unquantised, or train with the same quantiser",
     "stale_prefix_cache": "drop the prefix cache at each refit",
 }
-"""What can be wrong with a tensor, and what to do about it."""
+"""Causes of a wrong tensor, with their fixes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Message for a user."""
         if self.cause is None:
             return f"{self.what} {self.why} (unexplained)"
         return f"{self.what} {self.why} ({self.cause}: {CURES[self.cause]})"
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Refitted:
-    """What went out in one refit, and what the engine then said.
+    """Weights sent in one refit, and the engine's attestation.
 
     Attributes:
         source: Whose weights went out.
@@ -128,12 +128,12 @@ def _of_tensor(
 
 
 def _tied(sent: Mapping[str, Sent], held: Attestation) -> Mapping[str, Sent]:
-    """What was sent, under second names too."""
+    """Adds the tied names to what was sent."""
     return {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
 
 
 def holds(held: Attestation, name: str, sent: Sent) -> bool:
-    """Whether an engine computes with a tensor that was sent then, as far as it shows."""
+    """Returns True if an engine holds a tensor that was sent then, as far as it attests."""
     if name in held.columns:
         return held.columns[name] == sent.columns
     return held.fingerprints[name] == sent.whole

@@ -11,7 +11,7 @@ from lockstep.plan.sizes import readable
 
 
 def markdown(found: Found) -> str:
-    """The table, then what there is to say about it."""
+    """Renders the table, then remarks on it."""
     head = ["Length", "Data", "Method", "Batch", *(f"{train} vs {infer}" for train, infer in found.pairs)]
     lines = [_line(head), _line(["---:", "---", "---", "---:", *("---" for _ in found.pairs)])]
     for number, row in enumerate(found.rows):
@@ -33,7 +33,7 @@ def markdown(found: Found) -> str:
 
 
 def _of_how_many(found: Found) -> str:
-    """How many rows the verdict is about, where not about all."""
+    """Returns the number of judged rows as text, unless all are."""
     measured = sum(row.state == "measured" for row in found.rows)
     return (
         "" if measured == len(found.rows) else f" of {measured} of {len(found.rows)} rows; the others were not measured"

@@ -1,4 +1,4 @@
-"""What `lockstep doctor table` leaves behind: report.json for programs, and the numbers themselves beside it.
+"""Output of `lockstep doctor table`: report.json for programs, and the numbers beside it.
 
 `report.json`, schema `lockstep.doctor.table/1` (figures that are not finite are null):
 
@@ -101,7 +101,7 @@ class Found:
 
 
 def described(backend: Backend) -> dict[str, Any]:
-    """What a backend says about itself."""
+    """Describes a backend: settings, config, capabilities."""
     return {
         "settings": dict(backend.settings()),
         "config": dict(backend.config()),

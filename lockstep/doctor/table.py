@@ -138,7 +138,7 @@ class _Measuring:
         )
 
     def _estimate(self) -> Estimate:
-        """What the cells that are not measured yet will take."""
+        """Estimates the cost of the remaining cells."""
         left = [
             cell
             for number, cell in enumerate(self._cells)
@@ -184,7 +184,7 @@ class _Measuring:
         return sequences_for(cell, self._recipe.grid, shorter, self._level)
 
     def _note_spread(self, row: Row) -> None:
-        """What the same cell at another length needs to know."""
+        """Notes the spread of a cell, which sizes the same cell at other lengths."""
         cell = row.cell
         judgements = [judge_row(row, pair, self._recipe.limits, self._judged_together) for pair in self._pairs]
         self._shorter[cell.data, cell.method, cell.batch_size] = [
@@ -219,7 +219,7 @@ class _Measuring:
 
 
 def _write(results: Results, report: Mapping[str, object], found: Found) -> None:
-    """The numbers first, so that whoever finds the report finds all."""
+    """Writes the numbers first, so that a report on disk is complete."""
     contents = {
         COLUMNS: save(columns_of(found.rows)),
         TABLE: markdown(found).encode(),

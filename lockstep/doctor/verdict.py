@@ -1,4 +1,4 @@
-"""Whether two sides agree: PASS where that is sure, FAIL where the opposite is, INCONCLUSIVE where more must be drawn.
+"""Verdict on two sides: PASS if they surely agree, FAIL if they surely differ, INCONCLUSIVE if more data is needed.
 
 A cell passes if every clause does, and fails if one does. Disagreement is what stands until it is refuted: a clause
 passes if even the far bound of its figure lies within the limit, and fails if even the near bound lies beyond.
@@ -24,7 +24,7 @@ from lockstep_doctor.statistics import CAP, Compared, cap, exponential, mult_pro
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": OK, "FAIL": BROKEN, "INCONCLUSIVE": INCONCLUSIVE}
-"""What a command ends with that has come to a verdict."""
+"""Exit codes by verdict."""
 _WORST_FIRST: tuple[Verdict, ...] = ("FAIL", "INCONCLUSIVE", "PASS")
 
 DUST = 1e-4
@@ -36,7 +36,7 @@ floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as much
 """
 _RARE = ("outliers", "support")  # a token without probability on one side is an outlier, too
 LEAST_CLUSTERS = 8
-"""With fewer independent sequences no bootstrap bound holds what it says, and nothing passes."""
+"""Fewest clusters for a valid bootstrap; below, nothing passes."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Clause:
 
     @property
     def sentence(self) -> str:
-        """What was found."""
+        """Sentence for a user."""
         relation = {"PASS": "within", "FAIL": "beyond", "INCONCLUSIVE": "not surely on either side of"}[self.verdict]
         bounds = f" ({self.low:.5g} to {self.high:.5g})" if self.low < self.high else ""
         drawn = "inference" if self.side == "infer" else "training"
@@ -85,7 +85,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of one cell.
+    """Judgement of one cell.
 
     Attributes:
         verdict: Of the cell.
@@ -262,7 +262,7 @@ def _ess(side: Side, compared: Compared, floor_M: Tensor, limits: Limits, level:
 
 
 def _biases(side: Side, compared: Compared, floor_M: Tensor, limits: Limits) -> list[Clause]:
-    """Whether the other side's probabilities add up to 1 on what was drawn, which rounding leaves as it is.
+    """Tests that the other side's probabilities sum to 1 on the samples, which rounding does not change.
 
     E[e^Δ] = 1 if tokens come from the very distribution that was scored, and so E[Δ] ≈ −E[Δ²]/2. A bias counts beyond
     the floor's variance, by which scores that are not the drawing pass's own may shift both, and beyond `DUST`.

@@ -89,11 +89,11 @@ class HFBackend(InProcess):
         return _Network(self.model(conditions), conditions.evaluation)
 
     def received(self, batch: Batch) -> Sequences:
-        """The token ids that are scored."""
+        """Returns the token ids to score."""
         return batch.sequences()
 
     def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-        """Logits of each sequence, [T, V]."""
+        """Computes the logits of each sequence, [T, V]."""
         if layout == "packed":
             position_N = torch.cat([torch.arange(len(tokens)) for tokens in sequences]).to(self.device)
             tokens_N = torch.cat(list(sequences)).to(self.device)
@@ -141,7 +141,7 @@ def _read_in_chunks(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
 
 
 def shaped(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Logits of the distribution that is sampled from, by the processors of `transformers`."""
+    """Returns logits of the distribution that is sampled from, by the processors of `transformers`."""
     scores: Any = logits_MV / sampling.divisor
     nothing: Any = None
     if sampling.top_k:
@@ -188,7 +188,7 @@ class _Network:
 
 
 def _fitted(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """Columns end to end; where other tokens were scored, each is cut, or filled up with zeros."""
+    """Concatenates columns, each cut or zero-padded where other tokens were scored."""
     room = [torch.zeros(length) for length in lengths]
     for place, column in zip(room, columns, strict=True):
         count = min(len(place), len(column))
@@ -197,7 +197,7 @@ def _fitted(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
 
 
 def _joined(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:
-    """Each prompt with its response, as samplers give them."""
+    """Joins each prompt with its response, as samplers do."""
     prompts = [torch.tensor(request.tokens) for request, _, _ in rows]
     return Batch(
         torch.cat([part for prompt, row in zip(prompts, rows, strict=True) for part in (prompt, row[1])]),

@@ -1,4 +1,4 @@
-"""What all backends in this process have in common: a model of a folder, in variants, whose weights lie open."""
+"""Base of the backends in this process: a folder's model, in variants, with readable weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lockstep.weight_sync.fingerprints import fingerprint
 _CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
 _SHOWN: tuple[Capability, ...] = ("generate", "shaped", "weights", "load", "fingerprints", "modules")
 CAPABILITIES: frozenset[Capability] = frozenset[Capability](_CONDITIONS).union(_SHOWN)
-"""What can be asked of a model in this process."""
+"""Capabilities of every model in this process."""
 
 
 class InProcess(ABC):
@@ -43,9 +43,9 @@ class InProcess(ABC):
     held: ClassVar[DType | None]
     """The type in which weights are held; None: in that of the computation."""
     layout: ClassVar[Layout]
-    """How sequences usually lie side by side."""
+    """Default layout of a batch."""
     types: ClassVar[tuple[DType, ...]]
-    """In which it can compute."""
+    """Supported compute dtypes."""
     opens_kernels: ClassVar[bool] = False
     """True if a model computes by the learner's kernels for a device."""
     name: str
@@ -87,7 +87,7 @@ class InProcess(ABC):
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """On the host."""
+        """Yields names and tensors, on the CPU."""
         for name, tensor in tensors(self.model(USUAL)):
             yield name, tensor.cpu()
 

@@ -49,7 +49,7 @@ class MeshBackend:
         return {"dtype": self._section.dtype, "layout": "packed", "training": False} | ranks
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
-        """As the learner packs it."""
+        """Scores a batch in the learner's own packing."""
         ids = tuple(tuple(tokens.tolist()) for tokens in batch.sequences())
         return Scores(self._learner.logprobs(batch), ids, {"layout": "packed"})
 

@@ -65,12 +65,12 @@ class TorchBackend(InProcess):
         return outputs.logprob
 
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
-        """What generates."""
+        """Returns the sampler of a model."""
         return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     @contextmanager
     def computing(self, model: PreTrainedModel, conditions: Conditions) -> Iterator[set[Part]]:
-        """In the type, and with the parts in fp32, that the conditions say. Yields as `in_fp32`."""
+        """Applies the dtype, fp32 parts and mode of the conditions. Yields what `in_fp32` does."""
         with (
             torch.autocast(self.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16"),
             in_fp32(model, conditions.parts) as parts,

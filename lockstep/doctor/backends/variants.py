@@ -27,7 +27,7 @@ _PART_OF: Mapping[Part, Callable[[str], bool]] = {
 
 HOST = torch.device("cpu")
 Alteration = Callable[[PreTrainedModel], None]
-"""What a program does to its model after loading: kernels of its own, patches, casts. Done to every variant."""
+"""Change to a model after loading, such as patches or casts; applied to every variant."""
 
 
 class Variants:
@@ -54,7 +54,7 @@ class Variants:
         empty = skeleton(read_config(folder), folder)
         check_weights(folder, empty)
         self.sdpa = bool(empty._supports_sdpa)
-        """Whether the architecture has fused attention."""
+        """True if the architecture supports fused attention."""
         self._folder, self._weights, self._alter = folder, weights, alter
         self._device, self._kernels = device, kernels
         self._config = dict(config or {})
@@ -150,7 +150,7 @@ def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def evaluating(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """In evaluation mode, where that is wanted; as it was, afterwards."""
+    """Switches a model to evaluation mode if wanted, and restores its mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     if wanted:
         model.eval()
@@ -185,7 +185,7 @@ def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[set[Part]]:
 
 @contextmanager
 def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """What really happens while a model computes: its mode, types of layers and logits, rows, positions, masks."""
+    """Observes a forward pass: mode, dtypes of layers and logits, rows, positions, masks."""
     training = any(module.training for module in model.modules())
     seen: dict[str, Any] = {"rows": 0, "positions": [], "masks": [], "training": training}
 

@@ -26,7 +26,7 @@ from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.fingerprints import fingerprint
 
 _BATCH_TOKENS = 4096
-"""What vLLM may read in one pass, where it reads prompts whole."""
+"""Token budget of one vLLM pass without chunked prefill."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class VLLMBackend:
         return Scores(column, tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
-        """As `Backend.generate`; samples say what was observed.
+        """Implements `Backend.generate`; samples carry what was observed.
 
         Returns:
             The batch, with per sample `prefix_hits`, tokens of the prompt whose keys and values came out of the prefix
@@ -135,7 +135,7 @@ class VLLMBackend:
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As its layers compute with them, a tied head under its own name too; tables of vLLM's own are not shown."""
+        """Yields weights as the layers use them, a tied head under its own name too; without vLLM's own tables."""
         for name in _worker(self.engine).call("tensor_names"):
             yield name, _worker(self.engine).call("show", name)
 
