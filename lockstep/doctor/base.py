@@ -92,7 +92,7 @@ USUAL = Conditions()
 
 
 @dataclass(frozen=True)
-class Scores:
+class BackendScores:
     """Log-probabilities of a batch's masked tokens, and what was really done to get them.
 
     Attributes:
@@ -131,7 +131,7 @@ class Backend(Protocol):
         tensor_parallel_size (of more than one rank), kv_dtype, quantization."""
         ...
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         """Scores the masked tokens under `batch.sampling` (None: temperature 1, all tokens) by prefill."""
         ...
 

@@ -105,7 +105,7 @@ class Student:
 
     @classmethod
     def jackknife(cls, totals: Tensor, statistic: Callable[[Tensor], Tensor]) -> Student:
-        """Estimates a smooth function of sums over clusters, [G, K] → [G], leaving out each cluster once (Tukey 1958)."""
+        """Estimates a smooth function of sums over clusters, [G, K] → [G], leaving each out once (Tukey 1958)."""
         whole, clusters = totals.sum(0, keepdim=True), totals.shape[0]
         value = float(statistic(whole))
         if clusters < 2:
@@ -176,7 +176,7 @@ class Bootstrap:
         products = _products(totals, value)
         resamples = max(_LEAST_RESAMPLES, min(math.ceil(_TAIL / level), _MOST_NUMBERS // clusters))
         dust = 1e-14 * abs(value)  # what rounding makes of equal numbers is no variance
-        away, errors = _ratio(_resampled(products, resamples), clusters, dust)
+        away, errors = _ratio(_resample(products, resamples), clusters, dust)
         _, error = _ratio(products.sum(0, keepdim=True), clusters, dust)
         # A resample of one cluster again and again has no error: it is as far away as can be, on its side.
         t = torch.where(errors > 0, away / errors, torch.where(away.abs() <= dust, 0.0, away * math.inf))
@@ -259,7 +259,7 @@ def _ratio(sums: Tensor, clusters: int, dust: float) -> tuple[Tensor, Tensor]:
     return excess, torch.where(variance > dust**2 * nn, variance, 0.0).sqrt() / n
 
 
-def _resampled(rows_GK: Tensor, resamples: int) -> Tensor:
+def _resample(rows_GK: Tensor, resamples: int) -> Tensor:
     """Sums over G rows that are drawn with replacement, `resamples` times. Returns [R, K]."""
     clusters = rows_GK.shape[0]
     block = max(1, _NUMBERS_AT_ONCE // clusters)

@@ -30,7 +30,7 @@ from lockstep.doctor.base import USUAL, Backend, Conditions, DType
 from lockstep.doctor.measure import floor_conditions
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.routing import chosen_experts, count_experts
+from lockstep.doctor.routing import count_experts, record_experts
 from lockstep.doctor.untrained import find_untrained
 from lockstep.doctor.verdict import DUST
 from lockstep.errors import InputError
@@ -188,7 +188,7 @@ def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) 
         if "modules" not in backend.capabilities:
             yield Observation("experts", name, "SKIPPED", "it does not show its routers")
             continue
-        chosen[name] = chosen_experts(backend.network(), sequences, backend.config())
+        chosen[name] = record_experts(backend.network(), sequences, backend.config())
         idle = {layer: sorted(set(range(experts)) - set(ids.unique().tolist())) for layer, ids in chosen[name].items()}
         never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
         said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
@@ -220,7 +220,7 @@ def check_matrix(
     for name, dtype, compiled in product(recipe.backends, dtypes, (False, True)):
         what = f"{name}, {dtype}, {'compiled' if compiled else 'eager'}"
         limit = 1 + DUST + recipe.limits.floor_factor * (floors[dtype] - 1)
-        computed = _computed(recipe, name, dtype, compiled, asked, shown)
+        computed = _compute(recipe, name, dtype, compiled, asked, shown)
         if isinstance(computed, str):
             yield Observation("matrix", what, "SKIPPED", computed)
             continue
@@ -229,7 +229,7 @@ def check_matrix(
         yield Observation("matrix", what, outcome, f"mean e^|Δ| {value:.5f}, at most {limit:.5f}")
 
 
-def _computed(
+def _compute(
     recipe: DoctorRecipe, name: str, dtype: DType, compiled: bool, batch: Batch, shown: Progress
 ) -> torch.Tensor | str:
     """Scores a batch with a freshly built backend; returns log-probabilities or the error."""

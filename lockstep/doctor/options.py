@@ -69,7 +69,7 @@ class Method(Section):
         return self
 
 
-class Grid(Section):
+class DoctorGrid(Section):
     """The cells of the table: every length with every kind of data, method and batch size."""
 
     lengths: tuple[PositiveInt, ...] = Field(default=(100, 1000, 10000), description="tokens of a response")
@@ -108,7 +108,7 @@ class Grid(Section):
     )
 
 
-class Limits(Section):
+class DoctorLimits(Section):
     """Limits of agreement."""
 
     max_mult_prob_error: PositiveFloat = Field(default=1.05, description="mean of e^|Δ|; the field's usual limit")
@@ -142,8 +142,8 @@ class DoctorRecipe(Recipe):
     backends: tuple[BackendName, ...] = Field(
         default=("hf", "torch"), description="what is compared, each with each; the earlier of a pair is the trainer"
     )
-    grid: Grid = Grid()
-    limits: Limits = Limits()
+    grid: DoctorGrid = DoctorGrid()
+    limits: DoctorLimits = DoctorLimits()
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
     sampler: SamplerSection = SamplerSection()

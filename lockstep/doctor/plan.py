@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lockstep.doctor.options import Grid, Method
+from lockstep.doctor.options import DoctorGrid, Method
 from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Prompt, Request, SamplingParams
@@ -52,12 +52,12 @@ class Cell:
         return self.method.temperature == 0
 
 
-def cells_of(grid: Grid) -> list[Cell]:
+def cells_of(grid: DoctorGrid) -> list[Cell]:
     """The rows of the table, shortest first."""
     return [Cell(*row) for row in product(sorted(grid.lengths), grid.data, grid.methods, grid.batch_sizes)]
 
 
-def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
+def sequences_for(cell: Cell, grid: DoctorGrid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
     """Returns the number of sequences that separates the mismatch from its limit, within the grid's steps.
 
     n = n₀ · (width / (limit − value))² tokens, where a shorter cell's n₀ tokens had bounds of that width. As the width
@@ -72,10 +72,10 @@ def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]],
         level: Of the one-sided bounds.
     """
     least, most = range_of(cell, grid)
-    return int(max(least, min(most, _wanted(cell, shorter, level))))
+    return int(max(least, min(most, _count_needed(cell, shorter, level))))
 
 
-def range_of(cell: Cell, grid: Grid) -> tuple[int, int]:
+def range_of(cell: Cell, grid: DoctorGrid) -> tuple[int, int]:
     """Returns the least and the largest number of a cell's sequences."""
     if cell.length == min(grid.lengths):
         least = most = max(grid.sequences, cell.batch_size)
@@ -85,17 +85,17 @@ def range_of(cell: Cell, grid: Grid) -> tuple[int, int]:
     return min(least, rounds * cell.batch_size), min(most, rounds * cell.batch_size)
 
 
-def drawers_of(cell: Cell, grid: Grid, generating: Sequence[str]) -> Sequence[str]:
+def drawers_of(cell: Cell, grid: DoctorGrid, generating: Sequence[str]) -> Sequence[str]:
     """Returns the backends that draw the cell's responses; the inference engine comes last."""
     return generating if cell.length <= grid.all_draw_to else generating[-1:]
 
 
-def rescored_of(cell: Cell, grid: Grid) -> int:
+def rescore_limit(cell: Cell, grid: DoctorGrid) -> int:
     """Returns the largest number of a cell's sequences to rescore."""
     return max(1, grid.max_tokens // cell.length)
 
 
-def _wanted(cell: Cell, shorter: Sequence[tuple[Clause, int]], level: float) -> float:
+def _count_needed(cell: Cell, shorter: Sequence[tuple[Clause, int]], level: float) -> float:
     if not shorter:
         return 0
     z = NormalDist().inv_cdf(1 - level)

@@ -20,7 +20,7 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
 
 
-def chosen_experts(network: Network, sequences: Sequence[Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def record_experts(network: Network, sequences: Sequence[Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
 
     Args:

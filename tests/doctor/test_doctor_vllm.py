@@ -20,7 +20,7 @@ from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, Sample
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.vllm import VLLMBackend
 from lockstep.doctor.base import Conditions
-from lockstep.doctor.refit_check import STAGES, checked_refits, probe_of
+from lockstep.doctor.refit_check import STAGES, check_refits, probe_of
 from lockstep.report.progress import show_progress
 from lockstep.types import Request, SamplingParams
 
@@ -169,7 +169,7 @@ def test_refits_are_checked(
     backend.load(learner.weights())  # as if it had just started
     forgetting(forgotten)
     with show_progress("refit") as shown:
-        seen = list(checked_refits(learner, backend.engine, probe_of(folder), shown))
+        seen = list(check_refits(learner, backend.engine, probe_of(folder), shown))
     assert {stage.name: {finding.what: finding.cause for finding in stage.findings} for stage in seen} == {
         name: {what: cause} if name in stages else {} for name in STAGES
     }

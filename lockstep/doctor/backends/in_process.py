@@ -25,7 +25,7 @@ CAPABILITIES: frozenset[Capability] = frozenset[Capability](_CONDITIONS).union(_
 """Capabilities of every model in this process."""
 
 
-class InProcess(ABC):
+class InProcessBackend(ABC):
     """Part of `doctor.base.Backend`; scoring, drawing and the network are each backend's own.
 
     Args:
@@ -96,7 +96,7 @@ class InProcess(ABC):
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        with self._variants.kept(tensors.keys()):
+        with self._variants.keep(tensors.keys()):
             self.load(tensors.items())
             yield
 

@@ -14,7 +14,7 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.workers import Workers
 from lockstep.config import LearnerSection
 from lockstep.doctor.backends.variants import flat
-from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
+from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Network
 from lockstep.models.folder import context_of, read_config
 from lockstep.types import Request, SamplingParams
 
@@ -48,10 +48,10 @@ class MeshBackend:
         ranks = {name: size for name, size in self._section.parallel.model_dump().items() if size > 1}
         return {"dtype": self._section.dtype, "layout": "packed", "training": False} | ranks
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         """Scores a batch in the learner's own packing."""
         ids = tuple(tuple(tokens.tolist()) for tokens in batch.sequences())
-        return Scores(self._learner.logprobs(batch), ids, {"layout": "packed"})
+        return BackendScores(self._learner.logprobs(batch), ids, {"layout": "packed"})
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._learner.weights()

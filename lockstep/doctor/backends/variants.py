@@ -108,7 +108,7 @@ class Variants:
             _copy(fresh, model, key[-1] == repr(()))
 
     @contextmanager
-    def kept(self, names: Collection[str]) -> Iterator[None]:
+    def keep(self, names: Collection[str]) -> Iterator[None]:
         """Puts back, into every variant in its own type, what these tensors were before."""
         loaded = dict(self._loaded)
         before = {
@@ -178,13 +178,13 @@ def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[set[Part]]:
     with ExitStack() as undo:
         for part, module in chosen:
             usual = module.forward
-            module.forward = _widened(module, usual, part != "head", partial(done.add, part))
+            module.forward = _widen(module, usual, part != "head", partial(done.add, part))
             undo.callback(setattr, module, "forward", usual)
         yield done
 
 
 @contextmanager
-def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
+def observe(model: nn.Module) -> Iterator[dict[str, Any]]:
     """Observes a forward pass: mode, dtypes of layers and logits, rows, positions, masks."""
     training = any(module.training for module in model.modules())
     seen: dict[str, Any] = {"rows": 0, "positions": [], "masks": [], "training": training}
@@ -196,11 +196,11 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
 
         return note
 
-    def placed(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def note_positions(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         own = inputs if isinstance(module, nn.Embedding) else inputs[1:]  # angles are asked for beside states
         seen["positions"] += [x.cpu() for x in (*own, *named.values()) if isinstance(x, Tensor)][:1]
 
-    def masked(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def note_mask(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         mask = named.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2:
             seen["masks"].append(mask.bool().cpu())
@@ -209,12 +209,12 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
     linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     inner = next((module for path, module in linears if path != "lm_head"), None)
     hooks = [module.register_forward_hook(linear("head")) for path, module in linears if path == "lm_head"]
-    hooks.append(model.register_forward_pre_hook(masked, with_kwargs=True))
+    hooks.append(model.register_forward_pre_hook(note_mask, with_kwargs=True))
     if inner is not None:
         hooks.append(inner.register_forward_hook(linear("dtype")))
     placing = next((module for path, module in model.named_modules() if path.endswith((*ROTARY, *POSITIONS))), None)
     if placing is not None:
-        hooks.append(placing.register_forward_pre_hook(placed, with_kwargs=True))
+        hooks.append(placing.register_forward_pre_hook(note_positions, with_kwargs=True))
     try:
         yield seen
     finally:
@@ -222,7 +222,7 @@ def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
             hook.remove()
 
 
-def _widened(
+def _widen(
     module: nn.Module, usual: Callable[..., Any], keeps_type: bool, ran: Callable[[], None]
 ) -> Callable[..., Any]:
     def forward(*inputs: Any, **named: Any) -> Any:

@@ -17,7 +17,7 @@ from lockstep.cluster.worker_proxy import Remote
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import Computation, SamplerSection
 from lockstep.doctor.backends.variants import TORCH_TYPES, flat_fields, tensors
-from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
+from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Network
 from lockstep.errors import InputError
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.load import load_causal_lm
@@ -95,7 +95,7 @@ class VLLMBackend:
             self.capabilities -= {"weights", "fingerprints", "load"}
         self._held: dict[str, Tensor] = {}
         self._loads = 0
-        self.engine = self._started(USUAL)
+        self.engine = self._start(USUAL)
         self._other: tuple[Conditions, SamplerPool] | None = None
         context = context_of(read_config(folder))
         self.context = min(context, section.context_limit or context)
@@ -107,7 +107,7 @@ class VLLMBackend:
         told = _worker(self.engine).call("settings")
         return told | {"dtype": _short(told["dtype"]), "batch_size": told["max_num_seqs"], "training": False}
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         """Never reads the prefix cache: vLLM does not where it is asked for log-probabilities of a prompt."""
         if batch.sampling is not None and not batch.sampling.unshaped:
             raise InputError("vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out")
@@ -117,7 +117,7 @@ class VLLMBackend:
         seen, settings = _worker(engine).call("take_observations"), _worker(engine).call("settings")
         seen |= {"prefix_hits": sum(seen.pop("cached")), "layout": "packed", "kernel": settings["kernel"]}
         seen["unchunked"] = not settings["enable_chunked_prefill"]
-        return Scores(column, tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
+        return BackendScores(column, tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         """Implements `Backend.generate`; samples carry what was observed.
@@ -180,7 +180,7 @@ class VLLMBackend:
         if built != USUAL:
             if self._other is None or self._other[0] != built:
                 self._close_other()
-                self._other = (built, self._started(built))
+                self._other = (built, self._start(built))
             engine = self._other[1]
         if conditions.fresh:
             _worker(engine).call("drop_caches")
@@ -192,7 +192,7 @@ class VLLMBackend:
             self._other[1].close()
             self._other = None
 
-    def _started(self, conditions: Conditions) -> SamplerPool:
+    def _start(self, conditions: Conditions) -> SamplerPool:
         options = dict(self._options)
         if conditions.dtype is not None:
             options["dtype"] = str(TORCH_TYPES[conditions.dtype]).removeprefix("torch.")

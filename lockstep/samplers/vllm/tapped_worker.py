@@ -168,7 +168,6 @@ class TappedWorker(WeightReceiver):
     def _visit(self, site: Site, value: Any) -> None:
         with self._recorder.pause():
             added = self._sums.get(site.path) if isinstance(value, tuple) else None
-            is_fused = site.end == "out" and added is not None
             views = (
                 site.views(value, self._asked.count) if site.end == "in" or added is None else site.take(value, added)
             )
@@ -181,7 +180,7 @@ class TappedWorker(WeightReceiver):
                     self._sums[site.path] = x.clone()
                 if site.is_sum and cut in self._forced:
                     site.put(value, x)
-                if is_fused and cut in self._forced:
+                if added is not None and site.end == "out" and cut in self._forced:
                     self._put_pair(value, (x, added))
 
     def _put_pair(self, parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
