@@ -19,7 +19,7 @@ from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Capability, Conditions, Layout
+from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.static import StaticSampler
@@ -128,8 +128,6 @@ def lost_state(inverse: float) -> tuple[Change, ...]:
     chunk = round(1 / inverse)
 
     class LosesState(HFBackend):
-        capabilities = HFBackend.capabilities | frozenset[Capability](("unchunked",))
-
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> tuple[Tensor, Tensor]:

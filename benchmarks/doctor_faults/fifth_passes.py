@@ -11,7 +11,7 @@ from benchmarks.doctor_faults.kept import KnowsPrompts
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Capability, Conditions, Layout
+from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached, Packed
 from lockstep.samplers.torch.static import StaticSampler
 
@@ -30,8 +30,6 @@ def blind_chunks(size: int) -> type[TorchBackend]:
             return Chunked(prompts, capacity)
 
     class BlindChunks(TorchBackend):
-        capabilities = TorchBackend.capabilities | frozenset[Capability](("unchunked",))
-
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             made = StaticSampler if conditions.unchunked else Sampler
             return made(model, conditions.batch_size or 1, conditions.dtype == "bf16")

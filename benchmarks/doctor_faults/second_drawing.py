@@ -120,8 +120,6 @@ def chunks_overwritten(count: int) -> type[HFBackend]:
         return cache
 
     class ChunksOverwritten(HFBackend):
-        capabilities: frozenset[Capability] = HFBackend.capabilities | frozenset[Capability](("unchunked",))
-
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "prefill_chunk": _BLOCK}
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -21,23 +20,11 @@ Part = Literal["head", "softmax", "norm", "rope", "router", "cache"]
 """Parts that can run in fp32 alone: logits, log-softmax, norms, rotary embedding, router, KV cache."""
 ROTARY = ("rotary_emb", "pos_emb")
 """Names of rotary embedding modules."""
-POSITIONS = ("wpe", "position_embeddings")
-"""Names of learned position embeddings."""
 Capability = Literal[
     "generate",  # draws responses, with the log-probabilities that it drew with
     "shaped",  # rescores under a temperature, top-k and top-p
-    "dtype",
-    "batch_size",
-    "layout",
-    "kernel",
-    "parts",
-    "config",
-    "fresh",
-    "unchunked",
-    "evaluation",  # these eight: can be changed by the condition of that name
-    "weights",  # shows its weights, every element
-    "fingerprints",  # shows fingerprints of what it computes with
-    "load",  # takes weights
+    "batch_size",  # computes with the batch size of the conditions
+    "fresh",  # drops its caches where the conditions say so
     "modules",  # shows its modules, so that its layers can be watched and replayed
 ]
 
@@ -82,31 +69,21 @@ class Conditions:
             self.evaluation or other.evaluation,
         )
 
-    def __str__(self) -> str:
-        usual = Conditions()
-        said = [f"{name}={value}" for name, value in vars(self).items() if value != getattr(usual, name)]
-        return ", ".join(said) or "as usual"
-
 
 USUAL = Conditions()
 
 
 @dataclass(frozen=True)
 class BackendScores:
-    """Log-probabilities of a batch's masked tokens, and what was really done to get them.
+    """Log-probabilities of a batch's masked tokens.
 
     Attributes:
         logprob: Of each masked token, nats, fp32 [N]; 0 elsewhere.
         tokens: The ids that were really scored, sequence by sequence.
-        effective: What was observed while it computed, for the proof that a condition took effect: `dtype` of the
-            layers, `rows` of the largest pass, `layout`, `kernel`, `head` (the logits' type), `parts` (modules that
-            computed in fp32), `training` (mode), `attended` (tokens that masks of padded rows show), `prefix_hits`,
-            `unchunked`, and what else it knows.
     """
 
     logprob: Tensor
     tokens: tuple[tuple[int, ...], ...]
-    effective: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -145,14 +122,6 @@ class Backend(Protocol):
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Takes tensors by name; the others stay."""
-        ...
-
-    def holding(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """While it holds these tensors; afterwards all is as it was, to the bit."""
-        ...
-
-    def fingerprints(self) -> Mapping[str, int]:
-        """`weight_sync.fingerprints.fingerprint` of each tensor that it computes with."""
         ...
 
     def network(self, conditions: Conditions = USUAL) -> Network:

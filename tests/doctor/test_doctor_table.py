@@ -231,7 +231,7 @@ class Restless(TorchBackend):
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         self.asked += 1
         scores = super().score(batch, conditions)
-        return BackendScores(scores.logprob + 1e-6 * self.asked * batch.mask, scores.tokens, scores.effective)
+        return BackendScores(scores.logprob + 1e-6 * self.asked * batch.mask, scores.tokens)
 
 
 def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -> None:

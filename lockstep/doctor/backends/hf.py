@@ -23,7 +23,7 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
 from lockstep.doctor.backends.in_process import CAPABILITIES, InProcessBackend
-from lockstep.doctor.backends.variants import evaluating, in_fp32, observe
+from lockstep.doctor.backends.variants import evaluating, in_fp32
 from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Layout, Network
 from lockstep.errors import InputError
 from lockstep.models.heads import PLAIN
@@ -38,7 +38,7 @@ class HFBackend(InProcessBackend):
     """Implements `doctor.base.Backend`. What it does in steps are methods, so that a variation can be made of one."""
 
     name = "hf"
-    capabilities: frozenset[Capability] = CAPABILITIES | frozenset[Capability](["kernel"])
+    capabilities: frozenset[Capability] = CAPABILITIES
 
     held = None
     layout = "padded"
@@ -54,7 +54,7 @@ class HFBackend(InProcessBackend):
         sequences = self.token_ids(batch)
         size = 1 if layout == "alone" else asked.batch_size or 1
         columns: list[Tensor] = []
-        with in_fp32(model, asked.parts) as parts, evaluating(model, asked.evaluation), observe(model) as seen:
+        with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
             for start in range(0, len(sequences), size):
                 chunk = sequences[start : start + size]
                 logits = self.compute_logits(model, chunk, layout)
@@ -65,11 +65,8 @@ class HFBackend(InProcessBackend):
                         self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts_of
                     ]
                     columns.append(torch.cat([torch.zeros(1), *own]))
-        seen |= {"layout": layout, "kernel": model.config._attn_implementation, "parts": parts}
-        if layout == "padded":
-            seen["rows"] = min(seen["rows"] or size, len(sequences))
         column = _fit(columns, batch.lengths.tolist())
-        return BackendScores(column * batch.mask, tuple(tuple(tokens.tolist()) for tokens in sequences), seen)
+        return BackendScores(column * batch.mask, tuple(tuple(tokens.tolist()) for tokens in sequences))
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:

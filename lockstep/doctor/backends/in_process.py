@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,11 +16,8 @@ from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of
 from lockstep.models.open_kernels import open_kernels
-from lockstep.weight_sync.fingerprints import fingerprint
 
-_CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
-_SHOWN: tuple[Capability, ...] = ("generate", "shaped", "weights", "load", "fingerprints", "modules")
-CAPABILITIES: frozenset[Capability] = frozenset[Capability](_CONDITIONS).union(_SHOWN)
+CAPABILITIES: frozenset[Capability] = frozenset(("generate", "shaped", "batch_size", "modules"))
 """Capabilities of every model in this process."""
 
 
@@ -93,15 +89,6 @@ class InProcessBackend(ABC):
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         self._variants.load(stream)
-
-    @contextmanager
-    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        with self._variants.keep(tensors.keys()):
-            self.load(tensors.items())
-            yield
-
-    def fingerprints(self) -> Mapping[str, int]:
-        return {name: fingerprint(tensor) for name, tensor in self.weights()}
 
     def close(self) -> None:  # noqa: B027 (nothing to do for most)
         """It has no processes of its own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -34,7 +33,7 @@ class MeshBackend:
         ValueError: If the model cannot be cut like that.
     """
 
-    capabilities: frozenset[Capability] = frozenset(("shaped", "weights"))
+    capabilities: frozenset[Capability] = frozenset(("shaped",))
 
     def __init__(self, name: str, folder: str, section: LearnerSection, workers: Workers) -> None:
         self.name, self._section, self._config = name, section, read_config(folder)
@@ -51,7 +50,7 @@ class MeshBackend:
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         """Scores a batch in the learner's own packing."""
         ids = tuple(tuple(tokens.tolist()) for tokens in batch.sequences())
-        return BackendScores(self._learner.logprobs(batch), ids, {"layout": "packed"})
+        return BackendScores(self._learner.logprobs(batch), ids)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._learner.weights()
@@ -66,12 +65,6 @@ class MeshBackend:
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> NoReturn:
         self._cannot("load")
-
-    def holding(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        self._cannot("holding")
-
-    def fingerprints(self) -> Mapping[str, int]:
-        self._cannot("fingerprints")
 
     def network(self, conditions: Conditions = USUAL) -> Network:
         self._cannot("network")

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.doctor.backends.in_process import CAPABILITIES, InProcessBackend
-from lockstep.doctor.backends.variants import evaluating, in_fp32, observe
-from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Network, Part
+from lockstep.doctor.backends.variants import evaluating, in_fp32
+from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Network
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
 from lockstep.models.open_kernels import explain_padding
@@ -41,12 +41,10 @@ class TorchBackend(InProcessBackend):
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         asked = self._usual.but(conditions)
         model, columns = self.model(asked), []
-        with self.computing(model, asked) as parts, observe(model) as seen:
+        with self.computing(model, asked):
             for chunk in batch.split(1 if asked.layout == "alone" else asked.batch_size or 1):
                 columns.append(self.logprob(model, chunk.to(self.device)).float().cpu())
-                seen["rows"] = max(seen["rows"], len(chunk))
-        seen |= {"layout": asked.layout, "kernel": model.config._attn_implementation, "parts": parts}
-        return BackendScores(torch.cat(columns), tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
+        return BackendScores(torch.cat(columns), tuple(tuple(tokens.tolist()) for tokens in batch.sequences()))
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         asked = self._usual.but(conditions)
@@ -69,14 +67,14 @@ class TorchBackend(InProcessBackend):
         return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     @contextmanager
-    def computing(self, model: PreTrainedModel, conditions: Conditions) -> Iterator[set[Part]]:
-        """Applies the dtype, fp32 parts and mode of the conditions. Yields what `in_fp32` does."""
+    def computing(self, model: PreTrainedModel, conditions: Conditions) -> Iterator[None]:
+        """Applies the dtype, fp32 parts and mode of the conditions."""
         with (
             torch.autocast(self.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16"),
-            in_fp32(model, conditions.parts) as parts,
+            in_fp32(model, conditions.parts),
             evaluating(model, conditions.evaluation),
         ):
-            yield parts
+            yield
 
 
 @dataclass(frozen=True)
