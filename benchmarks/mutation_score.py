@@ -169,19 +169,25 @@ class Judge:
         copies = {"edited": copy.deepcopy(tap.model), "original": copy.deepcopy(self.model)}
         RUNNING["edited"] = copies["edited"], lambda tokens_T: tap.read(copies["edited"], tokens_T)
         RUNNING["original"] = copies["original"], lambda tokens_T: self.program.read(copies["original"], tokens_T)
-        codes: dict[str, int] = {}
+        codes: dict[str, int | None] = {}
         with tempfile.TemporaryDirectory() as folder:
             for name in copies:
                 held = ModuleTap(tap.model, name, _BUILDER.format(name=name))
                 script = write_reproduction(Path(folder), held, found, self.tokens)
-                with contextlib.redirect_stdout(io.StringIO()):
-                    try:
-                        runpy.run_path(str(script))
-                    except SystemExit as end:
-                        codes[name] = int(end.code or 0)
-                    except Exception:  # so does Python end
-                        codes[name] = 1
+                codes[name] = run_script(script)
         return codes == {"edited": 1, "original": 0}
+
+
+def run_script(script: Path) -> int | None:
+    """Runs a Python script in this process. Returns its exit code; None: it did not exit."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            runpy.run_path(str(script))
+    except SystemExit as end:
+        return int(end.code or 0)
+    except Exception:  # Python, too, would exit with 1
+        return 1
+    return None
 
 
 class EditedTap(ModuleTap):

@@ -36,7 +36,7 @@ _SIDES = {"train": " (training side)", "infer": " (inference side)", None: ""}
 
 @dataclass(frozen=True)
 class Analysis:
-    """What two columns say about each other.
+    """Result of the comparison of two columns.
 
     Attributes:
         compared: Both sides on the tokens that were generated.

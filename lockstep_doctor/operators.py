@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):
         self.begin(on=self.on)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """A context in which nothing is recorded."""
         on, self.on = self.on, False
         yield
@@ -140,7 +140,7 @@ class Recorder(TorchDispatchMode):
         inputs = tuple(self._find(x) for x in leaves if isinstance(x, Tensor))
         outcome = func(*args, **kwargs)
         given = [x for x in tree_leaves(outcome) if isinstance(x, Tensor)]
-        written = _written(func, args, kwargs)
+        written = _find_writes(func, args, kwargs)
         self._note_writes(written)
         outputs = tuple(map(self._add, given or written))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
@@ -182,8 +182,8 @@ def _memory(tensor: Tensor) -> int:
     return _local(tensor).untyped_storage().data_ptr()
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The arguments that an operator writes its results to."""
+def _find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Returns the arguments that an operator writes its results to."""
     named = zip([one.name for one in func._schema.arguments], args, strict=False)
     values = dict(named) | kwargs
     written = [values.get(one.name) for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
@@ -267,11 +267,11 @@ def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
 
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """True for the same numbers in any order, so that a transposed or reshaped tensor is the same value."""
-    return _are_close(_sorted(a), _sorted(b), tolerance)
+    return _are_close(_sort(a), _sort(b), tolerance)
 
 
-def _sorted(value: Tensor) -> Tensor:
-    """Its numbers in order, but for the masked ones, and zeros, which may be padding."""
+def _sort(value: Tensor) -> Tensor:
+    """Sorts the numbers of a value, but for the masked ones, and zeros, which may be padding."""
     flat = value.detach().flatten().double()
     kept = flat[(flat.abs() < MASKED) & (flat != 0)]
     return (kept if len(kept) else flat).sort().values
@@ -300,10 +300,10 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     follow that it has, is another way to the same result and no suspect.
     """
     by_size: dict[int, list[Tensor]] = {}
-    for value in map(_sorted, chain(other.values, *(_split(value, own.split) for value in other.values))):
+    for value in map(_sort, chain(other.values, *(_split(value, own.split) for value in other.values))):
         by_size.setdefault(value.numel(), []).append(value)
     good = [
-        any(_are_close(value, x, tolerance) for x in by_size.get(len(value), ())) for value in map(_sorted, own.values)
+        any(_are_close(value, x, tolerance) for x in by_size.get(len(value), ())) for value in map(_sort, own.values)
     ]
     unset: set[int] = set()
     for one in own.operators:

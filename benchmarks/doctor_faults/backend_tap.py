@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import shaped
+from lockstep.doctor.backends.hf import shape_logits
 from lockstep.doctor.base import Backend
 from lockstep.models.heads import PLAIN
 from lockstep.types import SamplingParams
@@ -52,4 +52,4 @@ class BackendTap(ModuleTap):
 
 def process(logits_TV: Tensor, sampling: SamplingParams) -> Tensor:
     """Logits of the distribution that is drawn from, by the processors of `transformers`."""
-    return logits_TV.float() if sampling.unshaped else shaped(logits_TV.float(), sampling)
+    return logits_TV.float() if sampling.unshaped else shape_logits(logits_TV.float(), sampling)

@@ -19,7 +19,7 @@ from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
 from lockstep.doctor.backends.hf import HFBackend, Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Capability, Conditions, Layout
+from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.static import StaticSampler
@@ -128,13 +128,11 @@ def lost_state(inverse: float) -> tuple[Change, ...]:
     chunk = round(1 / inverse)
 
     class LosesState(HFBackend):
-        capabilities = HFBackend.capabilities | frozenset[Capability](("unchunked",))
-
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> tuple[Tensor, Tensor]:
             if conditions.unchunked:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             rows = [self._one(model, request, sampling, conditions) for request in requests]
             tokens, logprobs = zip(*rows, strict=True)
             return torch.stack(tokens), torch.stack(logprobs)
@@ -192,9 +190,9 @@ def packing_rows(most: int, row: Callable[[Packs, PreTrainedModel, Sequences], S
     """A trainer that packs up to so many sequences into a row, and makes a pass for each."""
 
     class PacksRows(Packs):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             rows = [sequences[start : start + most] for start in range(0, len(sequences), most)]
             return [own for each in rows for own in row(self, model, each)]
 
@@ -205,9 +203,9 @@ def gap_before_response(most: float) -> tuple[Change, ...]:
     """Positions are counted in a grid whose responses all begin in one column, and the gaps stay when it is packed."""
 
     class GapBeforeResponse(Packs):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             prompts = [self.prompt_length(tokens) for tokens in sequences]
             gaps = [min(max(prompts) - own, round(most)) for own in prompts]
             positions = [
@@ -223,9 +221,9 @@ def leaking_pack(most: float) -> tuple[Change, ...]:
     """Each packed sequence also sees the last tokens before its own first one: its boundaries lie too far left."""
 
     class LeakingPack(Packs):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             positions = torch.cat([torch.arange(len(tokens)) for tokens in sequences])
             return self.packed(model, sequences, positions, _visible(sequences, round(most)))
 

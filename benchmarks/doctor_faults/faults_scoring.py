@@ -34,8 +34,8 @@ def first_token_late(share: float) -> tuple[Change, ...]:
     """The first response token is read from the state before the prompt's last token, as if that were cut off."""
 
     class FirstTokenLate(KnowsPrompts):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            logits = [own.clone() for own in super().passed(model, sequences, layout)]
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            logits = [own.clone() for own in super().compute_logits(model, sequences, layout)]
             for tokens, own in zip(sequences, logits, strict=True):
                 length = self.prompt_length(tokens)
                 if length > 1 and is_chosen(tokens, share):

@@ -11,7 +11,7 @@ from benchmarks.doctor_faults.kept import KnowsPrompts
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Capability, Conditions, Layout
+from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached, Packed
 from lockstep.samplers.torch.static import StaticSampler
 
@@ -30,8 +30,6 @@ def blind_chunks(size: int) -> type[TorchBackend]:
             return Chunked(prompts, capacity)
 
     class BlindChunks(TorchBackend):
-        capabilities = TorchBackend.capabilities | frozenset[Capability](("unchunked",))
-
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             made = StaticSampler if conditions.unchunked else Sampler
             return made(model, conditions.batch_size or 1, conditions.dtype == "bf16")
@@ -49,16 +47,16 @@ def pads_between_turns(block: int) -> type[KnowsPrompts]:
     """To stack rows, the trainer fills prompts up to whole blocks; its mask, made of lengths, hides only the end."""
 
     class PadsBetweenTurns(KnowsPrompts):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded" or len(sequences) == 1:
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             prompts = [self.prompt_length(tokens) for tokens in sequences]
             pads = [-length % block for length in prompts]
             filled = [
                 torch.cat([tokens[:length], tokens.new_zeros(more), tokens[length:]])
                 for tokens, length, more in zip(sequences, prompts, pads, strict=True)
             ]
-            logits = super().passed(model, filled, layout)
+            logits = super().compute_logits(model, filled, layout)
             return [
                 torch.cat([own[: length - 1], own[length - 1 + more :]]) if length else own
                 for own, length, more in zip(logits, prompts, pads, strict=True)
@@ -71,9 +69,9 @@ def unpadded_boundaries(multiple: int) -> type[Packs]:
     """Packed sequences are each padded for their ranks, and positions begin where they would begin without pads."""
 
     class UnpaddedBoundaries(Packs):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             lengths = torch.tensor([len(tokens) for tokens in sequences])
             padded = lengths + -lengths % multiple
             row_N = torch.repeat_interleave(torch.arange(len(lengths)), lengths)

@@ -16,7 +16,7 @@ from transformers import EncoderRepetitionPenaltyLogitsProcessor, LogitsProcesso
 
 from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend, Sequences, shaped
+from lockstep.doctor.backends.hf import HFBackend, Sequences, shape_logits
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.types import Request, SamplingParams
@@ -37,7 +37,7 @@ class _OwnDenominator(HFBackend):
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
         plain_MV, own_M1 = logits_MV.float(), token_M[:, None]
-        scaled_MV = shaped(plain_MV, replace(sampling, top_k=0, top_p=1.0))
+        scaled_MV = shape_logits(plain_MV, replace(sampling, top_k=0, top_p=1.0))
         kept_MW = self.kept(plain_MV, scaled_MV, own_M1, sampling)
         return (scaled_MV.gather(-1, own_M1) - kept_MW.logsumexp(-1, keepdim=True))[:, 0]
 
@@ -50,7 +50,7 @@ class NucleusFirst(_OwnDenominator):
     """The trainer finds the nucleus before it divides by the temperature, the sampler after that."""
 
     def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
-        inside_MV = shaped(plain_MV, replace(sampling, temperature=1.0)).isfinite().scatter(-1, own_M1, True)
+        inside_MV = shape_logits(plain_MV, replace(sampling, temperature=1.0)).isfinite().scatter(-1, own_M1, True)
         return scaled_MV.masked_fill(~inside_MV, float("-inf"))
 
 
@@ -59,8 +59,8 @@ class LikeliestOfEachRank(_OwnDenominator):
 
     def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
         own = replace(sampling, temperature=1.0, top_p=1.0)
-        together_MV = torch.cat([shaped(shard, own) for shard in scaled_MV.tensor_split(_RANKS, -1)], -1)
-        return shaped(together_MV, replace(sampling, temperature=1.0, top_k=0))
+        together_MV = torch.cat([shape_logits(shard, own) for shard in scaled_MV.tensor_split(_RANKS, -1)], -1)
+        return shape_logits(together_MV, replace(sampling, temperature=1.0, top_k=0))
 
 
 def unmasked_lanes(block: int) -> type[HFBackend]:
@@ -68,7 +68,7 @@ def unmasked_lanes(block: int) -> type[HFBackend]:
 
     class UnmaskedLanes(_OwnDenominator):
         def kept(self, plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sampling: SamplingParams) -> Tensor:
-            return F.pad(shaped(plain_MV, sampling), (0, -plain_MV.shape[-1] % block))
+            return F.pad(shape_logits(plain_MV, sampling), (0, -plain_MV.shape[-1] % block))
 
     return UnmaskedLanes
 
@@ -98,7 +98,7 @@ class ThroughUTF8(HFBackend):
         super().__init__(folder, *values, **named)
         self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
-    def received(self, batch: Batch) -> Sequences:
+    def token_ids(self, batch: Batch) -> Sequences:
         pairs = zip(batch.sequences(), batch.sequences("mask"), strict=True)
         return [torch.cat([tokens[~mask], self._again(tokens[mask])]) for tokens, mask in pairs]
 

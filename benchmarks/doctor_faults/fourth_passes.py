@@ -27,14 +27,14 @@ def coarse_states(step: float) -> type[HFBackend]:
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "state_dtype": f"int{round(1 / step).bit_length() + 1}"}
 
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             if "cache" in conditions.parts:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             hook = model.register_forward_hook(_states_kept(step))
             try:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             finally:
                 hook.remove()
 
@@ -74,9 +74,9 @@ def mask_from_ids(count: int) -> type[HFBackend]:
     """The trainer makes its mask from ids: what looks like padding is taken for padding, also inside of a text."""
 
     class MaskFromIds(HFBackend):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout == "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             padded = pad_sequence(list(sequences), batch_first=True)
             seen = (padded >= count).long()
             logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits

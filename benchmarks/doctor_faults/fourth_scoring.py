@@ -81,8 +81,8 @@ def normalised(letters: int) -> type[HFBackend]:
             self._plain, self._normalising = Tokenizer.from_file(file), Tokenizer.from_file(file)
             self._normalising.normalizer = NFC() if letters <= _FEW else NFKC()
 
-        def received(self, batch: Batch) -> Sequences:
-            return [self._again(tokens) for tokens in super().received(batch)]
+        def token_ids(self, batch: Batch) -> Sequences:
+            return [self._again(tokens) for tokens in super().token_ids(batch)]
 
         def _again(self, tokens_T: Tensor) -> Tensor:
             text = self._plain.decode(tokens_T.tolist(), skip_special_tokens=False)

@@ -39,14 +39,14 @@ def sent_in_integers(size: float) -> type[HFBackend]:
                 kept_BHTD.copy_((kept_BHTD / scale).round() * scale)
 
     class SentInIntegers(HFBackend):
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             if "cache" in conditions.parts:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             hook = model.register_forward_hook(sent, with_kwargs=True)
             try:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             finally:
                 hook.remove()
 
@@ -113,9 +113,9 @@ def one_rank_back(ranks: int) -> type[HFBackend]:
     """A sequence lies on ranks in parts, each gets keys from the one before it only, and windows reach further back."""
 
     class OneRankBack(HFBackend):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout == "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             padded = pad_sequence(list(sequences), batch_first=True)
             place = torch.arange(padded.shape[1])
             part = -(-padded.shape[1] // ranks)
@@ -144,9 +144,9 @@ def positions_with_pads(most: int) -> type[HFBackend]:
     """
 
     class PositionsWithPads(HFBackend):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             logits: dict[int, Tensor] = {}
             for group in _alike([len(tokens) for tokens in sequences], most):
                 rows = [sequences[row] for row in group]

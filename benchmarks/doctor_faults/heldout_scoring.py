@@ -16,7 +16,7 @@ from benchmarks.doctor_faults.means import head_of, is_chosen, type_with
 from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.base import USUAL, Conditions, Scores
+from lockstep.doctor.base import USUAL, BackendScores, Conditions
 
 Drawn = tuple[Tensor, Tensor]
 _BOS = 1
@@ -39,7 +39,7 @@ def begins_twice(share: float) -> type[HFBackend]:
     """The trainer tokenises prompts whose text, for some, begins with BOS already; its tokenizer adds another one."""
 
     class BeginsTwice(HFBackend):
-        def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
             more = [int(is_chosen(tokens, share)) for tokens in batch.sequences()]
             masks = [F.pad(mask, (n, 0)) for mask, n in zip(batch.sequences("mask"), more, strict=True)]
             anew = [F.pad(tokens, (n, 0), value=_BOS) for tokens, n in zip(batch.sequences(), more, strict=True)]

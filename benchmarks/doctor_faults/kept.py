@@ -64,10 +64,10 @@ class KnowsPrompts(HFBackend):
         super().__init__(*args, **named)
         self._prompt_lengths: dict[tuple[int, ...], int] = {}
 
-    def received(self, batch: Batch) -> Sequences:
+    def token_ids(self, batch: Batch) -> Sequences:
         for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
             self._prompt_lengths[tuple(tokens.tolist())] = int(mask.long().argmax())
-        return super().received(batch)
+        return super().token_ids(batch)
 
     def prompt_length(self, tokens_T: Tensor) -> int:
         """How many tokens stand before the response; 0 for a sequence that was never received."""
@@ -78,8 +78,8 @@ def shifted_twice(share: float) -> tuple[Change, ...]:
     """A collator shifts labels that the model shifts again; only some rows come through that collator."""
 
     class ShiftedTwice(HFBackend):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            logits = super().passed(model, sequences, layout)
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            logits = super().compute_logits(model, sequences, layout)
             pairs = zip(sequences, logits, strict=True)
             return [own.roll(1, 0) if is_chosen(tokens, share) else own for tokens, own in pairs]
 
@@ -94,8 +94,8 @@ def through_text(share: float) -> tuple[Change, ...]:
             super().__init__(folder, *args, **named)
             self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
-        def received(self, batch: Batch) -> Sequences:
-            return [self._again(tokens) if is_chosen(tokens, share) else tokens for tokens in super().received(batch)]
+        def token_ids(self, batch: Batch) -> Sequences:
+            return [self._again(tokens) if is_chosen(tokens, share) else tokens for tokens in super().token_ids(batch)]
 
         def _again(self, tokens_T: Tensor) -> Tensor:
             length = self.prompt_length(tokens_T)
@@ -205,9 +205,9 @@ def attended_padding(block: float) -> tuple[Change, ...]:
     """The trainer pads on the left, and its mask hides padding in whole blocks only."""
 
     class AttendsPadding(HFBackend):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             padded = pad_sequence(list(sequences), batch_first=True, padding_side="left")
             width = padded.shape[1]
             hidden = [(width - len(tokens)) // round(block) * round(block) for tokens in sequences]

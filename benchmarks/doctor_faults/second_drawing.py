@@ -31,10 +31,10 @@ def reported_late(share: float) -> type[HFBackend]:
     """Some requests get the list of log-probabilities one place late, the first of them twice."""
 
     class ReportedLate(HFBackend):
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
-            tokens_BK, logprob_BK = super().drawn(model, requests, sampling, conditions)
+            tokens_BK, logprob_BK = super().draw(model, requests, sampling, conditions)
             late_BK = torch.cat([logprob_BK[:, :1], logprob_BK[:, :-1]], 1)
             hit = torch.tensor([request.key % 1000 < 1000 * share for request in requests])
             return tokens_BK, torch.where(hit[:, None], late_BK, logprob_BK)
@@ -49,14 +49,14 @@ def cache_in_integers(step: float) -> type[HFBackend]:
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "kv_dtype": "int8"}
 
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             if "cache" in conditions.parts:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             hook = model.register_forward_hook(_kept_as_integers(step), with_kwargs=True)
             try:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             finally:
                 hook.remove()
 
@@ -89,13 +89,13 @@ def stale_prefixes(age: float) -> type[HFBackend]:
     class StalePrefixes(HFBackend):
         capabilities: frozenset[Capability] = HFBackend.capabilities | frozenset[Capability](("fresh",))
 
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             if conditions.fresh:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             with _prompts_by(filled, model):
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
 
     return StalePrefixes
 
@@ -120,18 +120,16 @@ def chunks_overwritten(count: int) -> type[HFBackend]:
         return cache
 
     class ChunksOverwritten(HFBackend):
-        capabilities: frozenset[Capability] = HFBackend.capabilities | frozenset[Capability](("unchunked",))
-
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "prefill_chunk": _BLOCK}
 
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             if conditions.unchunked:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             with _prompts_by(filled, model):
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
 
     return ChunksOverwritten
 
@@ -147,7 +145,7 @@ def pads_seen(count: int) -> type[HFBackend]:
     """Pads prompts to the left, and the mask begins some tokens too early."""
 
     class PadsSeen(HFBackend):
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             usual: Any = model.generate
@@ -158,7 +156,7 @@ def pads_seen(count: int) -> type[HFBackend]:
                 return usual(padded, attention_mask=seen, **named)
 
             with _generating(model, generate):
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
 
     return PadsSeen
 

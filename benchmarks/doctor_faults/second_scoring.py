@@ -51,10 +51,10 @@ def canonical_ids(count: int) -> type[HFBackend]:
     """Some tokens have the text of others, and text is what arrived: the tokenizer takes the other one."""
 
     class CanonicalIds(HFBackend):
-        def received(self, batch: Batch) -> Sequences:
+        def token_ids(self, batch: Batch) -> Sequences:
             return [
                 torch.where((tokens >= 100) & (tokens < 100 + count), tokens + 150, tokens)
-                for tokens in super().received(batch)
+                for tokens in super().token_ids(batch)
             ]
 
     return CanonicalIds
@@ -136,9 +136,9 @@ def late_positions(shift: int) -> type[HFBackend]:
             super().__init__(*values, **named)
             self._usual = replace(self._usual, layout="packed")
 
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             lengths = [len(tokens) for tokens in sequences]
             most = self.context - max(lengths) + 1
             positions = [torch.arange(length) + row * shift % most for row, length in enumerate(lengths)]

@@ -30,8 +30,8 @@ def prompt_of_the_group(share: float) -> type[KnowsPrompts]:
     """
 
     class PromptOfTheGroup(KnowsPrompts):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            logits = super().passed(model, sequences, layout)
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+            logits = super().compute_logits(model, sequences, layout)
             if layout != "padded":
                 return logits
             lasts = [max(self.prompt_length(tokens) - 1, 0) for tokens in sequences]
@@ -48,9 +48,9 @@ def windows_in_blocks(block: int) -> type[HFBackend]:
     """The trainer's block-sparse kernel lets a token see the whole block of keys that its window begins in."""
 
     class WindowsInBlocks(HFBackend):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout == "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             padded = pad_sequence(list(sequences), batch_first=True)
             place = torch.arange(padded.shape[1])
             begins = (place - model.config.sliding_window + 1).clamp(min=0) // block * block

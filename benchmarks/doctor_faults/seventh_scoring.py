@@ -21,7 +21,7 @@ from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.base import USUAL, Conditions, Scores
+from lockstep.doctor.base import USUAL, BackendScores, Conditions
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN
 from lockstep.samplers.torch.static import StaticSampler
@@ -69,12 +69,12 @@ def bonus_by_the_draft(run: int) -> type[HFBackend]:
         _before: tuple[Tensor, ...] | None = None
         """Logits of the steps so far while a response is drawn."""
 
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             self._before = ()
             try:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             finally:
                 self._before = None
 
@@ -98,7 +98,7 @@ def earlier_turns_anew(most: int) -> type[HFBackend]:
             super().__init__(folder, *values, **named)
             self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
-        def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+        def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
             masks = batch.sequences("mask")
             turns = [min(most, int(mask.long().argmax())) for mask in masks]
             pairs = list(zip(batch.sequences(), turns, strict=True))

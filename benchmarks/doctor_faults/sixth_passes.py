@@ -29,9 +29,9 @@ def first_from_pad(block: int) -> type[KnowsPrompts]:
     """The trainer pads prompts on the right and hides the pads well, but reads the first token from the last pad."""
 
     class FirstFromPad(KnowsPrompts):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded" or len(sequences) == 1:
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             prompts = [self.prompt_length(tokens) or len(tokens) for tokens in sequences]
             pads = [-length % block for length in prompts]
             filled = [
@@ -80,14 +80,14 @@ def scales_of_the_first_batch(error: float) -> type[HFBackend]:
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "kv_cache_dtype": str(dtype).removeprefix("torch.")}
 
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             if "cache" in conditions.parts:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             hook = model.register_forward_hook(_kept_in(dtype, self._scales))
             try:
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
             finally:
                 hook.remove()
 

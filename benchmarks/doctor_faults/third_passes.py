@@ -134,9 +134,9 @@ def narrow_segment_ids(count: int) -> type[HFBackend]:
             super().__init__(*values, **named)
             self._usual = replace(self._usual, layout="packed")
 
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "packed":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             lengths = torch.tensor([len(tokens) for tokens in sequences])
             segment_N = torch.repeat_interleave(torch.arange(len(sequences)) % count, lengths)
             hidden_NN = (segment_N[:, None] != segment_N[None]).logical_or(
@@ -160,9 +160,9 @@ def pads_counted(block: int) -> type[HFBackend]:
     """A trainer pads on the left; positions begin at the last whole block of padding, not behind all of it."""
 
     class PadsCounted(HFBackend):
-        def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded":
-                return super().passed(model, sequences, layout)
+                return super().compute_logits(model, sequences, layout)
             padded = pad_sequence(list(sequences), batch_first=True, padding_side="left")
             pads = padded.shape[1] - torch.tensor([len(tokens) for tokens in sequences])
             place = torch.arange(padded.shape[1])

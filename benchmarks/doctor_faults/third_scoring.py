@@ -51,11 +51,11 @@ def drawing_through(processor: Processing) -> type[HFBackend]:
     """An engine that puts logits through one more processor while it draws."""
 
     class DrawsThrough(HFBackend):
-        def drawn(
+        def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
             with processed(model, processor(model, requests, sampling)):
-                return super().drawn(model, requests, sampling, conditions)
+                return super().draw(model, requests, sampling, conditions)
 
     return DrawsThrough
 
@@ -147,7 +147,7 @@ def specials_skipped(count: int) -> type[HFBackend]:
             self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
             self._tokenizer.add_special_tokens([f"w{token}" for token in range(200, 200 + count)])
 
-        def received(self, batch: Batch) -> Sequences:
+        def token_ids(self, batch: Batch) -> Sequences:
             pairs = zip(batch.sequences(), batch.sequences("mask"), strict=True)
             return [torch.cat([tokens[~mask], self._again(tokens[mask])]) for tokens, mask in pairs]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.rows import DataError
-from lockstep.doctor.options import Limits
-from lockstep.doctor.verdict import EXIT_CODES, Judgement, judge
+from lockstep.doctor.options import DoctorLimits
+from lockstep.doctor.verdict import EXIT_CODES, CellJudgement, judge
 from lockstep.whole_files import write_whole
 from lockstep_doctor.analyze import Analysis, analyze, describe_figures, describe_findings
 from lockstep_doctor.dumps import Dump, DumpError, FieldNames, read_dump
@@ -38,7 +38,7 @@ def analyze_file(file: Path, names: FieldNames, out: Path | None) -> int:
             f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name the other one by "
             f"--{missing}-column, or say lockstep doctor locate {file} --model FOLDER"
         )
-    judgement = judge(dump.columns.compare(), None, None, Limits())
+    judgement = judge(dump.columns.compare(), None, None, DoctorLimits())
     analysis = analyze(dump.columns)
     print("\n".join(_lines(file, dump, judgement, analysis)))
     if out is not None:
@@ -47,7 +47,7 @@ def analyze_file(file: Path, names: FieldNames, out: Path | None) -> int:
     return EXIT_CODES[judgement.verdict]
 
 
-def _lines(file: Path, dump: Dump, judgement: Judgement, analysis: Analysis) -> list[str]:
+def _lines(file: Path, dump: Dump, judgement: CellJudgement, analysis: Analysis) -> list[str]:
     numbers = analysis.figures
     none = "No rule and no formula fits." if judgement.verdict == "FAIL" else "Nothing in particular."
     return [
@@ -69,7 +69,7 @@ def _lines(file: Path, dump: Dump, judgement: Judgement, analysis: Analysis) -> 
     ]
 
 
-def _document(file: Path, dump: Dump, judgement: Judgement, analysis: Analysis) -> dict[str, Any]:
+def _document(file: Path, dump: Dump, judgement: CellJudgement, analysis: Analysis) -> dict[str, Any]:
     compared = analysis.compared
     return {
         "schema": _SCHEMA,

@@ -1,10 +1,9 @@
-"""What the doctor asks of a backend, and what a probe may change about how it computes."""
+"""Interface of a backend, and the conditions under which it can be made to compute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -18,33 +17,21 @@ Layout = Literal["alone", "padded", "packed"]
 """One sequence per pass; side by side with padding; end to end in one row."""
 Kernel = Literal["eager", "sdpa"]
 Part = Literal["head", "softmax", "norm", "rope", "router", "cache"]
-"""What can be computed in fp32 alone: logits, log-softmax, norms, rotary embedding, router, keys and values."""
+"""Parts that can run in fp32 alone: logits, log-softmax, norms, rotary embedding, router, KV cache."""
 ROTARY = ("rotary_emb", "pos_emb")
-"""What models call the module that gives the angles of positions."""
-POSITIONS = ("wpe", "position_embeddings")
-"""What models call a table of learned positions."""
+"""Names of rotary embedding modules."""
 Capability = Literal[
     "generate",  # draws responses, with the log-probabilities that it drew with
     "shaped",  # rescores under a temperature, top-k and top-p
-    "dtype",
-    "batch_size",
-    "layout",
-    "kernel",
-    "parts",
-    "config",
-    "fresh",
-    "unchunked",
-    "evaluation",  # these eight: can be changed by the condition of that name
-    "weights",  # shows its weights, every element
-    "fingerprints",  # shows fingerprints of what it computes with
-    "load",  # takes weights
+    "batch_size",  # computes with the batch size of the conditions
+    "fresh",  # drops its caches where the conditions say so
     "modules",  # shows its modules, so that its layers can be watched and replayed
 ]
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a backend computes, as far as that is not how it usually does. A probe changes exactly one of them.
+    """Deviations from how a backend usually computes.
 
     Attributes:
         dtype: Of the computation; None: the backend's own.
@@ -82,31 +69,21 @@ class Conditions:
             self.evaluation or other.evaluation,
         )
 
-    def __str__(self) -> str:
-        usual = Conditions()
-        said = [f"{name}={value}" for name, value in vars(self).items() if value != getattr(usual, name)]
-        return ", ".join(said) or "as usual"
-
 
 USUAL = Conditions()
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Log-probabilities of a batch's masked tokens, and what was really done to get them.
+class BackendScores:
+    """Log-probabilities of a batch's masked tokens.
 
     Attributes:
         logprob: Of each masked token, nats, fp32 [N]; 0 elsewhere.
         tokens: The ids that were really scored, sequence by sequence.
-        effective: What was observed while it computed, for the proof that a condition took effect: `dtype` of the
-            layers, `rows` of the largest pass, `layout`, `kernel`, `head` (the logits' type), `parts` (modules that
-            computed in fp32), `training` (mode), `attended` (tokens that masks of padded rows show), `prefix_hits`,
-            `unchunked`, and what else it knows.
     """
 
     logprob: Tensor
     tokens: tuple[tuple[int, ...], ...]
-    effective: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -127,16 +104,16 @@ class Backend(Protocol):
         ...
 
     def settings(self) -> Mapping[str, Any]:
-        """What else shapes its numbers: dtype, kernel, training (mode), batch_size, layout, tensor_parallel_size (of
-        more than one rank), kv_dtype, quantization; whatever it knows."""
+        """Returns all known settings that shape its numbers: dtype, kernel, training (mode), batch_size, layout,
+        tensor_parallel_size (of more than one rank), kv_dtype, quantization."""
         ...
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         """Scores the masked tokens under `batch.sampling` (None: temperature 1, all tokens) by prefill."""
         ...
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
-        """As `Sampler.generate`; `sampler_logprob` is what its decoding said."""
+        """Generates like `Sampler.generate`; `sampler_logprob` comes from its decoding."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -145,14 +122,6 @@ class Backend(Protocol):
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Takes tensors by name; the others stay."""
-        ...
-
-    def holding(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """While it holds these tensors; afterwards all is as it was, to the bit."""
-        ...
-
-    def fingerprints(self) -> Mapping[str, int]:
-        """`weight_sync.fingerprints.fingerprint` of each tensor that it computes with."""
         ...
 
     def network(self, conditions: Conditions = USUAL) -> Network:

@@ -1,4 +1,4 @@
-"""How sure a figure is: exact bounds on rates, the bootstrap over clusters, Student's test, several tests at once.
+"""Confidence bounds: exact ones for rates, a bootstrap over clusters, Student's t, and multiple tests.
 
 What can be bounded knows its value and, for any level, a bound on either side; and how surely it is on this or that
 side of a limit, as p-values. A p-value is the least level at which the bound still lies on that side.
@@ -105,7 +105,7 @@ class Student:
 
     @classmethod
     def jackknife(cls, totals: Tensor, statistic: Callable[[Tensor], Tensor]) -> Student:
-        """Of a smooth function of sums over clusters, [G, K] → [G]; each cluster is left out once (Tukey 1958)."""
+        """Estimates a smooth function of sums over clusters, [G, K] → [G], leaving each out once (Tukey 1958)."""
         whole, clusters = totals.sum(0, keepdim=True), totals.shape[0]
         value = float(statistic(whole))
         if clusters < 2:
@@ -128,12 +128,12 @@ class Student:
 
     @property
     def z(self) -> float:
-        """As far from 0 as a normal variable of the same p-value."""
+        """Normal quantile with the same p-value."""
         p = max(self._p(abs(self.value)), _TINY)
         return math.copysign(-NormalDist().inv_cdf(p), self.value) if self.value else 0.0
 
     def _p(self, distance: float) -> float:
-        """Of an estimate that is so far on one side, or more."""
+        """Returns the one-sided p-value of a distance."""
         if self.clusters < 2 or not self.error < math.inf:
             return 1.0
         if self.error == 0:
@@ -169,14 +169,14 @@ class Bootstrap:
 
     @classmethod
     def of(cls, totals: Tensor, level: float) -> Bootstrap:
-        """Of sums and counts of clusters [G, 2], with as many resamples as bounds of `level` need."""
+        """Resamples sums and counts of clusters [G, 2], as often as bounds of `level` need."""
         clusters, value = totals.shape[0], float(totals[:, 0].sum() / totals[:, 1].sum())
         if clusters < 2:
             return cls(value, 1.0, torch.tensor([-math.inf, math.inf]))
         products = _products(totals, value)
         resamples = max(_LEAST_RESAMPLES, min(math.ceil(_TAIL / level), _MOST_NUMBERS // clusters))
         dust = 1e-14 * abs(value)  # what rounding makes of equal numbers is no variance
-        away, errors = _ratio(_resampled(products, resamples), clusters, dust)
+        away, errors = _ratio(_resample(products, resamples), clusters, dust)
         _, error = _ratio(products.sum(0, keepdim=True), clusters, dust)
         # A resample of one cluster again and again has no error: it is as far away as can be, on its side.
         t = torch.where(errors > 0, away / errors, torch.where(away.abs() <= dust, 0.0, away * math.inf))
@@ -245,7 +245,7 @@ def beta_tail(a: float, b: float, x: float) -> float:
 
 
 def _products(totals: Tensor, value: float) -> Tensor:
-    """What the mean and its standard error are made of, [G, 5]: s, n, s², s·n, n², s being each cluster's excess."""
+    """Returns the terms of the mean and its standard error, [G, 5]: s, n, s², s·n, n²; s is a cluster's excess."""
     sums, n = totals.unbind(1)
     s = sums - value * n
     return torch.stack([s, n, s * s, s * n, n * n], 1)
@@ -259,7 +259,7 @@ def _ratio(sums: Tensor, clusters: int, dust: float) -> tuple[Tensor, Tensor]:
     return excess, torch.where(variance > dust**2 * nn, variance, 0.0).sqrt() / n
 
 
-def _resampled(rows_GK: Tensor, resamples: int) -> Tensor:
+def _resample(rows_GK: Tensor, resamples: int) -> Tensor:
     """Sums over G rows that are drawn with replacement, `resamples` times. Returns [R, K]."""
     clusters = rows_GK.shape[0]
     block = max(1, _NUMBERS_AT_ONCE // clusters)
@@ -274,7 +274,7 @@ def _resampled(rows_GK: Tensor, resamples: int) -> Tensor:
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function crosses 0, by halving."""
+    """Returns the root of an increasing function, by bisection."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if rising(middle) >= 0 else (middle, high)

@@ -31,7 +31,7 @@ from lockstep.doctor.measure import floor_conditions
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.plan import ROOM
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.routing import chosen_experts, count_experts
+from lockstep.doctor.routing import count_experts, record_experts
 from lockstep.doctor.untrained import find_untrained
 from lockstep.doctor.verdict import DUST
 from lockstep.errors import InputError
@@ -179,7 +179,7 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
 
 
 def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) -> Iterator[Observation]:
-    """Of mixtures: who is never chosen, and where two backends choose otherwise."""
+    """Checks the routers of a mixture: experts never chosen, and choices that differ between backends."""
     sequences = [torch.tensor(request.tokens) for request in requests]
     chosen: dict[str, Mapping[str, torch.Tensor]] = {}
     for name, backend in backends.items():
@@ -189,7 +189,7 @@ def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) 
         if "modules" not in backend.capabilities:
             yield Observation("experts", name, "SKIPPED", "it does not show its routers")
             continue
-        chosen[name] = chosen_experts(backend.network(), sequences, backend.config())
+        chosen[name] = record_experts(backend.network(), sequences, backend.config())
         idle = {layer: sorted(set(range(experts)) - set(ids.unique().tolist())) for layer, ids in chosen[name].items()}
         never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
         said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
@@ -221,7 +221,7 @@ def check_matrix(
     for name, dtype, compiled in product(recipe.backends, dtypes, (False, True)):
         what = f"{name}, {dtype}, {'compiled' if compiled else 'eager'}"
         limit = 1 + DUST + recipe.limits.floor_factor * (floors[dtype] - 1)
-        computed = _computed(recipe, name, dtype, compiled, asked, shown)
+        computed = _compute(recipe, name, dtype, compiled, asked, shown)
         if isinstance(computed, str):
             yield Observation("matrix", what, "SKIPPED", computed)
             continue
@@ -230,10 +230,10 @@ def check_matrix(
         yield Observation("matrix", what, outcome, f"mean e^|Δ| {value:.5f}, at most {limit:.5f}")
 
 
-def _computed(
+def _compute(
     recipe: DoctorRecipe, name: str, dtype: DType, compiled: bool, batch: Batch, shown: Progress
 ) -> torch.Tensor | str:
-    """What a backend of its own says about a batch, or why there is none."""
+    """Scores a batch with a freshly built backend; returns log-probabilities or the error."""
     if compiled and not name.startswith(("vllm", "torch")):
         return f"{name} has no compiled form here"
     learner = recipe.learner.model_copy(update={"dtype": dtype})
@@ -251,7 +251,7 @@ def _requests(recipe: DoctorRecipe, source: PromptSource, context: int) -> list[
 
 
 def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
-    """How many tokens a response has, or the refusal."""
+    """Counts the tokens of a response; returns the error if refused."""
     request = Request(tuple(k % 50 for k in range(prompt)), 0)
     try:
         return int(backend.generate([request], SamplingParams(tokens, temperature=0.0)).mask.sum())
@@ -260,6 +260,6 @@ def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
 
 
 def _by_sequence(batch: Batch, column_N: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each sequence its part of a column, and its mask."""
+    """Yields each sequence's part of a column, and its mask."""
     sizes = batch.lengths.tolist()
     yield from zip(column_N.split(sizes), batch.mask.split(sizes), strict=True)

@@ -1,4 +1,4 @@
-"""Cells of a table as they are measured, a file each, so that a table that was stopped goes on where it was.
+"""Cells of a table as they are measured, a file each, so that a stopped table resumes.
 
 NN.safetensors   tokens and log-probabilities, as in `columns.safetensors`; what is no tensor is in its header
 """
@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.judging import Row
+from lockstep.doctor.judging import TableRow
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.plan import Cell
 from lockstep.doctor.report import columns_of
@@ -36,7 +36,7 @@ class Cells:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "cells"
 
-    def keep(self, number: int, row: Row, repeats: Sequence[Repeated]) -> None:
+    def keep(self, number: int, row: TableRow, repeats: Sequence[Repeated]) -> None:
         """Writes a measured cell, whole or not at all."""
         self._folder.mkdir(exist_ok=True)
         drawers = [
@@ -45,15 +45,15 @@ class Cells:
         said = {"drawers": drawers, "repeats": [asdict(one) for one in repeats], "seconds": row.seconds}
         write_whole(self._file(number), [save(columns_of([row]), {"said": json.dumps(said)})])
 
-    def read(self, number: int, cell: Cell) -> tuple[Row, list[Repeated]] | None:
+    def read(self, number: int, cell: Cell) -> tuple[TableRow, list[Repeated]] | None:
         """A cell as it was measured; None where it was not."""
         if not self._file(number).is_file():
             return None
         with safe_open(self._file(number), "pt") as file:
             said: dict[str, Any] = json.loads(file.metadata()["said"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        drawn = tuple(_drawn(one, cell, tensors) for one in said["drawers"])
-        return Row(cell, "measured", drawn, said["seconds"]), [Repeated(**one) for one in said["repeats"]]
+        drawn = tuple(_read_samples(one, cell, tensors) for one in said["drawers"])
+        return TableRow(cell, "measured", drawn, said["seconds"]), [Repeated(**one) for one in said["repeats"]]
 
     def drop(self) -> None:
         """Takes the files away; the report holds what was in them."""
@@ -63,7 +63,7 @@ class Cells:
         return self._folder / f"{number:02}.safetensors"
 
 
-def _drawn(said: Mapping[str, Any], cell: Cell, tensors: Mapping[str, Tensor]) -> Drawn:
+def _read_samples(said: Mapping[str, Any], cell: Cell, tensors: Mapping[str, Tensor]) -> Drawn:
     start = f"0.{said['drawer']}."
     own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
     tokens, lengths, mask, cluster, decoded = (own.pop(name) for name in _OURS)

@@ -1,4 +1,4 @@
-"""What `lockstep doctor table MODEL` and its like ask for: a recipe, begun from a run's own where MODEL is one."""
+"""Recipe of `lockstep doctor table MODEL` and its like, based on a run's own where MODEL is a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def doctor_recipe(
 
 
 def _as_trained(own: Path) -> Layer:
-    """What a run's recipe says that the doctor needs too, under the same words."""
+    """Returns the settings of a run's recipe that the doctor shares."""
     training = load_run(own.parent).training
     tree, said = training.model_dump(mode="json"), dict[str, Any](learner=computation_of(training))
     if "sampler" in tree:

@@ -24,11 +24,11 @@ import torch
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import CHUNK
-from lockstep.doctor.backends.in_process import InProcess
+from lockstep.doctor.backends.in_process import InProcessBackend
 from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.measure import floor_conditions, kinds_of
-from lockstep.doctor.options import Grid
-from lockstep.doctor.plan import Cell, drawers_of, range_of, rescored_of
+from lockstep.doctor.options import DoctorGrid
+from lockstep.doctor.plan import Cell, drawers_of, range_of, rescore_limit
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.types import Request, SamplingParams
 
@@ -60,8 +60,8 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What a table takes.
+class TableEstimate:
+    """Cost of a table.
 
     Attributes:
         seconds: With as few sequences as the grid allows.
@@ -86,9 +86,9 @@ def count_operations(sizes: Sizes, tokens: int) -> float:
 
 
 def estimate(
-    backends: Mapping[str, Backend], witness: Backend, dtypes: Sequence[DType], grid: Grid, cells: Sequence[Cell],
+    backends: Mapping[str, Backend], witness: Backend, dtypes: Sequence[DType], grid: DoctorGrid, cells: Sequence[Cell],
     sizes: Sizes,
-) -> Estimate:  # fmt: skip
+) -> TableEstimate:  # fmt: skip
     """Measures rates, and sums up the cells.
 
     Args:
@@ -110,12 +110,12 @@ def estimate(
         return sum(count_seconds(cell, count, backends, speeds, floor, grid, sizes) for cell, count in pairs)
 
     fewest, most = count_all(low for low, _ in ranges), count_all(high for _, high in ranges)
-    return Estimate(fewest, most, count_bytes(backends, dtypes, grid, cells, sizes))
+    return TableEstimate(fewest, most, count_bytes(backends, dtypes, grid, cells, sizes))
 
 
 def count_seconds(
     cell: Cell, count: int, backends: Mapping[str, Backend], speeds: Mapping[str, Speed], floor: Sequence[Speed],
-    grid: Grid, sizes: Sizes,
+    grid: DoctorGrid, sizes: Sizes,
 ) -> float:  # fmt: skip
     """Seconds of a cell with so many sequences."""
     generating = [name for name, backend in backends.items() if "generate" in backend.capabilities]
@@ -126,7 +126,7 @@ def count_seconds(
         for name, speed in speeds.items()
     }
     witnessed = sum(speed.pass_s(sizes, cell.length) for speed in floor) * len(kinds_of(cell.sampling, backends))
-    drawers, rescored = drawers_of(cell, grid, generating), min(count, rescored_of(cell, grid))
+    drawers, rescored = drawers_of(cell, grid, generating), min(count, rescore_limit(cell, grid))
     seconds = math.ceil(count / cell.batch_size) * sum(steps[name] for name in drawers)
     seconds += len(drawers) * rescored * (sum(scoring.values()) + witnessed)
     if cell.length == min(grid.lengths):
@@ -136,10 +136,10 @@ def count_seconds(
 
 
 def count_bytes(
-    backends: Mapping[str, Backend], dtypes: Sequence[DType], grid: Grid, cells: Sequence[Cell], sizes: Sizes
+    backends: Mapping[str, Backend], dtypes: Sequence[DType], grid: DoctorGrid, cells: Sequence[Cell], sizes: Sizes
 ) -> int:
     """Bytes that this process holds at most; those of engines and of learners over ranks are theirs."""
-    here = [backend for backend in backends.values() if isinstance(backend, InProcess)]
+    here = [backend for backend in backends.values() if isinstance(backend, InProcessBackend)]
     copies = 2 * _FP32 + sum(2 for dtype in dtypes if dtype != "fp32")  # the witness, by two kernels
     copies += sum(_FP32 if backend.held == "fp32" else _size(backend.settings()["dtype"]) for backend in here)
     longest = max((cell.length for cell in cells), default=1)
@@ -148,7 +148,7 @@ def count_bytes(
     passed = _FP32 * (2 * tokens * sizes.vocabulary + 3 * sizes.heads * chunk * longest + 4 * tokens * sizes.hidden)
     drawn = [cell for cell in cells for one in [drawers_of(cell, grid, list(backends))] if here and one]
     cache = max((2 * _FP32 * cell.batch_size * cell.length * sizes.cache for cell in drawn), default=0)
-    return held_bytes() + copies * sizes.policy + max(passed, cache)
+    return peak_bytes() + copies * sizes.policy + max(passed, cache)
 
 
 def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None) -> Speed:
@@ -169,7 +169,7 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
     return Speed(max(0.0, seconds[short] - count_operations(sizes, short) / rate), rate, steps)
 
 
-def held_bytes() -> int:
+def peak_bytes() -> int:
     """Most bytes that this process has held so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

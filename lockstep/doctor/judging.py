@@ -1,4 +1,4 @@
-"""From measured cells to a verdict on each one and pair, and on the whole table."""
+"""Verdicts on each measured cell and pair, and on the whole table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Literal
 
 from lockstep.doctor.base import Backend, Side
 from lockstep.doctor.measure import Drawn
-from lockstep.doctor.options import Limits
+from lockstep.doctor.options import DoctorLimits
 from lockstep.doctor.plan import FEWEST, Cell
-from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause, Judgement, Verdict, judge, judge_tails, step_down
+from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, Clause, Verdict, judge, judge_tails, step_down
 from lockstep.errors import InputError
 from lockstep_doctor.statistics import Compared
 
@@ -23,7 +23,7 @@ SHORTEST_SEGMENT = 250
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A cell, and what was measured there.
 
     Attributes:
@@ -39,13 +39,13 @@ class Row:
     seconds: float = 0.0
 
     def by(self, drawer: str) -> Drawn | None:
-        """What a backend drew, if it draws."""
+        """Returns a backend's samples, if it draws."""
         return next((drawn for drawn in self.drawn if drawn.drawer == drawer), None)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What became of a pair in a cell.
+class PairJudgement:
+    """Judgement of a pair in a cell.
 
     Attributes:
         row: Number of the row.
@@ -55,14 +55,14 @@ class Judged:
 
     row: int
     pair: Pair
-    judgement: Judgement
+    judgement: CellJudgement
 
 
 def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
     """Each with each; the earlier one is the training side, or the one that draws no responses, of which one may be.
 
     Raises:
-        ValueError: If nobody draws any.
+        ValueError: If no backend draws any.
     """
     draw = [name for name, backend in backends.items() if "generate" in backend.capabilities]
     if not draw:
@@ -71,24 +71,26 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
     return [pair if pair[1] in draw else (pair[1], pair[0]) for pair in both]
 
 
-def judged(rows: Sequence[Row], pairs: Sequence[Pair], limits: Limits) -> list[Judged]:
+def judge_rows(rows: Sequence[TableRow], pairs: Sequence[Pair], limits: DoctorLimits) -> list[PairJudgement]:
     """Judges all measured cells of all pairs together: what is rare is counted over a pair's cells."""
     measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
     where = [(number, pair) for pair in pairs for number, _ in measured]
-    found: list[Judgement] = []
+    found: list[CellJudgement] = []
     for pair in pairs:
         tails = judge_tails([part for _, row in measured for part in _parts(row, pair)], limits) if measured else None
         found += [judge_row(row, pair, limits, len(where), tails) for _, row in measured]
-    return [Judged(*place, one) for place, one in zip(where, step_down(found, limits), strict=True)]
+    return [PairJudgement(*place, one) for place, one in zip(where, step_down(found, limits), strict=True)]
 
 
-def judge_row(row: Row, pair: Pair, limits: Limits, cells: int, tails: Clause | None = None) -> Judgement:
+def judge_row(
+    row: TableRow, pair: Pair, limits: DoctorLimits, cells: int, tails: Clause | None = None
+) -> CellJudgement:
     """Judges one of so many cells."""
-    by_side = drawn_for(row, pair)
+    by_side = samples_for(row, pair)
     infer_drawn, train_drawn = by_side["infer"], by_side.get("train")
     return judge(
-        _independent(infer_drawn.compared(*pair)),
-        None if train_drawn is None else _independent(train_drawn.compared(*pair)),
+        _independent(infer_drawn.compare(*pair)),
+        None if train_drawn is None else _independent(train_drawn.compare(*pair)),
         infer_drawn.floor(*pair),
         limits,
         cells,
@@ -104,24 +106,24 @@ def counts_segments(row: Row, pair: Pair) -> bool:
 
 
 def _independent(compared: Compared) -> Compared:
-    """What bounds are made of: sequences, or, where a cell has too few and they are long, segments of them."""
+    """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long ones."""
     few = compared.lengths.numel() < LEAST_CLUSTERS
     return compared.in_segments(FEWEST, SHORTEST_SEGMENT) if few else compared
 
 
-def whole(found: Sequence[Judged]) -> Verdict:
+def whole(found: Sequence[PairJudgement]) -> Verdict:
     """The worst of all; nothing measured shows nothing."""
     verdicts = {one.judgement.verdict for one in found} or {"INCONCLUSIVE"}
     return "FAIL" if "FAIL" in verdicts else "INCONCLUSIVE" if "INCONCLUSIVE" in verdicts else "PASS"
 
 
-def drawn_for(row: Row, pair: Pair) -> Mapping[Side, Drawn]:
-    """By side of a pair what it drew; what was drawn for all stands for the inference side where it drew nothing."""
+def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
+    """Returns the samples of each side; the shared ones stand in for an inference side that drew none."""
     own, other = row.by(pair[0]), row.by(pair[1]) or row.drawn[-1]
     found: dict[Side, Drawn] = {"infer": other}
     return found if own is None else {**found, "train": own}
 
 
-def _parts(row: Row, pair: Pair) -> list[Compared]:
-    """What a pair says in a row, of what was drawn for it."""
-    return [drawn.compared(*pair) for drawn in drawn_for(row, pair).values()]
+def _parts(row: TableRow, pair: Pair) -> list[Compared]:
+    """Returns a pair's comparisons in a row, one for each set of samples."""
+    return [drawn.compare(*pair) for drawn in samples_for(row, pair).values()]

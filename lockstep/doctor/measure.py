@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.doctor.base import USUAL, Backend, Conditions, DType
-from lockstep.doctor.options import Grid
-from lockstep.doctor.plan import Cell, clusters_of, drawers_of, rescored_of
+from lockstep.doctor.options import DoctorGrid
+from lockstep.doctor.plan import Cell, clusters_of, drawers_of, rescore_limit
 from lockstep.types import Request, SamplingParams
 from lockstep_doctor.statistics import Compared
 
@@ -45,17 +45,17 @@ class Drawn:
     strangers: frozenset[str]
 
     def kind(self, train: str, infer: str) -> Kind:
-        """How a pair is compared: under the distribution that was drawn from where both sides can tell."""
+        """Returns the kind of a comparison: under the sampling distribution where both sides support it."""
         needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
         return "shaped" if all(("shaped", name) in self.scores for name in needed) else "plain"
 
     def columns(self, train: str, infer: str) -> tuple[str, str]:
-        """What a pair's two columns are called in `tensors`."""
+        """Returns the names of a pair's two columns in `tensors`."""
         kind = self.kind(train, infer)
         decoded = kind == "shaped" and infer == self.drawer
         return f"{kind}.{train}", "decoded" if decoded else f"{kind}.{infer}"
 
-    def compared(self, train: str, infer: str) -> Compared:
+    def compare(self, train: str, infer: str) -> Compared:
         """A pair's two columns: of decoding for what the inference side drew itself, else of prefill."""
         of_train, of_infer = (self.tensors()[name] for name in self.columns(train, infer))
         mask = self.batch.mask
@@ -68,7 +68,7 @@ class Drawn:
         )
 
     def distribution(self, train: str, infer: str) -> SamplingParams | None:
-        """That a pair's tokens were drawn from, and scored under.
+        """Returns the distribution that a pair's tokens were drawn from, and scored under.
 
         Where they were scored under another, no side's probabilities of what was drawn add up to 1, as little as those
         of greedy tokens do, and it is said to be greedy.
@@ -79,7 +79,7 @@ class Drawn:
         return SamplingParams(sampling.max_tokens, temperature=0.0)
 
     def floor(self, train: str, infer: str) -> Tensor:
-        """What rounding alone makes of a pair's Δ, token by token, nats, fp32 [M]."""
+        """Returns a pair's |Δ| from rounding alone, per token, nats, fp32 [M]."""
         kind = self.kind(train, infer)
         return torch.hypot(*(self.roundings[kind, self.dtypes[name]] for name in (train, infer)))
 
@@ -99,16 +99,16 @@ class Bench:
         grid: Its bounds.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: Grid) -> None:
+    def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: DoctorGrid) -> None:
         self._backends, self._witness, self._grid = backends, witness, grid
         self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
 
-    def drawn(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
-        """What each of the cell's drawers drew, and all say about it."""
+    def draw(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
+        """Draws with each of the cell's drawers, and scores the samples with all backends."""
         generating = [name for name, backend in self._backends.items() if "generate" in backend.capabilities]
-        kept = range(min(len(requests), rescored_of(cell, self._grid)))
+        kept = range(min(len(requests), rescore_limit(cell, self._grid)))
         return [
-            self._rescored(
+            self._rescore(
                 cell,
                 name,
                 self._backends[name].generate(requests, cell.sampling, beside(self._backends[name], cell)).select(kept),
@@ -117,14 +117,14 @@ class Bench:
             for name in drawers_of(cell, self._grid, generating)
         ]
 
-    def _rescored(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
+    def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
         scores: dict[tuple[Kind, str], Tensor] = {}
         strangers: set[str] = set()
         for name, backend in self._backends.items():
             for kind in kinds_of(cell.sampling, self._backends):
                 if kind == "shaped" and not cell.sampling.unshaped and "shaped" not in backend.capabilities:
                     continue
-                scored = backend.score(_asked(backend, kind, batch), self._side_by_side(backend, cell, batch))
+                scored = backend.score(_adapt(backend, kind, batch), self._side_by_side(backend, cell, batch))
                 scores[kind, name] = scored.logprob[batch.mask]
                 if scored.tokens != tuple(tuple(tokens.tolist()) for tokens in batch.sequences()):
                     strangers.add(name)
@@ -135,7 +135,7 @@ class Bench:
             batch["sampler_logprob"][batch.mask],
             scores,
             {
-                (kind, dtype): self._rounding(_asked(self._witness, kind, batch), dtype, cell)
+                (kind, dtype): self._rounding(_adapt(self._witness, kind, batch), dtype, cell)
                 for kind in kinds_of(cell.sampling, self._backends)
                 for dtype in sorted(set(self.dtypes.values()))
             },
@@ -158,13 +158,13 @@ class Bench:
 
 
 def kinds_of(sampling: SamplingParams, backends: Mapping[str, Backend]) -> tuple[Kind, ...]:
-    """At temperature 1, too, where some backend knows nothing else."""
+    """Returns the kinds of scores: also at temperature 1 if a backend supports no other."""
     same = sampling.unshaped or all("shaped" in backend.capabilities for backend in backends.values())
     return ("shaped",) if same else ("shaped", "plain")
 
 
 def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
-    """What the witness's two passes are: one in fp32 and one in the type; in fp32, by its two kernels and layouts."""
+    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels and layouts."""
     exact = Conditions(dtype="fp32", layout="padded")
     alone = Conditions(dtype="fp32", layout="alone", kernel="eager")
     return exact, alone if dtype == "fp32" else exact.but(Conditions(dtype=dtype))
@@ -191,11 +191,11 @@ class Repeated:
     rms: float
 
 
-def repeated(cell: Cell, name: str, backend: Backend, requests: Sequence[Request], times: int) -> Repeated:
+def repeat(cell: Cell, name: str, backend: Backend, requests: Sequence[Request], times: int) -> Repeated:
     """Asks for one batch of a cell so many times, and scores what came first as often."""
     conditions = beside(backend, cell)
     rounds = [backend.generate(requests[: cell.batch_size], cell.sampling, conditions) for _ in range(times)]
-    asked = _asked(backend, "shaped", rounds[0])
+    asked = _adapt(backend, "shaped", rounds[0])
     scores = [backend.score(asked, conditions).logprob for _ in range(times)]
     tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
     bits = [
@@ -211,6 +211,6 @@ def beside(backend: Backend, cell: Cell) -> Conditions:
     return Conditions(batch_size=cell.batch_size) if "batch_size" in backend.capabilities else USUAL
 
 
-def _asked(backend: Backend, kind: Kind, batch: Batch) -> Batch:
+def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:
     """The batch as a backend is asked to score it; one that knows only temperature 1 is not told another."""
     return batch if kind == "shaped" and "shaped" in backend.capabilities else replace(batch, sampling=None)

@@ -36,14 +36,14 @@ def ranks_of(backend: BackendName) -> Parallel:
 
 
 class DoctorData(PromptSection):
-    """Where real prompts come from."""
+    """Source of real prompts."""
 
     prompts: Paths | None = Field(
         default=None, description="file of rows, or a list of files; null: the few that ship with Lockstep"
     )
 
     def cut(self, rows: Paths, room: int) -> DataSection:
-        """The same for whoever reads `rows`: in their order, no prompt longer than `room` leaves it."""
+        """The same section for other `rows`, in their order, without prompts longer than `room`."""
         return self.as_data(rows, answer="", room=room)
 
 
@@ -56,7 +56,7 @@ class Method(Section):
 
     @property
     def name(self) -> str:
-        """What it is called in a table."""
+        """Label in a table."""
         if self.temperature == 0:
             return "greedy"
         cuts = [f"top_k={self.top_k}"] * (self.top_k > 0) + [f"top_p={self.top_p:g}"] * (self.top_p < 1)
@@ -69,7 +69,7 @@ class Method(Section):
         return self
 
 
-class Grid(Section):
+class DoctorGrid(Section):
     """The cells of the table: every length with every kind of data, method and batch size."""
 
     lengths: tuple[PositiveInt, ...] = Field(default=(100, 1000, 10000), description="tokens of a response")
@@ -108,8 +108,8 @@ class Grid(Section):
     )
 
 
-class Limits(Section):
-    """What counts as agreement."""
+class DoctorLimits(Section):
+    """Limits of agreement."""
 
     max_mult_prob_error: PositiveFloat = Field(default=1.05, description="mean of e^|Δ|; the field's usual limit")
     floor_factor: PositiveFloat = Field(
@@ -125,7 +125,7 @@ class Limits(Section):
 
 
 class DoctorRun(Section):
-    """Where to."""
+    """Output of a command."""
 
     folder: LocalPath | None = Field(
         default=None, description="folder of the results; null: doctor/<model>-<hash of all that matters>"
@@ -142,8 +142,8 @@ class DoctorRecipe(Recipe):
     backends: tuple[BackendName, ...] = Field(
         default=("hf", "torch"), description="what is compared, each with each; the earlier of a pair is the trainer"
     )
-    grid: Grid = Grid()
-    limits: Limits = Limits()
+    grid: DoctorGrid = DoctorGrid()
+    limits: DoctorLimits = DoctorLimits()
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
     sampler: SamplerSection = SamplerSection()

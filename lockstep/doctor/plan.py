@@ -1,4 +1,4 @@
-"""What the table measures: its cells, how many sequences each one needs, and which requests they are."""
+"""Plan of the table: its cells, and the number and requests of each cell's sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lockstep.doctor.options import Grid, Method
+from lockstep.doctor.options import DoctorGrid, Method
 from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Prompt, Request, SamplingParams
@@ -55,13 +55,13 @@ class Cell:
         return self.method.temperature == 0
 
 
-def cells_of(grid: Grid) -> list[Cell]:
+def cells_of(grid: DoctorGrid) -> list[Cell]:
     """The rows of the table, shortest first."""
     return [Cell(*row) for row in product(sorted(grid.lengths), grid.data, grid.methods, grid.batch_sizes)]
 
 
-def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
-    """How many sequences tell the mismatch from its limit, as far as the grid has steps for them.
+def sequences_for(cell: Cell, grid: DoctorGrid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
+    """Returns the number of sequences that separates the mismatch from its limit, within the grid's steps.
 
     n = n₀ · (width / (limit − value))² tokens, where a shorter cell's n₀ tokens had bounds of that width. As the width
     is z · sd · √(design effect) / √n₀, this is the usual rule, with all that goes into the bounds; it is widened so
@@ -75,11 +75,11 @@ def sequences_for(cell: Cell, grid: Grid, shorter: Sequence[tuple[Clause, int]],
         level: Of the one-sided bounds.
     """
     least, most = range_of(cell, grid)
-    return int(max(least, min(most, _wanted(cell, shorter, level))))
+    return int(max(least, min(most, _count_needed(cell, shorter, level))))
 
 
-def range_of(cell: Cell, grid: Grid) -> tuple[int, int]:
-    """How many sequences a cell gets at least and at most."""
+def range_of(cell: Cell, grid: DoctorGrid) -> tuple[int, int]:
+    """Returns the least and the largest number of a cell's sequences."""
     if cell.length == min(grid.lengths):
         least = most = max(grid.sequences, cell.batch_size)
     else:
@@ -88,17 +88,17 @@ def range_of(cell: Cell, grid: Grid) -> tuple[int, int]:
     return min(least, rounds * cell.batch_size), min(most, rounds * cell.batch_size)
 
 
-def drawers_of(cell: Cell, grid: Grid, generating: Sequence[str]) -> Sequence[str]:
-    """Which of the backends that generate draw the cell's responses; the inference engine is the last of them."""
+def drawers_of(cell: Cell, grid: DoctorGrid, generating: Sequence[str]) -> Sequence[str]:
+    """Returns the backends that draw the cell's responses; the inference engine comes last."""
     return generating if cell.length <= grid.all_draw_to else generating[-1:]
 
 
-def rescored_of(cell: Cell, grid: Grid) -> int:
-    """How many of a cell's sequences are rescored, at most."""
+def rescore_limit(cell: Cell, grid: DoctorGrid) -> int:
+    """Returns the largest number of a cell's sequences to rescore."""
     return max(1, grid.max_tokens // cell.length)
 
 
-def _wanted(cell: Cell, shorter: Sequence[tuple[Clause, int]], level: float) -> float:
+def _count_needed(cell: Cell, shorter: Sequence[tuple[Clause, int]], level: float) -> float:
     if not shorter:
         return 0
     z = NormalDist().inv_cdf(1 - level)
@@ -108,7 +108,7 @@ def _wanted(cell: Cell, shorter: Sequence[tuple[Clause, int]], level: float) -> 
 
 
 def _tokens(clause: Clause, tokens: int, widening: float) -> float:
-    """What is beyond its limit needs no more to be seen there than what is as far within."""
+    """Returns the tokens that a clause needs; being above or below the limit by as much takes the same number."""
     room = abs(clause.limit - clause.value)
     width = max(clause.high - clause.value, clause.value - clause.low)
     return math.inf if room == 0 else tokens * (widening * width / room) ** 2
@@ -123,6 +123,6 @@ def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -
 
 
 def clusters_of(requests: Sequence[Request]) -> Tensor:
-    """Which sequences answer the same prompt, int64 [B]."""
+    """Returns ids that sequences of one prompt share, int64 [B]."""
     numbers: dict[tuple[int, ...], int] = {}
     return torch.tensor([numbers.setdefault(request.tokens, len(numbers)) for request in requests])

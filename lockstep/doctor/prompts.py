@@ -1,4 +1,4 @@
-"""What the table asks: text, numbers in a row, or random tokens where a model has no tokenizer."""
+"""Prompts of the table: text, counting, or random tokens for a model without a tokenizer."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from lockstep.cluster.workers import workers_of
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.config.loading import Loaded
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.refit_findings import Finding, Refitted, findings, holds
+from lockstep.doctor.refit_findings import RefitFinding, Refitted, findings, holds
 from lockstep.errors import InputError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
@@ -47,7 +47,7 @@ _STEP = Optimizer(lr=1e-3)
 
 
 @dataclass(frozen=True)
-class Stage:
+class RefitStage:
     """One stage of the check.
 
     Attributes:
@@ -71,7 +71,7 @@ class Stage:
     largest_gap: float
     nbytes: int
     seconds: float
-    findings: tuple[Finding, ...]
+    findings: tuple[RefitFinding, ...]
 
     @property
     def verdict(self) -> str:
@@ -94,7 +94,7 @@ def refit_check(loaded: Loaded) -> int:
             f"backends is {list(recipe.backends)}: the first trains, and none of the others is an engine that takes "
             "weights; name torch or vllm behind it, as in backends=[hf,vllm]"
         )
-    results: dict[str, list[Stage]] = {}
+    results: dict[str, list[RefitStage]] = {}
     for backend in checked:
         spec = _spec(recipe, backend)
         with (
@@ -103,15 +103,15 @@ def refit_check(loaded: Loaded) -> int:
         ):
             learner = learner_of(recipe)
             engine = processes(spec, shown, workers)
-            results[backend] = list(checked_refits(learner, engine, probe_of(recipe.model.path), shown))
-    print(told(results))
+            results[backend] = list(check_refits(learner, engine, probe_of(recipe.model.path), shown))
+    print(render_refits(results))
     if recipe.run.folder is not None:
         _write(Path(recipe.run.folder), recipe, results)
     faultless = not any(stage.findings for stages in results.values() for stage in stages)
     return exit_codes.OK if faultless else exit_codes.BROKEN
 
 
-def checked_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown: Progress) -> Iterator[Stage]:
+def check_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown: Progress) -> Iterator[RefitStage]:
     """Runs the stages.
 
     Args:
@@ -135,36 +135,36 @@ class _Check:
     def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Batch) -> None:
         self._learner, self._engine, self._probe = learner, engine, probe
         self._buffers = {canonical(name) for name, _ in learner.model.named_buffers()}
-        self._before = {"the model's folder": _sent(learner, engine.dtype)}
+        self._before = {"the model's folder": _fingerprint_all(learner, engine.dtype)}
         self._answers = engine.logprobs(probe)
         self._now: Refitted | None = None
 
-    def noise(self, name: str) -> Stage:
+    def noise(self, name: str) -> RefitStage:
         """Sends noise, behind which no old weight can hide."""
-        return self._refitted(name, Noise(self._learner), equal=False)
+        return self._refit(name, Noise(self._learner), equal=False)
 
-    def refit(self, name: str) -> Stage:
+    def refit(self, name: str) -> RefitStage:
         """Sends the learner's weights."""
-        return self._refitted(name, self._learner, equal=True)
+        return self._refit(name, self._learner, equal=True)
 
-    def step(self, name: str) -> Stage:
+    def step(self, name: str) -> RefitStage:
         """One optimizer step, of the learner alone."""
         assert self._now is not None, "a step is told from the refit before it"
         start = time.perf_counter()
         train(self._learner, self._probe, CrossEntropyLoss())
         seconds = time.perf_counter() - start
-        new, old, held = _sent(self._learner, self._engine.dtype), self._now.sent, self._now.held
+        new, old, held = _fingerprint_all(self._learner, self._engine.dtype), self._now.sent, self._now.held
         moved = [tensor for tensor in new if new[tensor] != old[tensor]]
         found = [
-            Finding(tensor, None, "moved in the step, and what the engine holds passes for the new one")
+            RefitFinding(tensor, None, "moved in the step, and what the engine holds passes for the new one")
             for tensor in moved
             if tensor in held.fingerprints and holds(held, tensor, new[tensor])
         ]
         if not moved:
-            found.append(Finding("the learner", None, "took a step that changed none of its tensors"))
+            found.append(RefitFinding("the learner", None, "took a step that changed none of its tensors"))
         return self._stage(name, held, moved, 0, seconds, found, equal=False)
 
-    def _refitted(self, name: str, source: HasWeights, equal: bool) -> Stage:
+    def _refit(self, name: str, source: HasWeights, equal: bool) -> RefitStage:
         outgoing, start = Outgoing(source, self._engine.dtype), time.perf_counter()
         held = self._engine.load_weights(outgoing, version=len(self._before))[0]
         seconds = time.perf_counter() - start
@@ -175,7 +175,7 @@ class _Check:
         self._answers = answers
         if torch.equal(answers, before):
             found.append(
-                Finding("the engine", "stale_prefix_cache", "answers with the very numbers of before the refit")
+                RefitFinding("the engine", "stale_prefix_cache", "answers with the very numbers of before the refit")
             )
         nbytes = sum(_nbytes(tensor, self._engine.dtype) for _, tensor in source.weights())
         return self._stage(name, held, held.fingerprints, nbytes, seconds, found, equal)
@@ -187,9 +187,9 @@ class _Check:
         tensors: Collection[str],
         nbytes: int,
         seconds: float,
-        found: list[Finding],
+        found: list[RefitFinding],
         equal: bool,
-    ) -> Stage:
+    ) -> RefitStage:
         """Compares log-probabilities too: they must be equal, or must not; what is found already excuses both."""
         mask = self._probe.mask
         gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[mask].abs()
@@ -200,10 +200,12 @@ class _Check:
                 f"gives other log-probabilities with equal weights {what}: positions, masks or its own tables differ"
             )
             found.append(
-                Finding("the engine", None, unequal if equal else f"has other weights, and it does not show {what}")
+                RefitFinding(
+                    "the engine", None, unequal if equal else f"has other weights, and it does not show {what}"
+                )
             )
         kernel, received = held.columns.keys() & tensors, held.received & set(tensors)
-        return Stage(
+        return RefitStage(
             name,
             len(tensors),
             len(tensors) - len(kernel) - len(received),
@@ -234,8 +236,8 @@ def _noise(name: str, like: Tensor) -> Tensor:
     return (centre + draws * (spread if spread > 0 else 1.0)).to(like)
 
 
-def _sent(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:
-    """Fingerprints of what would go out."""
+def _fingerprint_all(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:
+    """Returns fingerprints of the weights that would be sent."""
     outgoing = Outgoing(source, dtype)
     for _ in outgoing:
         pass
@@ -253,7 +255,7 @@ def probe_of(folder: str) -> Batch:
 
 
 def learner_of(recipe: DoctorRecipe) -> RankLearner:
-    """Who trains, in the recipe's type."""
+    """Builds the learner, in the recipe's dtype."""
     section = LearnerSection.of(recipe.learner)
     return LearnerSpec(recipe.model.path, "logits", section, _STEP, recipe.seed).build()
 
@@ -263,8 +265,8 @@ def _spec(recipe: DoctorRecipe, backend: str) -> SamplerSpec:
     return SamplerSpec(recipe.model.path, recipe.sampler.model_copy(update={"backend": backend}), recipe.learner)
 
 
-def told(results: Mapping[str, Sequence[Stage]]) -> str:
-    """A table, and below it what was found."""
+def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:
+    """Renders a table, and the findings below it."""
     rows = [_HEADINGS, *(_row(backend, stage) for backend, stages in results.items() for stage in stages)]
     found = [
         f"{backend}, {stage.name}: {finding.sentence}"
@@ -289,13 +291,13 @@ _HEADINGS = (
 )
 
 
-def _row(backend: str, stage: Stage) -> tuple[str, ...]:
+def _row(backend: str, stage: RefitStage) -> tuple[str, ...]:
     counts = (stage.tensors, stage.read_whole, stage.read_by_kernel, stage.received_only)
     figures = (f"{stage.gap:.2g}", f"{stage.nbytes / 1e6:.1f}", f"{stage.seconds:.2f}")
     return (backend, stage.name, *map(str, counts), *figures, stage.verdict)
 
 
-def _write(folder: Path, recipe: DoctorRecipe, results: Mapping[str, Sequence[Stage]]) -> None:
+def _write(folder: Path, recipe: DoctorRecipe, results: Mapping[str, Sequence[RefitStage]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     engines = {backend: [asdict(stage) for stage in stages] for backend, stages in results.items()}
     report = {"version": 1, "model": recipe.model.path, "learner": recipe.learner.model_dump(), "engines": engines}

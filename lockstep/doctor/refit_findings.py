@@ -1,4 +1,4 @@
-"""Why what an engine holds is not what it was sent: names of causes, from fingerprints now and before."""
+"""Causes of differences between an engine's weights and those sent, from fingerprints now and before."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CURES = {
     "quantised_weights": "load weights unquantised, or train with the same quantiser",
     "stale_prefix_cache": "drop the prefix cache at each refit",
 }
-"""What can be wrong with a tensor, and what to do about it."""
+"""Causes of a wrong tensor, with their fixes."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class RefitFinding:
     """Something that is wrong after a refit.
 
     Attributes:
@@ -44,7 +44,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Message for a user."""
         if self.cause is None:
             return f"{self.what} {self.why} (unexplained)"
         return f"{self.what} {self.why} ({self.cause}: {CURES[self.cause]})"
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Refitted:
-    """What went out in one refit, and what the engine then said.
+    """Weights sent in one refit, and the engine's attestation.
 
     Attributes:
         source: Whose weights went out.
@@ -67,7 +67,7 @@ class Refitted:
 
 def findings(
     now: Refitted, before: Mapping[str, Mapping[str, Sent]], buffers: set[str], engine: SamplerPool
-) -> Iterator[Finding]:
+) -> Iterator[RefitFinding]:
     """Names what differs.
 
     Args:
@@ -76,12 +76,12 @@ def findings(
         buffers: Names of the tensors that are no parameters.
         engine: Shows what it holds.
     """
-    expected = _tied(now.sent, now.held)
+    expected = _add_tied(now.sent, now.held)
     for name, why in (_behind_kernels(now, engine) | differing(now.sent, now.held)).items():
         if name in now.held.kept_caches:
-            yield Finding(name, "stale_prefix_cache", why)
+            yield RefitFinding(name, "stale_prefix_cache", why)
         elif name not in now.held.fingerprints or name not in expected:
-            yield Finding(name, "missed_buffer" if name in buffers else "stale_tensor", why)
+            yield RefitFinding(name, "missed_buffer" if name in buffers else "stale_tensor", why)
         else:
             yield _of_tensor(name, why, now, before, buffers, engine)
 
@@ -105,35 +105,35 @@ def _of_tensor(
     before: Mapping[str, Mapping[str, Sent]],
     buffers: set[str],
     engine: SamplerPool,
-) -> Finding:
+) -> RefitFinding:
     """A tensor that the engine has, with other bits."""
     for state, sent in before.items():
-        if holds(now.held, name, _tied(sent, now.held)[name]):
+        if holds(now.held, name, _add_tied(sent, now.held)[name]):
             cause = "missed_buffer" if name in buffers else "tied_head" if name in now.held.tied else "stale_tensor"
-            return Finding(name, cause, f"is still that of {state}")
+            return RefitFinding(name, cause, f"is still that of {state}")
     others = (other for other, sent in now.sent.items() if other != name and holds(now.held, name, sent))
     if (other := next(others, None)) is not None:
-        return Finding(name, "swapped_tensors", f"holds {other}")
+        return RefitFinding(name, "swapped_tensors", f"holds {other}")
     sent, held = _tensor(now, name, engine.dtype), engine.show(name).cpu()
-    if sent.numel() == held.numel() and torch.equal(_sorted_bits(sent), _sorted_bits(held)):
-        return Finding(name, "permuted_tensor", "has the numbers that were sent in another order")
+    if sent.numel() == held.numel() and torch.equal(_sort_bits(sent), _sort_bits(held)):
+        return RefitFinding(name, "permuted_tensor", "has the numbers that were sent in another order")
     if sent.shape != held.shape:
-        return Finding(name, "stale_tensor", f"has the shape {tuple(held.shape)} instead of {tuple(sent.shape)}")
+        return RefitFinding(name, "stale_tensor", f"has the shape {tuple(held.shape)} instead of {tuple(sent.shape)}")
     if any(torch.equal(sent.to(low).to(held.dtype), held) for low in _FEWER_BITS if sent.is_floating_point()):
-        return Finding(name, "quantised_weights", "has what was sent, rounded to fewer bits")
+        return RefitFinding(name, "quantised_weights", "has what was sent, rounded to fewer bits")
     gap = (sent.double() - held.double()).abs()
-    return Finding(
+    return RefitFinding(
         name, "stale_tensor", f"{why}: {int((gap > 0).sum())} of {gap.numel()} numbers, by up to {gap.max():.2g}"
     )
 
 
-def _tied(sent: Mapping[str, Sent], held: Attestation) -> Mapping[str, Sent]:
-    """What was sent, under second names too."""
+def _add_tied(sent: Mapping[str, Sent], held: Attestation) -> Mapping[str, Sent]:
+    """Adds the tied names to what was sent."""
     return {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
 
 
 def holds(held: Attestation, name: str, sent: Sent) -> bool:
-    """Whether an engine computes with a tensor that was sent then, as far as it shows."""
+    """Returns True if an engine holds a tensor that was sent then, as far as it attests."""
     if name in held.columns:
         return held.columns[name] == sent.columns
     return held.fingerprints[name] == sent.whole
@@ -145,7 +145,7 @@ def _tensor(now: Refitted, name: str, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _sorted_bits(tensor: Tensor) -> Tensor:
+def _sort_bits(tensor: Tensor) -> Tensor:
     """The numbers as integers, in order; 0 and −0 are the same."""
     flat = (tensor + 0.0 if tensor.is_floating_point() else tensor).contiguous().reshape(-1)
     return flat.view(_BITS[flat.element_size()]).sort().values

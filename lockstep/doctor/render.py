@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from lockstep.doctor.judging import Judged, Row, counts_segments, whole
-from lockstep.doctor.report import Found
+from lockstep.doctor.judging import PairJudgement, TableRow, counts_segments, whole
+from lockstep.doctor.report import TableResult
 from lockstep.doctor.verdict import LEAST_CLUSTERS
 from lockstep.plan.sizes import readable
 
 
-def markdown(found: Found) -> str:
-    """The table, then what there is to say about it."""
+def markdown(found: TableResult) -> str:
+    """Renders the table, then remarks on it."""
     head = ["Length", "Data", "Method", "Batch", *(f"{train} vs {infer}" for train, infer in found.pairs)]
     lines = [_line(head), _line(["---:", "---", "---", "---:", *("---" for _ in found.pairs)])]
     for number, row in enumerate(found.rows):
         cell = row.cell
-        shown = [_shown(found.of(number, pair)) for pair in found.pairs] if row.state == "measured" else []
+        shown = [_format_pair(found.of(number, pair)) for pair in found.pairs] if row.state == "measured" else []
         named = [f"{cell.length:,}", cell.data, cell.method.name, str(cell.batch_size)]
         lines.append(_line([*named, *(shown or [row.state] * len(found.pairs))]))
     spent = f"it took {found.seconds / 60:.1f} minutes and {readable(found.memory)}"
@@ -34,15 +34,15 @@ def markdown(found: Found) -> str:
     )
 
 
-def _of_how_many(found: Found) -> str:
-    """How many rows the verdict is about, where not about all."""
+def _of_how_many(found: TableResult) -> str:
+    """Returns the number of judged rows as text, unless all are."""
     measured = sum(row.state == "measured" for row in found.rows)
     return (
         "" if measured == len(found.rows) else f" of {measured} of {len(found.rows)} rows; the others were not measured"
     )
 
 
-def junit(found: Found) -> str:
+def junit(found: TableResult) -> str:
     """One test case for each cell and pair: inconclusive is an error, what was not measured is skipped."""
     suite = ElementTree.Element("testsuite", name="lockstep doctor table")
     counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
@@ -64,12 +64,12 @@ def _line(parts: list[str]) -> str:
     return f"| {' | '.join(parts)} |"
 
 
-def _shown(one: Judged) -> str:
+def _format_pair(one: PairJudgement) -> str:
     judgement = one.judgement
     return f"{judgement.metric:.4f} [{judgement.low:.4f}, {judgement.high:.4f}] {judgement.verdict}"
 
 
-def _segments(found: Found) -> Iterator[str]:
+def _segments(found: TableResult) -> Iterator[str]:
     cut = [
         row.cell.name
         for row in found.rows
@@ -82,14 +82,14 @@ def _segments(found: Found) -> Iterator[str]:
         )
 
 
-def _strangers(found: Found) -> Iterator[str]:
+def _strangers(found: TableResult) -> Iterator[str]:
     for row in found.rows:
         for drawn in row.drawn:
             for name in sorted(drawn.strangers):
                 yield f"{row.cell.name}: {name} scored other tokens than those that {drawn.drawer} drew."
 
 
-def _determinism(found: Found) -> Iterator[str]:
+def _determinism(found: TableResult) -> Iterator[str]:
     """Per backend how often the same request gave the same, bit for bit, and where it did not."""
     for backend in found.backends:
         own = [repeat for repeat in found.repeats if repeat.backend == backend]
@@ -105,14 +105,14 @@ def _determinism(found: Found) -> Iterator[str]:
                 )
 
 
-def _reasons(found: Found) -> Iterator[str]:
+def _reasons(found: TableResult) -> Iterator[str]:
     for one in found.judged:
         if one.judgement.verdict != "PASS":
             name = found.rows[one.row].cell.name
             yield f"{name}, {' vs '.join(one.pair)}: {one.judgement.verdict}: {'; '.join(one.judgement.reasons)}."
 
 
-def _outcome(one: Judged | None, row: Row) -> tuple[str | None, str]:
+def _outcome(one: PairJudgement | None, row: TableRow) -> tuple[str | None, str]:
     if one is None:
         return "skipped", row.state
     tag = {"PASS": None, "FAIL": "failure", "INCONCLUSIVE": "error"}[one.judgement.verdict]

@@ -1,4 +1,4 @@
-"""What `lockstep doctor table` leaves behind: report.json for programs, and the numbers themselves beside it.
+"""Output of `lockstep doctor table`: report.json for programs, and the numbers beside it.
 
 `report.json`, schema `lockstep.doctor.table/1` (figures that are not finite are null):
 
@@ -56,8 +56,8 @@ from torch import Tensor
 
 from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
-from lockstep.doctor.estimate import Estimate
-from lockstep.doctor.judging import Judged, Pair, Row, drawn_for, whole
+from lockstep.doctor.estimate import TableEstimate
+from lockstep.doctor.judging import Pair, PairJudgement, TableRow, samples_for, whole
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.verdict import EXIT_CODES
@@ -70,7 +70,7 @@ _LIBRARIES = ("lockstep-rl", "torch", "transformers", "tokenizers", "safetensors
 
 
 @dataclass(frozen=True)
-class Found:
+class TableResult:
     """All that a table found.
 
     Attributes:
@@ -85,23 +85,23 @@ class Found:
         memory: Bytes that this process held at most.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     pairs: Sequence[Pair]
-    judged: Sequence[Judged]
+    judged: Sequence[PairJudgement]
     repeats: Sequence[Repeated]
     backends: Mapping[str, Mapping[str, Any]]
     notes: Sequence[str]
     seconds: float
-    predicted: Estimate
+    predicted: TableEstimate
     memory: int
 
-    def of(self, row: int, pair: Pair) -> Judged:
+    def of(self, row: int, pair: Pair) -> PairJudgement:
         """The verdict on a pair in a measured cell."""
         return next(one for one in self.judged if (one.row, one.pair) == (row, pair))
 
 
-def described(backend: Backend) -> dict[str, Any]:
-    """What a backend says about itself."""
+def describe(backend: Backend) -> dict[str, Any]:
+    """Describes a backend: settings, config, capabilities."""
     return {
         "settings": dict(backend.settings()),
         "config": dict(backend.config()),
@@ -110,7 +110,7 @@ def described(backend: Backend) -> dict[str, Any]:
     }
 
 
-def tree_of(found: Found, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
+def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
     """`report.json`."""
     verdict, folder = whole(found.judged), Path(loaded.expect(DoctorRecipe).model.path)
     files = {name.removeprefix("model."): its for name, its in inputs.items() if name.startswith("model.")}
@@ -152,7 +152,7 @@ def environment() -> dict[str, str]:
     return said
 
 
-def columns_of(rows: Sequence[Row]) -> dict[str, Tensor]:
+def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
     """`columns.safetensors`."""
     tensors: dict[str, Tensor] = {}
     for number, row in enumerate(rows):
@@ -164,7 +164,7 @@ def columns_of(rows: Sequence[Row]) -> dict[str, Tensor]:
     return tensors
 
 
-def _cell(found: Found, number: int, row: Row) -> dict[str, Any]:
+def _cell(found: TableResult, number: int, row: TableRow) -> dict[str, Any]:
     cell = row.cell
     said: dict[str, Any] = {
         "name": cell.name,
@@ -180,7 +180,7 @@ def _cell(found: Found, number: int, row: Row) -> dict[str, Any]:
     return said | {"sequences": len(row.drawn[0].batch), "seconds": row.seconds, "pairs": pairs}
 
 
-def _pair(one: Judged, row: Row) -> dict[str, Any]:
+def _pair(one: PairJudgement, row: TableRow) -> dict[str, Any]:
     (train, infer), judgement = one.pair, one.judgement
     return {
         "train": train,
@@ -191,14 +191,14 @@ def _pair(one: Judged, row: Row) -> dict[str, Any]:
         "high": judgement.high,
         "reasons": list(judgement.reasons) if judgement.verdict != "PASS" else [],
         "clauses": {name: asdict(clause) for name, clause in judgement.clauses.items()},
-        "drawn": {side: _drawn(which, one) for side, which in drawn_for(row, one.pair).items()},
+        "drawn": {side: _samples(which, one) for side, which in samples_for(row, one.pair).items()},
     }
 
 
-def _drawn(drawn: Drawn, one: Judged) -> dict[str, Any]:
+def _samples(drawn: Drawn, one: PairJudgement) -> dict[str, Any]:
     kind, prefix = drawn.kind(*one.pair), f"{one.row}.{drawn.drawer}"
     train, infer = drawn.columns(*one.pair)
-    compared = drawn.compared(*one.pair)
+    compared = drawn.compare(*one.pair)
     floor = [f"{kind}.rounding.{drawn.dtypes[name]}" for name in one.pair]
     columns = {name: f"{prefix}.{name}" for name in ("tokens", "lengths", "mask", "cluster")}
     columns |= {"train": f"{prefix}.{train}", "infer": f"{prefix}.{infer}"}

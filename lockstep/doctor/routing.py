@@ -1,4 +1,4 @@
-"""Which experts the routers of a mixture choose."""
+"""Choices of a mixture's routers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
 
 
-def chosen_experts(network: Network, sequences: Sequence[Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
+def record_experts(network: Network, sequences: Sequence[Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
 
     Args:
         network: The model.

@@ -88,7 +88,7 @@ _SPARSE = (
     InjectedFault("experts have other weights", "experts", _scale(f"{_LAYER}.mlp.experts", "down_proj", 1.1)),
 )
 FAULTS = {"qwen3": _DENSE, "qwen3_moe": _SPARSE}
-"""By the family of the model."""
+"""Injected faults by model family."""
 
 
 def selftest(seed: int = 0) -> int:

@@ -25,15 +25,15 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
-from lockstep.doctor.estimate import Estimate, estimate, held_bytes
-from lockstep.doctor.judging import Row, drawn_for, judge_row, judged, pairs_of
-from lockstep.doctor.measure import Bench, Repeated, repeated
+from lockstep.doctor.estimate import TableEstimate, estimate, peak_bytes
+from lockstep.doctor.judging import TableRow, judge_row, judge_rows, pairs_of, samples_for
+from lockstep.doctor.measure import Bench, Repeated, repeat
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import ROOM, Cell, cells_of, requests_for, sequences_for
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import junit, markdown
-from lockstep.doctor.report import Found, columns_of, described, tree_of
+from lockstep.doctor.report import TableResult, columns_of, describe, tree_of
 from lockstep.doctor.verdict import Clause
 from lockstep.inference.results import Results, results_of
 from lockstep.models.folder import read_config, skeleton
@@ -68,7 +68,7 @@ def table(loaded: Loaded) -> int:
             backends = open_.enter_context(backends_of(recipe, shown))
         started()
         cells = Cells(results.folder)
-        found = measured(recipe, backends, shown, cells)
+        found = measure_table(recipe, backends, shown, cells)
         with shown.phase("write"):
             report = tree_of(found, loaded, results.inputs)
             _write(results, report, found)
@@ -79,9 +79,9 @@ def table(loaded: Loaded) -> int:
     return int(report["exit_code"])
 
 
-def measured(
+def measure_table(
     recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress, cells: Cells | None = None
-) -> Found:
+) -> TableResult:
     """Measures and judges all cells of a recipe.
 
     Args:
@@ -114,7 +114,7 @@ class _Measuring:
         self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}
         self._repeats: list[Repeated] = []
 
-    def found(self) -> Found:
+    def found(self) -> TableResult:
         """Measures and judges all."""
         with self._shown.phase("estimate"):
             predicted = self._estimate()
@@ -125,20 +125,20 @@ class _Measuring:
             if rows[-1].state != "beyond context":
                 tokens = sum(int(drawn.batch.mask.sum()) for drawn in rows[-1].drawn)
                 self._shown.step(sum(row.state != "beyond context" for row in rows), {}, tokens)
-        return Found(
+        return TableResult(
             rows,
             self._pairs,
-            judged(rows, self._pairs, self._recipe.limits),
+            judge_rows(rows, self._pairs, self._recipe.limits),
             self._repeats,
-            {name: described(backend) for name, backend in self._backends.items()},
+            {name: describe(backend) for name, backend in self._backends.items()},
             self._notes(sum(row.state == "cut by budget" for row in rows)),
             time.monotonic() - self._begun,
             predicted,
-            held_bytes(),
+            peak_bytes(),
         )
 
-    def _estimate(self) -> Estimate:
-        """What the cells that are not measured yet will take."""
+    def _estimate(self) -> TableEstimate:
+        """Estimates the cost of the remaining cells."""
         left = [
             cell
             for number, cell in enumerate(self._cells)
@@ -148,29 +148,29 @@ class _Measuring:
         sizes = Sizes.of(skeleton(read_config(folder), folder))
         return estimate(self._backends, self._witness, dtypes, self._recipe.grid, left, sizes)
 
-    def _row(self, number: int, cell: Cell) -> Row:
+    def _row(self, number: int, cell: Cell) -> TableRow:
         if cell not in self._inside:
-            return Row(cell, "beyond context")
+            return TableRow(cell, "beyond context")
         known = None if self._kept is None else self._kept.read(number, cell)
         budget = self._recipe.grid.budget_s
         if known is None and budget is not None and time.monotonic() - self._begun >= budget:
-            return Row(cell, "cut by budget")
-        row, repeats = known or self._drawn(number, cell)
+            return TableRow(cell, "cut by budget")
+        row, repeats = known or self._measure_row(number, cell)
         self._repeats += repeats
         self._note_spread(row)
         return row
 
-    def _drawn(self, number: int, cell: Cell) -> tuple[Row, list[Repeated]]:
+    def _measure_row(self, number: int, cell: Cell) -> tuple[TableRow, list[Repeated]]:
         begun = time.monotonic()
         prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
         requests = requests_for(cell, prompts, self._sequences(cell), self._recipe.seed)
         with self._shown.phase(cell.name):
-            row = Row(cell, "measured", tuple(self._bench.drawn(cell, requests)))
+            row = TableRow(cell, "measured", tuple(self._bench.draw(cell, requests)))
         repeats: list[Repeated] = []
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
                 repeats = [
-                    repeated(cell, name, backend, requests, self._recipe.grid.repeats)
+                    repeat(cell, name, backend, requests, self._recipe.grid.repeats)
                     for name, backend in self._backends.items()
                     if "generate" in backend.capabilities
                 ]
@@ -183,14 +183,14 @@ class _Measuring:
         shorter = self._shorter.get((cell.data, cell.method, cell.batch_size), [])
         return sequences_for(cell, self._recipe.grid, shorter, self._level)
 
-    def _note_spread(self, row: Row) -> None:
-        """What the same cell at another length needs to know."""
+    def _note_spread(self, row: TableRow) -> None:
+        """Notes the spread of a cell, which sizes the same cell at other lengths."""
         cell = row.cell
         judgements = [judge_row(row, pair, self._recipe.limits, self._judged_together) for pair in self._pairs]
         self._shorter[cell.data, cell.method, cell.batch_size] = [
             (judgement.clauses[f"{side}.mismatch"], int(drawn.batch.mask.sum()))
             for judgement, pair in zip(judgements, self._pairs, strict=True)
-            for side, drawn in drawn_for(row, pair).items()
+            for side, drawn in samples_for(row, pair).items()
         ]
 
     @property
@@ -218,8 +218,8 @@ class _Measuring:
         return notes
 
 
-def _write(results: Results, report: Mapping[str, object], found: Found) -> None:
-    """The numbers first, so that whoever finds the report finds all."""
+def _write(results: Results, report: Mapping[str, object], found: TableResult) -> None:
+    """Writes the numbers first, so that a report on disk is complete."""
     contents = {
         COLUMNS: save(columns_of(found.rows)),
         TABLE: markdown(found).encode(),

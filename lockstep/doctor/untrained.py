@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 _NEAR_ZERO = 0.05
-"""Of the median norm."""
+"""Share of the median norm below which a row is near zero."""
 _FAR, _SPREADS = 3.0, 8.0
-"""How many times the median norm, or one part in so many, and how many robust standard deviations of its logarithm."""
+"""Limits for a norm of another size: factor from the median, and robust standard deviations of its logarithm."""
 
 
 def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Whether two sides agree: PASS where that is sure, FAIL where the opposite is, INCONCLUSIVE where more must be drawn.
+"""Verdict on two sides: PASS if they surely agree, FAIL if they surely differ, INCONCLUSIVE if more data is needed.
 
 A cell passes if every clause does, and fails if one does. Disagreement is what stands until it is refuted: a clause
 passes if even the far bound of its figure lies within the limit, and fails if even the near bound lies beyond.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.doctor.base import Side
 from lockstep.doctor.bounds import Bootstrap, Bounded, Rate, Student, holm
-from lockstep.doctor.options import Limits
+from lockstep.doctor.options import DoctorLimits
 from lockstep.errors import InputError
 from lockstep.exit_codes import BROKEN, INCONCLUSIVE, OK
 from lockstep.types import SamplingParams
@@ -24,7 +24,7 @@ from lockstep_doctor.statistics import CAP, Compared, cap, exponential, mult_pro
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": OK, "FAIL": BROKEN, "INCONCLUSIVE": INCONCLUSIVE}
-"""What a command ends with that has come to a verdict."""
+"""Exit codes by verdict."""
 _WORST_FIRST: tuple[Verdict, ...] = ("FAIL", "INCONCLUSIVE", "PASS")
 
 DUST = 1e-4
@@ -36,7 +36,7 @@ floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as much
 """
 _RARE = ("outliers", "support")  # a token without probability on one side is an outlier, too
 LEAST_CLUSTERS = 8
-"""With fewer independent sequences no bootstrap bound holds what it says, and nothing passes."""
+"""Fewest clusters for a valid bootstrap; below, nothing passes."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Clause:
 
     @property
     def sentence(self) -> str:
-        """What was found."""
+        """Sentence for a user."""
         relation = {"PASS": "within", "FAIL": "beyond", "INCONCLUSIVE": "not surely on either side of"}[self.verdict]
         bounds = f" ({self.low:.5g} to {self.high:.5g})" if self.low < self.high else ""
         drawn = "inference" if self.side == "infer" else "training"
@@ -84,8 +84,8 @@ class Clause:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What became of one cell.
+class CellJudgement:
+    """Judgement of one cell.
 
     Attributes:
         verdict: Of the cell.
@@ -106,7 +106,7 @@ class Judgement:
         """A sentence for each clause that made the verdict what it is."""
         return tuple(clause.sentence for clause in self.clauses.values() if clause.verdict == self.verdict)
 
-    def at(self, level: float) -> Judgement:
+    def at(self, level: float) -> CellJudgement:
         """The verdict at another level."""
         clauses = {name: clause.at(level) for name, clause in self.clauses.items()}
         return replace(self, clauses=clauses, verdict=_of_all(clauses.values()))
@@ -116,13 +116,13 @@ def judge(
     infer_drawn: Compared,
     train_drawn: Compared | None,
     floor_M: Tensor | None,
-    limits: Limits,
+    limits: DoctorLimits,
     cells: int = 1,
     *,
     train_floor_M: Tensor | None = None,
     sampling: SamplingParams | None = None,
     tails: Clause | None = None,
-) -> Judgement:
+) -> CellJudgement:
     """Judges one cell.
 
     Args:
@@ -150,15 +150,15 @@ def judge(
             if clause.name in _RARE and clause.verdict == "INCONCLUSIVE"
         }
     metric, bounds = float(cap(infer_drawn.delta).mean()), found["infer.mult_prob_error"]
-    return Judgement(_of_all(found.values()), metric, bounds.low, bounds.high, found)
+    return CellJudgement(_of_all(found.values()), metric, bounds.low, bounds.high, found)
 
 
-def judge_tails(parts: Sequence[Compared], limits: Limits) -> Clause:
+def judge_tails(parts: Sequence[Compared], limits: DoctorLimits) -> Clause:
     """The clause on outliers over several cells together: 3,000 tokens without one are needed to certify 1 in 1,000."""
     return _outliers("infer", pool(parts), limits, 1 - limits.confidence)
 
 
-def step_down(judgements: Sequence[Judgement], limits: Limits) -> list[Judgement]:
+def step_down(judgements: Sequence[CellJudgement], limits: DoctorLimits) -> list[CellJudgement]:
     """Judges cells together anew, each no more strictly than its rank asks for (Holm 1979).
 
     At most with probability 1 − confidence does any cell pass that should not, and likewise for failing.
@@ -176,7 +176,7 @@ def _side(
     side: Side,
     compared: Compared,
     floor_M: Tensor | None,
-    limits: Limits,
+    limits: DoctorLimits,
     level: float,
     sampling: SamplingParams | None,
 ) -> list[Clause]:
@@ -196,7 +196,7 @@ def _side(
     return clauses
 
 
-def _mismatch(side: Side, compared: Compared, floor_M: Tensor | None, limits: Limits, level: float) -> Clause:
+def _mismatch(side: Side, compared: Compared, floor_M: Tensor | None, limits: DoctorLimits, level: float) -> Clause:
     """The capped metric against a multiple of the floor's, token by token, so that what moves both moves neither."""
     paired, limit = cap(compared.delta), limits.max_mult_prob_error
     if floor_M is not None:
@@ -210,7 +210,7 @@ def _mismatch(side: Side, compared: Compared, floor_M: Tensor | None, limits: Li
     return replace(clause, p_within=1.0).at(level) if few else clause
 
 
-def _usual(side: Side, compared: Compared, limits: Limits, level: float) -> Clause:
+def _usual(side: Side, compared: Compared, limits: DoctorLimits, level: float) -> Clause:
     """The field's own test: the plain mean, no interval. It fails where the capped one, which is less, surely does."""
     capped_one = Bootstrap.of(compared.totals(cap(compared.delta)), level)
     low, high = max(1.0, capped_one.lower(level)), min(math.exp(CAP), capped_one.upper(level))
@@ -221,13 +221,15 @@ def _usual(side: Side, compared: Compared, limits: Limits, level: float) -> Clau
     return Clause("mult_prob_error", side, verdict, value, low, high, limit, p_within, p_beyond, said)
 
 
-def _outliers(side: Side, compared: Compared, limits: Limits, level: float) -> Clause:
+def _outliers(side: Side, compared: Compared, limits: DoctorLimits, level: float) -> Clause:
     rate = Rate.of(compared.totals((compared.delta.abs() > limits.outlier_nats).double()))
     what = f"the share of tokens with |Δ| > {limits.outlier_nats:g}"
     return _at_most("outliers", side, rate, limits.max_outlier_rate, level, what)
 
 
-def _support(side: Side, compared: Compared, limits: Limits, level: float, sampling: SamplingParams | None) -> Clause:
+def _support(
+    side: Side, compared: Compared, limits: DoctorLimits, level: float, sampling: SamplingParams | None
+) -> Clause:
     """Tokens that were drawn and that one side gives no probability.
 
     Under top-k and top-p rounding moves a token over the edge now and then: they may be as rare as outliers. Where
@@ -242,7 +244,7 @@ def _support(side: Side, compared: Compared, limits: Limits, level: float, sampl
     return Clause("support", side, verdict, share, share, share, 0.0, float(share > 0), float(share == 0), what)
 
 
-def _ess(side: Side, compared: Compared, floor_M: Tensor, limits: Limits, level: float) -> Clause:
+def _ess(side: Side, compared: Compared, floor_M: Tensor, limits: DoctorLimits, level: float) -> Clause:
     """Effective share of sequences, or what the allowed multiple of the floor would leave of long ones, if less.
 
     Independent rounding errors add up in a sequence to a log-weight of variance v = Σ floor², which leaves e^−v.
@@ -261,8 +263,8 @@ def _ess(side: Side, compared: Compared, floor_M: Tensor, limits: Limits, level:
     return Clause("sequence_ess", side, verdict, share.value, low, high, limit, p_within, p_beyond, what)
 
 
-def _biases(side: Side, compared: Compared, floor_M: Tensor, limits: Limits) -> list[Clause]:
-    """Whether the other side's probabilities add up to 1 on what was drawn, which rounding leaves as it is.
+def _biases(side: Side, compared: Compared, floor_M: Tensor, limits: DoctorLimits) -> list[Clause]:
+    """Tests that the other side's probabilities sum to 1 on the samples, which rounding does not change.
 
     E[e^Δ] = 1 if tokens come from the very distribution that was scored, and so E[Δ] ≈ −E[Δ²]/2. A bias counts beyond
     the floor's variance, by which scores that are not the drawing pass's own may shift both, and beyond `DUST`.
@@ -278,7 +280,7 @@ def _biases(side: Side, compared: Compared, floor_M: Tensor, limits: Limits) -> 
     ]
 
 
-def _bias(name: str, side: Side, totals: Tensor, allowed: float, limits: Limits, what: str) -> Clause:
+def _bias(name: str, side: Side, totals: Tensor, allowed: float, limits: DoctorLimits, what: str) -> Clause:
     found = Student.jackknife(totals, lambda sums: sums[:, 0] / sums[:, 1])
     beyond = math.copysign(max(0.0, abs(found.value) - allowed), found.value)
     z, limit = replace(found, value=beyond).z, limits.max_bias_z

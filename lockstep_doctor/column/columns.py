@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -84,7 +84,3 @@ class TokenColumns:
             self.position[self.mask],
             self.clusters,
         )
-
-    def with_mask(self, mask: Tensor) -> TokenColumns:
-        """Returns the same with other tokens compared."""
-        return replace(self, mask=mask)

@@ -15,7 +15,6 @@ from lockstep_doctor.column.relations import fit_temperature
 from lockstep_doctor.statistics import Compared
 
 _LEAST_TOKENS = 200
-_LEAST_SEQUENCES = 8
 _SPIKE = 2.0  # nats
 _BINS = 16
 

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import USUAL, Conditions, Scores
+from lockstep.doctor.base import USUAL, BackendScores, Conditions
 from lockstep.doctor.measure import Bench
 from lockstep.doctor.plan import cells_of, requests_for
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.table import measured
+from lockstep.doctor.table import measure_table
 from lockstep.report.progress import show_progress
 
 
@@ -31,7 +31,7 @@ def scaled(model: PreTrainedModel) -> None:
 class Noting(TorchBackend):
     """Notes how many sequences it is asked to score side by side."""
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         self.rows = conditions.batch_size
         return super().score(batch, conditions)
 
@@ -44,7 +44,7 @@ def test_a_pass_has_room_for_so_many_tokens(models: Callable[..., Path], tokens:
     noting = Noting(folder)
     bench = Bench({"torch": noting}, HFBackend(folder), recipe.grid)
     cell = cells_of(recipe.grid)[0]
-    bench.drawn(cell, requests_for(cell, PromptSource(recipe).prompts("real", 30), 8, seed=0))
+    bench.draw(cell, requests_for(cell, PromptSource(recipe).prompts("real", 30), 8, seed=0))
     assert noting.rows == rows
 
 
@@ -55,7 +55,7 @@ def test_a_third_ones_draws_compare_two_that_drew_nothing(models: Callable[..., 
     silent.name = "silent"
     with show_progress("a table", stream=io.StringIO()) as shown:
         backends = {"hf": HFBackend(folder), "silent": silent, "torch": TorchBackend(folder)}
-        what = measured(recipe, backends, shown)
+        what = measure_table(recipe, backends, shown)
     assert {drawn.drawer for row in what.rows for drawn in row.drawn} == {"torch"}
     assert {one.pair: one.judgement.verdict for one in what.judged} == {
         ("hf", "silent"): "FAIL",

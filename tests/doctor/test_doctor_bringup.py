@@ -19,7 +19,7 @@ from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import USUAL, Conditions, Scores
+from lockstep.doctor.base import USUAL, BackendScores, Conditions
 from lockstep.doctor.bringup import (
     check_context,
     check_decode,
@@ -98,7 +98,7 @@ class Drifting(TorchBackend):
 
     by = 0.0
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         scores = super().score(batch, conditions)
         return replace(scores, logprob=scores.logprob + self.by * batch.position * batch.mask)
 

@@ -13,8 +13,8 @@ from transformers import AutoConfig
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Backend
-from lockstep.doctor.estimate import Speed, count_bytes, count_operations, count_seconds, held_bytes, measure_speed
-from lockstep.doctor.options import Grid, Method
+from lockstep.doctor.estimate import Speed, count_bytes, count_operations, count_seconds, measure_speed, peak_bytes
+from lockstep.doctor.options import DoctorGrid, Method
 from lockstep.doctor.plan import Cell, cells_of
 from lockstep.doctor.render import markdown
 from lockstep.models.folder import read_config, skeleton
@@ -46,7 +46,7 @@ def both(models: Models) -> dict[str, Backend]:
 
 def test_seconds_follow_the_bounds_of_the_grid(models: Models, both: dict[str, Backend]) -> None:
     """With a step of a second and passes that cost nothing, seconds are steps; with passes of a second, passes."""
-    sizes, grid = sizes_of(models("llama")), Grid(lengths=(10, 50), repeats=3, all_draw_to=10, max_tokens=200)
+    sizes, grid = sizes_of(models("llama")), DoctorGrid(lengths=(10, 50), repeats=3, all_draw_to=10, max_tokens=200)
     steps = dict.fromkeys(both, Speed(0.0, 1e30, {1: 1.0, 8: 1.0}))
     passes = dict.fromkeys(both, Speed(1.0, 1e30, {1: 0.0, 8: 0.0}))
     free, floor = [Speed(0.0, 1e30, {})] * 2, [Speed(1.0, 1e30, {})] * 2
@@ -68,11 +68,13 @@ def test_bytes_are_weights_and_the_largest_pass(both: dict[str, Backend]) -> Non
     with torch.device("meta"):
         sizes = Sizes.of(skeleton(AutoConfig.for_model(**BILLION), "BILLION"))
     assert 1.0e9 < sizes.policy < 1.3e9
-    grid = Grid(lengths=(100, 1000), pass_tokens=2000, batch_sizes=(1,))
-    held = held_bytes()
+    grid = DoctorGrid(lengths=(100, 1000), pass_tokens=2000, batch_sizes=(1,))
+    held = peak_bytes()
     found = count_bytes(both, ["fp32"], grid, cells_of(grid), sizes) - held
     assert found == pytest.approx(16 * sizes.policy, rel=0.1)
-    longer = count_bytes(both, ["fp32"], Grid(lengths=(10000,)), cells_of(Grid(lengths=(10000,))), sizes) - held
+    longer = (
+        count_bytes(both, ["fp32"], DoctorGrid(lengths=(10000,)), cells_of(DoctorGrid(lengths=(10000,))), sizes) - held
+    )
     assert longer - 16 * sizes.policy > 3 * 4 * 32 * 1024 * 10000, "attention's weights of a chunk"
 
 

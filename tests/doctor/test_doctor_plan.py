@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lockstep.config import ModelFolder
-from lockstep.doctor.options import DoctorData, DoctorRecipe, Grid, Method
+from lockstep.doctor.options import DoctorData, DoctorGrid, DoctorRecipe, Method
 from lockstep.doctor.plan import (
     Cell,
     cells_of,
@@ -20,7 +20,7 @@ from lockstep.doctor.plan import (
     drawers_of,
     range_of,
     requests_for,
-    rescored_of,
+    rescore_limit,
     sequences_for,
 )
 from lockstep.doctor.prompts import PromptSource
@@ -30,10 +30,12 @@ from lockstep.types import Prompt, Request
 SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)
 MANY = 10**6
 PROMPTS = [Prompt(f"p:{i}", "", (i, i + 1), {}) for i in (3, 5, 3, 7)]
-SMALL = Grid(lengths=(50, 10), data=("real",), methods=(Method(), Method(temperature=0.0)), batch_sizes=(1, 4))
+SMALL = DoctorGrid(lengths=(50, 10), data=("real",), methods=(Method(), Method(temperature=0.0)), batch_sizes=(1, 4))
 
 
-def recipe(folder: Path, grid: Grid = SMALL, prompts: str | None = None, prompt: str = "{question}") -> DoctorRecipe:
+def recipe(
+    folder: Path, grid: DoctorGrid = SMALL, prompts: str | None = None, prompt: str = "{question}"
+) -> DoctorRecipe:
     section = DoctorData(max_prompt_tokens=12, overlong_prompts="truncate", prompts=prompts, prompt=prompt)
     return DoctorRecipe(algorithm="doctor", model=ModelFolder(path=str(folder)), data=section, grid=grid)
 
@@ -72,8 +74,8 @@ def test_a_greedy_method_that_cuts_the_distribution_is_refused() -> None:
 
 
 def test_the_shortest_cells_get_what_the_grid_says() -> None:
-    assert sequences_for(SAMPLED, Grid(sequences=40), [], 0.01) == 40
-    assert sequences_for(Cell(100, "real", Method(), 64), Grid(sequences=40), [], 0.01) == 64
+    assert sequences_for(SAMPLED, DoctorGrid(sequences=40), [], 0.01) == 40
+    assert sequences_for(Cell(100, "real", Method(), 64), DoctorGrid(sequences=40), [], 0.01) == 64
 
 
 def test_longer_cells_get_what_the_power_rule_wants() -> None:
@@ -81,34 +83,37 @@ def test_longer_cells_get_what_the_power_rule_wants() -> None:
     # 3,200 tokens have bounds of 0.02 around 1.02; at a limit of 1.03, these must shrink to half, and a little more.
     z = NormalDist().inv_cdf(1 - level)
     tokens = 3200 * (2 * (z + NormalDist().inv_cdf(0.9)) / z) ** 2
-    assert sequences_for(cell, Grid(max_steps=MANY), [(clause(1.02, 1.04, 1.03), 3200)], level) == math.ceil(
+    assert sequences_for(cell, DoctorGrid(max_steps=MANY), [(clause(1.02, 1.04, 1.03), 3200)], level) == math.ceil(
         tokens / 1000
     )
-    assert sequences_for(cell, Grid(max_steps=MANY), [(clause(1.02, 1.04, 1.5), 3200)], level) == 16
+    assert sequences_for(cell, DoctorGrid(max_steps=MANY), [(clause(1.02, 1.04, 1.5), 3200)], level) == 16
     far, near = (clause(1.02, 1.04, 1.5), 3200), (clause(1.02, 1.04, 1.0201), 3200)
-    assert sequences_for(cell, Grid(max_sequences=77, max_steps=MANY), [far, near], level) == 77
-    assert sequences_for(cell, Grid(max_sequences=77, max_steps=MANY), [(clause(1.02, 1.04, 1.02), 3200)], level) == 77
-    assert sequences_for(Cell(1000, "real", Method(), 32), Grid(max_steps=MANY), [far], level) == 32
+    assert sequences_for(cell, DoctorGrid(max_sequences=77, max_steps=MANY), [far, near], level) == 77
+    assert (
+        sequences_for(cell, DoctorGrid(max_sequences=77, max_steps=MANY), [(clause(1.02, 1.04, 1.02), 3200)], level)
+        == 77
+    )
+    assert sequences_for(Cell(1000, "real", Method(), 32), DoctorGrid(max_steps=MANY), [far], level) == 32
 
 
 def test_steps_bound_the_sequences_of_long_cells_but_for_one_batch() -> None:
     near = [(clause(1.02, 1.04, 1.0201), 3200)]
     one, batch = Cell(1000, "real", Method(), 1), Cell(1000, "real", Method(), 32)
-    assert sequences_for(one, Grid(max_steps=5000), near, 0.01) == 5
-    assert sequences_for(batch, Grid(max_steps=5000), near, 0.01) == 160
-    assert sequences_for(batch, Grid(max_steps=10), near, 0.01) == 32
-    assert range_of(one, Grid(max_steps=20000)) == (16, 20)
-    assert range_of(batch, Grid(max_steps=5000, max_sequences=100)) == (32, 100)
-    assert range_of(SAMPLED, Grid(sequences=40)) == (40, 40)
+    assert sequences_for(one, DoctorGrid(max_steps=5000), near, 0.01) == 5
+    assert sequences_for(batch, DoctorGrid(max_steps=5000), near, 0.01) == 160
+    assert sequences_for(batch, DoctorGrid(max_steps=10), near, 0.01) == 32
+    assert range_of(one, DoctorGrid(max_steps=20000)) == (16, 20)
+    assert range_of(batch, DoctorGrid(max_steps=5000, max_sequences=100)) == (32, 100)
+    assert range_of(SAMPLED, DoctorGrid(sequences=40)) == (40, 40)
 
 
 def test_only_some_of_a_long_batch_are_rescored() -> None:
-    assert rescored_of(Cell(1000, "real", Method(), 32), Grid(max_tokens=8000)) == 8
-    assert rescored_of(Cell(10000, "real", Method(), 32), Grid(max_tokens=8000)) == 1
+    assert rescore_limit(Cell(1000, "real", Method(), 32), DoctorGrid(max_tokens=8000)) == 8
+    assert rescore_limit(Cell(10000, "real", Method(), 32), DoctorGrid(max_tokens=8000)) == 1
 
 
 def test_the_engine_alone_draws_long_responses() -> None:
-    grid = Grid(all_draw_to=100)
+    grid = DoctorGrid(all_draw_to=100)
     assert drawers_of(Cell(100, "real", Method(), 1), grid, ["hf", "vllm"]) == ["hf", "vllm"]
     assert drawers_of(Cell(101, "real", Method(), 1), grid, ["hf", "vllm"]) == ["vllm"]
 
@@ -167,7 +172,7 @@ def test_a_file_of_prompts_is_read_as_the_recipe_says(assets: Path, tmp_path: Pa
         "Say: A cat",
         "Say: A cow",
     ]
-    few = recipe(assets / "models/stories260K/hf", Grid(max_sequences=2), prompts=str(file), prompt="{text}")
+    few = recipe(assets / "models/stories260K/hf", DoctorGrid(max_sequences=2), prompts=str(file), prompt="{text}")
     assert len(PromptSource(few).prompts("real", 400)) == 2
 
 

@@ -14,7 +14,7 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import SamplerSection
 from lockstep.config.loading import load
-from lockstep.doctor.refit_check import STAGES, Stage, checked_refits, refit_check, told
+from lockstep.doctor.refit_check import STAGES, RefitStage, check_refits, refit_check, render_refits
 from lockstep.doctor.refit_findings import CURES
 from lockstep.report.progress import show_progress
 from lockstep.weight_sync.sync import random_probe
@@ -24,7 +24,7 @@ NORM = "model.layers.0.input_layernorm.weight"
 BUFFER = "model.rotary_emb.inv_freq"
 PAIR = {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"}
 
-Checked = Callable[..., dict[str, Stage]]
+Checked = Callable[..., dict[str, RefitStage]]
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +39,19 @@ def checked(engine: SamplerPool, models: Callable[..., Path]) -> Checked:
     """Checks an engine that goes wrong in some way; returns its stages by name."""
     section = OPTIMIZER.model_copy(update={"lr": 1e-2})
 
-    def go(fault: str = "", victim: str = "") -> dict[str, Stage]:
+    def go(fault: str = "", victim: str = "") -> dict[str, RefitStage]:
         learner = LearnerSpec(str(models("llama")), "logits", SECTION, section, 0).build()
         engine.remotes[0].call("go_wrong", "", "")
         engine.load_weights(list(learner.weights()), 0)  # as if it had just started
         engine.remotes[0].call("go_wrong", fault, victim)
         with show_progress("refit") as shown:
-            stages = list(checked_refits(learner, engine, random_probe(VOCABULARY, CONTEXT), shown))
+            stages = list(check_refits(learner, engine, random_probe(VOCABULARY, CONTEXT), shown))
         return dict(zip(STAGES, stages, strict=True))
 
     return go
 
 
-def found(stage: Stage) -> dict[str, str | None]:
+def found(stage: RefitStage) -> dict[str, str | None]:
     return {finding.what: finding.cause for finding in stage.findings}
 
 
@@ -104,7 +104,7 @@ def test_an_engine_that_answers_from_memory_is_found_out(checked: Checked) -> No
 
 
 def test_the_report_says_what_is_wrong_and_what_to_do(checked: Checked) -> None:
-    lines = told({"torch": list(checked("drops", NORM).values())}).splitlines()
+    lines = render_refits({"torch": list(checked("drops", NORM).values())}).splitlines()
     assert [line.split()[-1] for line in lines[1:5]] == ["FAIL", "PASS", "PASS", "FAIL"]
     assert lines[5].startswith(f"torch, noise: {NORM} is still that of the model's folder (stale_tensor: ")
     assert CURES["stale_tensor"] in lines[5]

@@ -23,12 +23,12 @@ from lockstep.cli import main
 from lockstep.config.loading import describe, load
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import USUAL, Backend, Conditions, Scores
+from lockstep.doctor.base import USUAL, Backend, BackendScores, Conditions
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.judging import whole
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.render import junit, markdown
-from lockstep.doctor.report import Found
+from lockstep.doctor.report import TableResult
 from lockstep.types import Request, SamplingParams
 
 Sides = tuple[Callable[[str], Backend], Callable[[str], Backend]]
@@ -45,7 +45,7 @@ def report(out: Path) -> dict[str, Any]:
     return json.loads((out / "report.json").read_text())
 
 
-def verdicts(what: Found) -> dict[str, str]:
+def verdicts(what: TableResult) -> dict[str, str]:
     return {what.rows[one.row].cell.name: one.judgement.verdict for one in what.judged}
 
 
@@ -207,7 +207,7 @@ class Unshaped(TorchBackend):
 
     capabilities = TorchBackend.capabilities - {"shaped"}
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         assert batch.sampling is None
         return super().score(batch, conditions)
 
@@ -228,10 +228,10 @@ class Restless(TorchBackend):
 
     asked = 0
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         self.asked += 1
         scores = super().score(batch, conditions)
-        return Scores(scores.logprob + 1e-6 * self.asked * batch.mask, scores.tokens, scores.effective)
+        return BackendScores(scores.logprob + 1e-6 * self.asked * batch.mask, scores.tokens)
 
 
 def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -> None:
@@ -263,7 +263,7 @@ def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
 class Retokeniser(TorchBackend):
     """Scores another last token than the one it is given."""
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         tokens = batch.tokens.clone()
         tokens[-1] = (tokens[-1] + 1) % 64
         return super().score(Batch(tokens, batch.lengths, batch.token, batch.sample, batch.sampling), conditions)

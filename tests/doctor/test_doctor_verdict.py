@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.doctor.options import Limits
-from lockstep.doctor.verdict import Judgement, judge, judge_tails, step_down
+from lockstep.doctor.options import DoctorLimits
+from lockstep.doctor.verdict import CellJudgement, judge, judge_tails, step_down
 from lockstep.types import SamplingParams
 from lockstep_doctor.statistics import Compared
 
-LIMITS = Limits()
+LIMITS = DoctorLimits()
 GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.9)
 
 
@@ -35,13 +35,13 @@ def floor_of(compared: Compared, noise: float) -> Tensor:
 
 
 def verdict(noise: float = 0.02, shift: float = 0.0, *, sequences: int = 32, sampling: SamplingParams | None = None,
-            alter: Callable[[Compared], Compared] = lambda healthy: healthy) -> Judgement:  # fmt: skip
+            alter: Callable[[Compared], Compared] = lambda healthy: healthy) -> CellJudgement:  # fmt: skip
     torch.manual_seed(3)
     compared = drawn(sequences, 400, noise, shift)
     return judge(alter(compared), None, floor_of(compared, 0.02), LIMITS, sampling=sampling)
 
 
-def failed(judgement: Judgement) -> set[str]:
+def failed(judgement: CellJudgement) -> set[str]:
     return {name for name, clause in judgement.clauses.items() if clause.verdict == "FAIL"}
 
 

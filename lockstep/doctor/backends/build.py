@@ -94,6 +94,6 @@ def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
 
 
 def _over_ranks(name: str, compiled: bool | None) -> bool:
-    """Whether a backend is a learner in processes of its own, as one with compiled layers is."""
+    """Returns True for a learner with processes of its own, such as one with compiled layers."""
     own = name.startswith("torch") and (ranks_of(name).ranks > 1 or bool(compiled))
     return name.startswith("megatron") or own

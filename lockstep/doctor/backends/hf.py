@@ -22,9 +22,9 @@ from transformers import (
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
-from lockstep.doctor.backends.in_process import CAPABILITIES, InProcess
-from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
-from lockstep.doctor.base import USUAL, Capability, Conditions, Layout, Network, Scores
+from lockstep.doctor.backends.in_process import CAPABILITIES, InProcessBackend
+from lockstep.doctor.backends.variants import evaluating, in_fp32
+from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Layout, Network
 from lockstep.errors import InputError
 from lockstep.models.heads import PLAIN
 from lockstep.types import Request, SamplingParams
@@ -34,11 +34,11 @@ CHUNK = 1024
 """Tokens that are read at once where attention holds all its weights, and whose logits become log-probabilities."""
 
 
-class HFBackend(InProcess):
+class HFBackend(InProcessBackend):
     """Implements `doctor.base.Backend`. What it does in steps are methods, so that a variation can be made of one."""
 
     name = "hf"
-    capabilities: frozenset[Capability] = CAPABILITIES | frozenset[Capability](["kernel"])
+    capabilities: frozenset[Capability] = CAPABILITIES
 
     held = None
     layout = "padded"
@@ -48,16 +48,16 @@ class HFBackend(InProcess):
         return conditions.kernel or ("sdpa" if self._variants.sdpa else "eager")
 
     @torch.no_grad()
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         asked = self._usual.but(conditions)
         model, layout = self.model(asked), asked.layout or "padded"
-        sequences = self.received(batch)
+        sequences = self.token_ids(batch)
         size = 1 if layout == "alone" else asked.batch_size or 1
         columns: list[Tensor] = []
-        with in_fp32(model, asked.parts) as parts, evaluating(model, asked.evaluation), observed(model) as seen:
+        with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
             for start in range(0, len(sequences), size):
                 chunk = sequences[start : start + size]
-                logits = self.passed(model, chunk, layout)
+                logits = self.compute_logits(model, chunk, layout)
                 for tokens, logits_TV in zip(chunk, logits, strict=True):
                     ids_T = tokens[1:].to(self.device)
                     parts_of = zip(logits_TV[:-1].split(CHUNK), ids_T.split(CHUNK), strict=True)
@@ -65,11 +65,8 @@ class HFBackend(InProcess):
                         self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts_of
                     ]
                     columns.append(torch.cat([torch.zeros(1), *own]))
-        seen |= {"layout": layout, "kernel": model.config._attn_implementation, "parts": parts}
-        if layout == "padded":
-            seen["rows"] = min(seen["rows"] or size, len(sequences))
-        column = _fitted(columns, batch.lengths.tolist())
-        return Scores(column * batch.mask, tuple(tuple(tokens.tolist()) for tokens in sequences), seen)
+        column = _fit(columns, batch.lengths.tolist())
+        return BackendScores(column * batch.mask, tuple(tuple(tokens.tolist()) for tokens in sequences))
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
@@ -81,19 +78,19 @@ class HFBackend(InProcess):
         with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
             for start in range(0, len(requests), size):
                 chunk = requests[start : start + size]
-                tokens_BK, logprob_BK = self.drawn(model, chunk, sampling, asked)
+                tokens_BK, logprob_BK = self.draw(model, chunk, sampling, asked)
                 rows += zip(chunk, tokens_BK, logprob_BK, strict=True)
-        return _joined(rows, sampling)
+        return _join(rows, sampling)
 
     def network(self, conditions: Conditions = USUAL) -> Network:
-        return _Network(self.model(conditions), conditions.evaluation)
+        return _HFNetwork(self.model(conditions), conditions.evaluation)
 
-    def received(self, batch: Batch) -> Sequences:
-        """The token ids that are scored."""
+    def token_ids(self, batch: Batch) -> Sequences:
+        """Returns the token ids to score."""
         return batch.sequences()
 
-    def passed(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-        """Logits of each sequence, [T, V]."""
+    def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
+        """Computes the logits of each sequence, [T, V]."""
         if layout == "packed":
             position_N = torch.cat([torch.arange(len(tokens)) for tokens in sequences]).to(self.device)
             tokens_N = torch.cat(list(sequences)).to(self.device)
@@ -108,14 +105,14 @@ class HFBackend(InProcess):
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
         """log π of tokens from the logits that describe them, nats, fp32 [M]."""
-        shaped_MV, own_M1 = shaped(logits_MV.float(), sampling), token_M[:, None]
+        shaped_MV, own_M1 = shape_logits(logits_MV.float(), sampling), token_M[:, None]
         # A token that was drawn can be drawn, even where rounding puts it just outside.
         inside_MV = shaped_MV.scatter(
-            -1, own_M1, shaped(logits_MV.float(), replace(sampling, top_k=0, top_p=1.0)).gather(-1, own_M1)
+            -1, own_M1, shape_logits(logits_MV.float(), replace(sampling, top_k=0, top_p=1.0)).gather(-1, own_M1)
         )
         return inside_MV.log_softmax(-1).gather(-1, own_M1)[:, 0]
 
-    def drawn(
+    def draw(
         self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
     ) -> tuple[Tensor, Tensor]:
         """Responses by the model's own `generate`. Returns tokens and log-probabilities [B, K]."""
@@ -140,8 +137,8 @@ def _read_in_chunks(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
     return torch.cat([part.logits[0] for part in parts])
 
 
-def shaped(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Logits of the distribution that is sampled from, by the processors of `transformers`."""
+def shape_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
+    """Returns logits of the distribution that is sampled from, by the processors of `transformers`."""
     scores: Any = logits_MV / sampling.divisor
     nothing: Any = None
     if sampling.top_k:
@@ -171,7 +168,7 @@ class _Drawing(LogitsProcessor):
 
 
 @dataclass(frozen=True)
-class _Network:
+class _HFNetwork:
     """Implements `doctor.base.Network`."""
 
     model: PreTrainedModel
@@ -187,8 +184,8 @@ class _Network:
             return self.model(input_ids=tokens_T[None].to(self.model.device), use_cache=False).logits[0].cpu()
 
 
-def _fitted(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """Columns end to end; where other tokens were scored, each is cut, or filled up with zeros."""
+def _fit(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """Concatenates columns, each cut or zero-padded where other tokens were scored."""
     room = [torch.zeros(length) for length in lengths]
     for place, column in zip(room, columns, strict=True):
         count = min(len(place), len(column))
@@ -196,8 +193,8 @@ def _fitted(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
     return torch.cat(room)
 
 
-def _joined(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:
-    """Each prompt with its response, as samplers give them."""
+def _join(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:
+    """Joins each prompt with its response, as samplers do."""
     prompts = [torch.tensor(request.tokens) for request, _, _ in rows]
     return Batch(
         torch.cat([part for prompt, row in zip(prompts, rows, strict=True) for part in (prompt, row[1])]),

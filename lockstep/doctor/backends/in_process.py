@@ -1,10 +1,9 @@
-"""What all backends in this process have in common: a model of a folder, in variants, whose weights lie open."""
+"""Base of the backends in this process: a folder's model, in variants, with readable weights."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,15 +16,12 @@ from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of
 from lockstep.models.open_kernels import open_kernels
-from lockstep.weight_sync.fingerprints import fingerprint
 
-_CONDITIONS: tuple[Capability, ...] = ("dtype", "batch_size", "layout", "parts", "config", "evaluation")
-_SHOWN: tuple[Capability, ...] = ("generate", "shaped", "weights", "load", "fingerprints", "modules")
-CAPABILITIES: frozenset[Capability] = frozenset[Capability](_CONDITIONS).union(_SHOWN)
-"""What can be asked of a model in this process."""
+CAPABILITIES: frozenset[Capability] = frozenset(("generate", "shaped", "batch_size", "modules"))
+"""Capabilities of every model in this process."""
 
 
-class InProcess(ABC):
+class InProcessBackend(ABC):
     """Part of `doctor.base.Backend`; scoring, drawing and the network are each backend's own.
 
     Args:
@@ -43,9 +39,9 @@ class InProcess(ABC):
     held: ClassVar[DType | None]
     """The type in which weights are held; None: in that of the computation."""
     layout: ClassVar[Layout]
-    """How sequences usually lie side by side."""
+    """Default layout of a batch."""
     types: ClassVar[tuple[DType, ...]]
-    """In which it can compute."""
+    """Supported compute dtypes."""
     opens_kernels: ClassVar[bool] = False
     """True if a model computes by the learner's kernels for a device."""
     name: str
@@ -87,21 +83,12 @@ class InProcess(ABC):
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """On the host."""
+        """Yields names and tensors, on the CPU."""
         for name, tensor in tensors(self.model(USUAL)):
             yield name, tensor.cpu()
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         self._variants.load(stream)
-
-    @contextmanager
-    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        with self._variants.kept(tensors.keys()):
-            self.load(tensors.items())
-            yield
-
-    def fingerprints(self) -> Mapping[str, int]:
-        return {name: fingerprint(tensor) for name, tensor in self.weights()}
 
     def close(self) -> None:  # noqa: B027 (nothing to do for most)
         """It has no processes of its own."""

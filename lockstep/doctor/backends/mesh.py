@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.workers import Workers
 from lockstep.config import LearnerSection
 from lockstep.doctor.backends.variants import flat
-from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Scores
+from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Network
 from lockstep.models.folder import context_of, read_config
 from lockstep.types import Request, SamplingParams
 
@@ -34,7 +33,7 @@ class MeshBackend:
         ValueError: If the model cannot be cut like that.
     """
 
-    capabilities: frozenset[Capability] = frozenset(("shaped", "weights"))
+    capabilities: frozenset[Capability] = frozenset(("shaped",))
 
     def __init__(self, name: str, folder: str, section: LearnerSection, workers: Workers) -> None:
         self.name, self._section, self._config = name, section, read_config(folder)
@@ -48,10 +47,10 @@ class MeshBackend:
         ranks = {name: size for name, size in self._section.parallel.model_dump().items() if size > 1}
         return {"dtype": self._section.dtype, "layout": "packed", "training": False} | ranks
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
-        """As the learner packs it."""
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+        """Scores a batch in the learner's own packing."""
         ids = tuple(tuple(tokens.tolist()) for tokens in batch.sequences())
-        return Scores(self._learner.logprobs(batch), ids, {"layout": "packed"})
+        return BackendScores(self._learner.logprobs(batch), ids)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._learner.weights()
@@ -66,12 +65,6 @@ class MeshBackend:
 
     def load(self, stream: Iterable[tuple[str, Tensor]]) -> NoReturn:
         self._cannot("load")
-
-    def holding(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        self._cannot("holding")
-
-    def fingerprints(self) -> Mapping[str, int]:
-        self._cannot("fingerprints")
 
     def network(self, conditions: Conditions = USUAL) -> Network:
         self._cannot("network")

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
-from lockstep.doctor.backends.in_process import CAPABILITIES, InProcess
-from lockstep.doctor.backends.variants import evaluating, in_fp32, observed
-from lockstep.doctor.base import USUAL, Capability, Conditions, Network, Part, Scores
+from lockstep.doctor.backends.in_process import CAPABILITIES, InProcessBackend
+from lockstep.doctor.backends.variants import evaluating, in_fp32
+from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Network
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
 from lockstep.models.open_kernels import explain_padding
@@ -22,7 +22,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
 
-class TorchBackend(InProcess):
+class TorchBackend(InProcessBackend):
     """Implements `doctor.base.Backend`; weights are fp32, and bf16 is by autocast, as the learner has it."""
 
     name = "torch"
@@ -38,15 +38,13 @@ class TorchBackend(InProcess):
         return attention.NAME if explain_padding(self._variants.config(), self.device, bf16) else attention.UNPADDED
 
     @torch.no_grad()
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         asked = self._usual.but(conditions)
         model, columns = self.model(asked), []
-        with self.computing(model, asked) as parts, observed(model) as seen:
+        with self.computing(model, asked):
             for chunk in batch.split(1 if asked.layout == "alone" else asked.batch_size or 1):
                 columns.append(self.logprob(model, chunk.to(self.device)).float().cpu())
-                seen["rows"] = max(seen["rows"], len(chunk))
-        seen |= {"layout": asked.layout, "kernel": model.config._attn_implementation, "parts": parts}
-        return Scores(torch.cat(columns), tuple(tuple(tokens.tolist()) for tokens in batch.sequences()), seen)
+        return BackendScores(torch.cat(columns), tuple(tuple(tokens.tolist()) for tokens in batch.sequences()))
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         asked = self._usual.but(conditions)
@@ -56,7 +54,7 @@ class TorchBackend(InProcess):
 
     def network(self, conditions: Conditions = USUAL) -> Network:
         asked = self._usual.but(conditions)
-        return _Network(self, self.model(asked), asked)
+        return _TorchNetwork(self, self.model(asked), asked)
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         """log π of the masked tokens [N], 0 elsewhere."""
@@ -65,22 +63,22 @@ class TorchBackend(InProcess):
         return outputs.logprob
 
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
-        """What generates."""
+        """Returns the sampler of a model."""
         return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     @contextmanager
-    def computing(self, model: PreTrainedModel, conditions: Conditions) -> Iterator[set[Part]]:
-        """In the type, and with the parts in fp32, that the conditions say. Yields as `in_fp32`."""
+    def computing(self, model: PreTrainedModel, conditions: Conditions) -> Iterator[None]:
+        """Applies the dtype, fp32 parts and mode of the conditions."""
         with (
             torch.autocast(self.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16"),
-            in_fp32(model, conditions.parts) as parts,
+            in_fp32(model, conditions.parts),
             evaluating(model, conditions.evaluation),
         ):
-            yield parts
+            yield
 
 
 @dataclass(frozen=True)
-class _Network:
+class _TorchNetwork:
     """Implements `doctor.base.Network`."""
 
     backend: TorchBackend

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lockstep.doctor.base import POSITIONS, ROTARY, Conditions, DType, Part
+from lockstep.doctor.base import ROTARY, Conditions, DType, Part
 from lockstep.errors import first_line
 from lockstep.models.folder import CONFIG_ERRORS, ModelError, read_config, skeleton
 from lockstep.models.weight_files import check_weights
@@ -27,7 +26,7 @@ _PART_OF: Mapping[Part, Callable[[str], bool]] = {
 
 HOST = torch.device("cpu")
 Alteration = Callable[[PreTrainedModel], None]
-"""What a program does to its model after loading: kernels of its own, patches, casts. Done to every variant."""
+"""Change to a model after loading, such as patches or casts; applied to every variant."""
 
 
 class Variants:
@@ -54,7 +53,7 @@ class Variants:
         empty = skeleton(read_config(folder), folder)
         check_weights(folder, empty)
         self.sdpa = bool(empty._supports_sdpa)
-        """Whether the architecture has fused attention."""
+        """True if the architecture supports fused attention."""
         self._folder, self._weights, self._alter = folder, weights, alter
         self._device, self._kernels = device, kernels
         self._config = dict(config or {})
@@ -107,22 +106,6 @@ class Variants:
         for key, model in self._built.items():
             _copy(fresh, model, key[-1] == repr(()))
 
-    @contextmanager
-    def kept(self, names: Collection[str]) -> Iterator[None]:
-        """Puts back, into every variant in its own type, what these tensors were before."""
-        loaded = dict(self._loaded)
-        before = {
-            key: {name: tensor.clone() for name, tensor in tensors(model) if name in names}
-            for key, model in self._built.items()
-        }
-        try:
-            yield
-        finally:
-            self._loaded = loaded
-            self._built = {key: model for key, model in self._built.items() if key in before}
-            for key, model in self._built.items():
-                _copy(before[key], model, True)
-
 
 def flat(config: PreTrainedConfig) -> dict[str, Any]:
     """A configuration as one mapping; what lies in a mapping gets both names, `a.b`."""
@@ -150,7 +133,7 @@ def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def evaluating(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """In evaluation mode, where that is wanted; as it was, afterwards."""
+    """Switches a model to evaluation mode if wanted, and restores its mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     if wanted:
         model.eval()
@@ -162,13 +145,8 @@ def evaluating(model: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[set[Part]]:
-    """Computes some parts in fp32, from what the others give them; all but the head give back the type they got.
-
-    Yields:
-        The parts that did so, as far as they are modules; filled while it computes.
-    """
-    done: set[Part] = set()
+def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[None]:
+    """Computes some parts in fp32, from what the others give them; all but the head give back the type they got."""
     chosen: list[tuple[Part, nn.Module]] = [
         (part, module)
         for path, module in model.named_modules()
@@ -178,55 +156,13 @@ def in_fp32(model: nn.Module, parts: frozenset[Part]) -> Iterator[set[Part]]:
     with ExitStack() as undo:
         for part, module in chosen:
             usual = module.forward
-            module.forward = _widened(module, usual, part != "head", partial(done.add, part))
+            module.forward = _widen(module, usual, part != "head")
             undo.callback(setattr, module, "forward", usual)
-        yield done
+        yield
 
 
-@contextmanager
-def observed(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """What really happens while a model computes: its mode, types of layers and logits, rows, positions, masks."""
-    training = any(module.training for module in model.modules())
-    seen: dict[str, Any] = {"rows": 0, "positions": [], "masks": [], "training": training}
-
-    def linear(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen[name] = str(output.dtype).removeprefix("torch.")
-            seen["rows"] = max(seen["rows"], output.shape[0])
-
-        return note
-
-    def placed(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        own = inputs if isinstance(module, nn.Embedding) else inputs[1:]  # angles are asked for beside states
-        seen["positions"] += [x.cpu() for x in (*own, *named.values()) if isinstance(x, Tensor)][:1]
-
-    def masked(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        mask = named.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.ndim == 2:
-            seen["masks"].append(mask.bool().cpu())
-            seen["attended"] = seen.get("attended", 0) + int(mask.sum())
-
-    linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    inner = next((module for path, module in linears if path != "lm_head"), None)
-    hooks = [module.register_forward_hook(linear("head")) for path, module in linears if path == "lm_head"]
-    hooks.append(model.register_forward_pre_hook(masked, with_kwargs=True))
-    if inner is not None:
-        hooks.append(inner.register_forward_hook(linear("dtype")))
-    placing = next((module for path, module in model.named_modules() if path.endswith((*ROTARY, *POSITIONS))), None)
-    if placing is not None:
-        hooks.append(placing.register_forward_pre_hook(placed, with_kwargs=True))
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _widened(
-    module: nn.Module, usual: Callable[..., Any], keeps_type: bool, ran: Callable[[], None]
-) -> Callable[..., Any]:
+def _widen(module: nn.Module, usual: Callable[..., Any], keeps_type: bool) -> Callable[..., Any]:
     def forward(*inputs: Any, **named: Any) -> Any:
-        ran()
         device = next((x.device.type for x in inputs if isinstance(x, Tensor)), "cpu")
         given = next((x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()), torch.float32)
         held = {name: tensor for name, tensor in tensors(module) if tensor.is_floating_point()}

@@ -1,4 +1,4 @@
-"""Where the cuts of a model of `transformers` lie in vLLM's, which fuses projections and holds the residual apart."""
+"""Places of the cuts of a `transformers` model in vLLM's, which fuses projections and keeps the residual apart."""
 
 from __future__ import annotations
 

@@ -37,18 +37,18 @@ class TappedSampler(VLLMSampler):
 
         Args:
             tokens: Its ids.
-            asked: Fields of `tapped_worker.Asked`.
+            asked: Fields of `tapped_worker.PassRequest`.
             forced: Values by cut.
 
         Returns:
-            What the worker's `close_tap` and `tapped_values` return, and log-probabilities [T - 1].
+            What the worker's `close_tap` and `read_tap_values` return, and log-probabilities [T - 1].
         """
         values = safetensors.torch.save({str(cut): value.contiguous().clone() for cut, value in forced.items()})
         self._on_workers("open_tap", json.dumps({"count": len(tokens), **asked}), values)
         (((_, output),),) = self._stream_outputs([(tokens, {"prompt_logprobs": 0, "max_tokens": 1})])
         header = json.loads(self._on_worker("close_tap"))
         column = torch.tensor(pick_logprobs(tokens[1:], output.prompt_logprobs[1:]))
-        return header, safetensors.torch.load(self._on_worker("tapped_values")), column
+        return header, safetensors.torch.load(self._on_worker("read_tap_values")), column
 
     @property
     def engine(self) -> Any:
@@ -56,7 +56,7 @@ class TappedSampler(VLLMSampler):
         return self._engine
 
     def sites(self) -> list[dict[str, Any]]:
-        """Where cuts lie in the model, as plain values."""
+        """Returns the sites of all cuts in the model, as plain values."""
         return json.loads(self._on_worker("tap_sites"))
 
 

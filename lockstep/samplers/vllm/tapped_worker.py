@@ -31,12 +31,12 @@ _MACHINERY = (
 )
 
 UNSET = 5e4
-"""What a cache holds where nothing was written: more than `operators.MASKED`, and finite in every type."""
+"""Value that fills an unused cache slot: above `operators.MASKED`, and finite in every dtype."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is wanted of one pass.
+class PassRequest:
+    """Request to record one pass.
 
     Attributes:
         count: Tokens of the sequence.
@@ -80,10 +80,10 @@ class TappedWorker(WeightReceiver):
         """Looks into the next pass.
 
         Args:
-            asked: `Asked` as JSON.
+            asked: `PassRequest` as JSON.
             forced: Values by cut, as safetensors.
         """
-        self._asked = Asked(**json.loads(asked))
+        self._asked = PassRequest(**json.loads(asked))
         if self._taps is not None:
             self._taps.close()  # of a pass that broke off
         values = {CutPoint.parse(name): value for name, value in safetensors.torch.load(forced).items()}
@@ -130,14 +130,14 @@ class TappedWorker(WeightReceiver):
             default=str,
         )
 
-    def tapped_values(self) -> bytes:
+    def read_tap_values(self) -> bytes:
         """The values that were seen, by cut, and those of the trace, by number; as safetensors."""
         seen = {str(cut): value for cut, value in self._seen.items()}
         traced = {f"#{number}": value for number, value in enumerate(self._trace.values)}
         return safetensors.torch.save({name: value.contiguous().cpu() for name, value in (seen | traced).items()})
 
     def tap_sites(self) -> str:
-        """Where cuts lie in the model, as JSON."""
+        """Returns the sites of all cuts in the model, as JSON."""
         return json.dumps(
             [
                 {
@@ -166,9 +166,8 @@ class TappedWorker(WeightReceiver):
         self._replace(site.path, call)
 
     def _visit(self, site: Site, value: Any) -> None:
-        with self._recorder.paused():
+        with self._recorder.pause():
             added = self._sums.get(site.path) if isinstance(value, tuple) else None
-            is_fused = site.end == "out" and added is not None
             views = (
                 site.views(value, self._asked.count) if site.end == "in" or added is None else site.take(value, added)
             )
@@ -176,14 +175,18 @@ class TappedWorker(WeightReceiver):
             self._pass.come_to([cut for cut, _ in views])
         for cut, x in views:
             self._pass.visit(cut, x)
-            with self._recorder.paused():
+            with self._recorder.pause():
                 if site.is_sum:
                     self._sums[site.path] = x.clone()
                 if site.is_sum and cut in self._forced:
                     site.put(value, x)
-                if is_fused and cut in self._forced:
-                    for part, right in zip(value, (x, added), strict=True):
-                        part[: self._asked.count].copy_(right)
+                if added is not None and site.end == "out" and cut in self._forced:
+                    self._put_pair(value, (x, added))
+
+    def _put_pair(self, parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Overwrites the output and the residual of a fused norm."""
+        for part, right in zip(parts, values, strict=True):
+            part[: self._asked.count].copy_(right)
 
     def _look_into(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The model's forward pass, and the logits of all positions behind it."""

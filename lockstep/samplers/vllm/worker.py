@@ -92,11 +92,11 @@ class WeightReceiver:
             return safetensors.torch.save({name: found.tensor().contiguous().cpu()})
 
     def observe_passes(self) -> str:
-        """Starts observing passes. Returns, as JSON, `rows` of the largest pass and `dtype` since the last start."""
+        """Starts observing passes. Returns, as JSON, `rows` of the largest pass since the last start."""
         if self._rows is None:
             self.model_runner.execute_model = self._watch(self.model_runner.execute_model)
         rows, self._rows = self._rows, 0
-        return json.dumps({"rows": rows, "dtype": _type_of(next(self._model.parameters()))})
+        return json.dumps({"rows": rows})
 
     def attention_of_layers(self) -> str:
         """The kernel of the attention, and the type that keys and values are kept in, as JSON."""
