@@ -19,7 +19,7 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
     floor = f"; rounding alone makes {location.floor:.2g}" if location.floor else ""
     yield (
         f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats (root mean square) "
-        f"in request {found.request} of {found.requests}{floor}"
+        f"in request {found.request + 1} of {found.requests}{floor}"
     )
     yield from (f"  {line}" for line in found.columns)
     for engine, cuts in location.noisy.items():
