@@ -1,4 +1,4 @@
-"""`lockstep doctor`: measures if training and inference agree on a model, and finds out why not."""
+"""`lockstep doctor`: measures if training and inference agree on a model, and finds where not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Answer = Callable[[argparse.Namespace], int]
 def add(parsers: Parsers) -> None:
     """Adds `doctor` and its questions to a parser."""
     doctor = parsers.add_parser(
-        "doctor", help="do training and inference agree on a model, and if not, why", epilog=_CODES
+        "doctor", help="do training and inference agree on a model, and if not, where", epilog=_CODES
     )
     doctor.set_defaults(command=run)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
@@ -136,7 +136,7 @@ def _measure(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        print(f"why: lockstep doctor locate {shlex.join([options.model, *options.overrides])}")
+        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides])}")
     return code
 
 
