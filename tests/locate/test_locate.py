@@ -172,7 +172,7 @@ def test_garbage_of_others_is_no_line_of_a_build() -> None:
         kept.append(list(map(list, [()] * 2 * gc.get_threshold()[0])))
         return made
 
-    kept: list[list[list[int]]] = []
+    kept: list[object] = []
     gc.collect()
     _Left()
     assert compare_builds(make, make) is None
