@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def compare_builds(own: Callable[[], object], reference: Callable[[], object]) -
 
 
 def _watch(build: Callable[[], object]) -> list[_Line]:
-    """Runs `build`; returns every line of models that ran."""
+    """Runs `build`; returns every line of models that ran, without finalizers of what other code has left behind."""
     lines: list[_Line] = []
     outside = sys._getframe()
 
@@ -59,12 +60,16 @@ def _watch(build: Callable[[], object]) -> list[_Line]:
         lines.append(_Line(event, frame_of(_caller(frame, outside) if event == "call" else frame), held))
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.collect()
+    gc.disable()
     sys.settrace(trace)
     try:
         build()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return lines
 
 

@@ -12,6 +12,9 @@ from torch import Tensor
 from lockstep_doctor.examine import PairExamination, Undone
 from lockstep_doctor.locate import FaultPlace, Location, Segment
 
+_LINES = 16
+"""So many lines of code are kept for each operator, innermost first; an engine's own layers alone may be eight."""
+
 
 def describe_examination(found: PairExamination) -> Iterator[str]:
     """Yields what was found about two engines, line by line."""
@@ -19,7 +22,7 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
     floor = f"; rounding alone makes {location.floor:.2g}" if location.floor else ""
     yield (
         f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats (root mean square) "
-        f"in request {found.request} of {found.requests}{floor}"
+        f"in request {found.request + 1} of {found.requests}{floor}"
     )
     yield from (f"  {line}" for line in found.columns)
     for engine, cuts in location.noisy.items():
@@ -145,7 +148,7 @@ def _tree_of_place(place: FaultPlace) -> dict[str, Any]:
             {
                 "engine": suspect.engine,
                 "operator": suspect.operator.name,
-                "lines": [asdict(frame) for frame in suspect.operator.stack[:8]],
+                "lines": [asdict(frame) for frame in suspect.operator.stack[:_LINES]],
             }
             for suspect in place.suspects[:5]
         ],

@@ -21,7 +21,7 @@ from benchmarks.doctor_faults.suites import SUITES
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.doctor_faults",
-        description="Inject the faults of all lists into real backends, and count which ones are found.",
+        description="Inject the faults of all lists into real backends, and count which ones are located.",
         epilog="Exit codes: 0 no place is wrong, 2 could not start, 4 one is, or a healthy case raises an alarm.",
     )
     parser.add_argument("--which", default="all", choices=list(SUITES), help="part of the benchmark (default: all)")

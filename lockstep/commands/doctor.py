@@ -1,10 +1,11 @@
-"""`lockstep doctor`: measures if training and inference agree on a model, and finds out why not."""
+"""`lockstep doctor`: measures if training and inference agree on a model, and finds where not."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstep import exit_codes
@@ -14,8 +15,23 @@ from lockstep.process_defaults import spare_modules
 
 if TYPE_CHECKING:
     from lockstep.config.loading import Loaded
+    from lockstep_doctor.dumps import FieldNames
 
 _CODES = "Exit codes: 0 pass, 2 could not start (wrong usage too), 3 inconclusive, 4 fail."
+
+_COLUMNS = {
+    "train": "log-probabilities of the training side",
+    "infer": "log-probabilities of the inference side",
+    "ids": "token ids",
+    "mask": "which tokens count",
+    "attention": "which ids are no padding",
+    "prompt-length": "tokens of the prompt",
+    "temperature": "temperature of sampling",
+    "top-p": "top_p of sampling",
+    "version": "the version of the weights",
+    "prompt": "the prompt that a sequence answers",
+}
+"""What a dump's columns hold, by the options that name them."""
 
 Answer = Callable[[argparse.Namespace], int]
 
@@ -23,7 +39,7 @@ Answer = Callable[[argparse.Namespace], int]
 def add(parsers: Parsers) -> None:
     """Adds `doctor` and its questions to a parser."""
     doctor = parsers.add_parser(
-        "doctor", help="do training and inference agree on a model, and if not, why", epilog=_CODES
+        "doctor", help="do training and inference agree on a model, and if not, where", epilog=_CODES
     )
     doctor.set_defaults(command=run)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
@@ -55,7 +71,7 @@ def _add_measuring(
     parser.add_argument(
         "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as backends=[hf,vllm]")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="such as backends=[hf,vllm]")
     parser.add_argument("--recipe", default=recipe, help=f"options to begin with (default: {recipe})")
     parser.add_argument(
         "--out", metavar="FOLDER", type=path_argument, help="where the results go; without it a folder in doctor/"
@@ -68,11 +84,20 @@ def _add_measuring(
 
 
 def _add_locate(group: Parsers) -> None:
-    parser = _add_measuring(group, "locate", "find the place of a disagreement, and prove it", _locate)
-    parser.add_argument(
+    parser = _add_measuring(group, "locate", "find the place of a disagreement, and prove it", _locate_model)
+    parser.set_defaults(answer=partial(_locate, parser))
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--model", metavar="FOLDER", dest="folder", type=path_argument, help="then MODEL is a dump that it generated"
     )
-    parser.add_argument("--url", help="compare the folder MODEL with the log-probabilities of this server")
+    which.add_argument("--url", help="compare the folder MODEL with a server, such as http://localhost:8000")
+    _add_columns(parser)
+
+
+def _add_columns(parser: argparse.ArgumentParser) -> None:
+    columns = parser.add_argument_group("names of a dump's columns")
+    for column, what in _COLUMNS.items():
+        columns.add_argument(f"--{column}-column", metavar="NAME", help=what)
 
 
 def _add_analyze(group: Parsers) -> None:
@@ -83,19 +108,7 @@ def _add_analyze(group: Parsers) -> None:
         type=path_argument,
         help="rollouts of NeMo RL, verl, TRL, slime, prime-rl, SkyRL or your own",
     )
-    for column, what in (
-        ("train", "log-probabilities of the training side"),
-        ("infer", "log-probabilities of the inference side"),
-        ("ids", "token ids"),
-        ("mask", "which tokens count"),
-        ("attention", "which ids are no padding"),
-        ("prompt-length", "tokens of the prompt"),
-        ("temperature", "temperature of sampling"),
-        ("top-p", "top_p of sampling"),
-        ("version", "the version of the weights"),
-        ("prompt", "the prompt that a sequence answers"),
-    ):
-        parser.add_argument(f"--{column}-column", metavar="NAME", help=f"name of the column with {what}")
+    _add_columns(parser)
     parser.add_argument("--out", metavar="FILE", type=path_argument, help="write all figures as JSON")
 
 
@@ -123,7 +136,7 @@ def _measure(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        print(f"why: lockstep doctor locate {shlex.join([options.model, *options.overrides])}")
+        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides])}")
     return code
 
 
@@ -134,15 +147,30 @@ def _quick(options: argparse.Namespace) -> int:
     return code
 
 
-def _locate(options: argparse.Namespace) -> int:
-    if options.folder is None and options.url is None:
+def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    columns = [f"{name.replace('-', '_')}_column" for name in _COLUMNS]
+    if options.folder is not None:
+        _refuse_unread(parser, options, "--model", ["overrides", "recipe", "out", "budget"])
+    elif options.url is not None:
+        _refuse_unread(parser, options, "--url", ["out", "budget", *columns])
+    else:
+        _refuse_unread(parser, options, "a model", columns)
         return _locate_model(options)
     with spare_modules():
         from lockstep.doctor.locate_dump import locate_file, locate_server
 
     if options.folder is not None:
-        return locate_file(options.model, options.folder)
+        return locate_file(options.model, options.folder, _names(options))
     return locate_server(_load(options), options.url)
+
+
+def _refuse_unread(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, what: str, unread: Sequence[str]
+) -> None:
+    for name in unread:
+        if vars(options)[name] != parser.get_default(name):
+            said = "key=value" if name == "overrides" else f"--{name.replace('_', '-')}"
+            parser.error(f"locate with {what} does not read {said}; leave it out")
 
 
 def _locate_model(options: argparse.Namespace) -> int:
@@ -170,14 +198,19 @@ def _refit(options: argparse.Namespace) -> int:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from dataclasses import fields
     from pathlib import Path
 
     from lockstep.doctor.analyze import analyze_file
+
+    return analyze_file(Path(options.file), _names(options), None if options.out is None else Path(options.out))
+
+
+def _names(options: argparse.Namespace) -> FieldNames:
+    from dataclasses import fields
+
     from lockstep_doctor.dumps import FieldNames
 
-    names = FieldNames(**{field.name: getattr(options, f"{field.name}_column") for field in fields(FieldNames)})
-    return analyze_file(Path(options.file), names, None if options.out is None else Path(options.out))
+    return FieldNames(**{field.name: vars(options)[f"{field.name}_column"] for field in fields(FieldNames)})
 
 
 def _selftest(options: argparse.Namespace) -> int:

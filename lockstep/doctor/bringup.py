@@ -81,7 +81,10 @@ def bringup(loaded: Loaded) -> int:
         with shown.phase("start backends"):
             backends = open_.enter_context(backends_of(recipe, shown))
         started()
-        found = list(observe(recipe, backends, shown))
+        found: list[Observation] = []
+        for one in observe(recipe, backends, shown):
+            shown.note(f"{one.check} of {one.what}: {one.outcome}")
+            found.append(one)
         content = orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2)
         write_whole(results.folder / "bringup.json", [content + b"\n"])
     print("| Check | Of | Outcome | |\n| --- | --- | --- | --- |")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.loading import Loaded, load, load_run, require_command
+from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command
 from lockstep.config.model_recipe import computation_of, weights_of
 from lockstep.config.recipe_files import Layer
 from lockstep.doctor.options import DoctorRecipe
@@ -34,6 +34,10 @@ def doctor_recipe(
         RecipeError: One sentence for each thing that is wrong.
     """
     own = Path(model) / "recipe.yaml"
+    if Path(model).is_file():
+        raise RecipeError(
+            f"{model} is a file, no model's folder; of a dump say lockstep doctor locate {model} --model FOLDER"
+        )
     require_command(DoctorRecipe, recipe)
     said: dict[str, Any] = {"model": {"path": str(weights_of(model))}}
     if folder is not None:

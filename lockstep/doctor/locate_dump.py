@@ -7,20 +7,26 @@ from pathlib import Path
 
 from lockstep import exit_codes
 from lockstep.config.loading import Loaded
+from lockstep.config.model_recipe import weights_of
 from lockstep.doctor.locate import draw_requests
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.prompts import PromptSource
 from lockstep.errors import InputError
-from lockstep_doctor.dumps import Dump, DumpError, describe_dump, locate_dump, score_by_url
+from lockstep_doctor.dumps import Dump, DumpError, FieldNames, describe_dump, locate_dump, score_by_url
 
 
-def locate_file(dump: str, folder: str) -> int:
+def locate_file(dump: str, model: str, names: FieldNames) -> int:
     """Prints which side of a dump leaves the model, and at which stage; returns the exit code.
+
+    Args:
+        dump: Its file or folder.
+        model: Folder of the model, or of the finished run that trained it.
+        names: Of the dump's columns, as far as they are not known.
 
     Raises:
         InputError: The dump or the model cannot be read.
     """
-    return _locate(Path(dump), folder)
+    return _locate(Path(dump), weights_of(model), names)
 
 
 def locate_server(loaded: Loaded, url: str) -> int:
@@ -33,7 +39,9 @@ def locate_server(loaded: Loaded, url: str) -> int:
         InputError: The server has no log-probabilities of prompts, or the model cannot be read.
     """
     recipe = loaded.expect(DoctorRecipe)
+    _say("draw requests from the model")
     drawn = draw_requests(recipe, PromptSource(recipe))
+    _say(f"ask the server about {len(drawn)} requests")
     try:
         dump = score_by_url(url, list(drawn.sequences()))
     except DumpError as error:
@@ -41,10 +49,14 @@ def locate_server(loaded: Loaded, url: str) -> int:
     return _locate(dump, recipe.model.path)
 
 
-def _locate(dump: Dump | Path, folder: str) -> int:
+def _locate(dump: Dump | Path, folder: Path | str, names: FieldNames | None = None) -> int:
     try:
-        found = locate_dump(dump, folder, heard=lambda phase: print(phase, file=sys.stderr))
+        found = locate_dump(dump, folder, names, heard=_say)
     except DumpError as error:
         raise InputError(str(error)) from error
     print("\n".join(describe_dump(found)))
     return exit_codes.BROKEN if found.wrong else exit_codes.OK
+
+
+def _say(phase: str) -> None:
+    print(phase, file=sys.stderr, flush=True)

@@ -72,8 +72,9 @@ class Server:
         except (OSError, RecursionError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, DumpError):
                 raise
-            inner = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise DumpError(f"{self.place}{path}: no JSON comes ({type(inner).__name__})") from None
+            if isinstance(error, urllib.error.URLError):
+                raise DumpError(f"{self.place}: cannot be reached: {error.reason}") from None
+            raise DumpError(f"{self.place}{path}: no JSON comes ({type(error).__name__})") from None
 
     def _read(self, reply: Any) -> bytes:
         end, read = time.monotonic() + self.timeout_s, bytearray()
@@ -111,7 +112,7 @@ def score_by_url(server: Server | str, sequences: Sequence[Tensor | Sequence[int
     """
     server = Server(server) if isinstance(server, str) else server
     if urlsplit(server.base).scheme not in ("http", "https"):
-        raise DumpError(f"{server.place}: is no address of a server; write http://HOST:PORT")
+        raise DumpError("this is no address of a server; write http://HOST:PORT")
     rows = [torch.as_tensor(ids).long().flatten().tolist() for ids in sequences]
     if not rows or min(map(len, rows)) < 2:
         raise DumpError("a server is asked about sequences of two ids or more; the first one has no log-probability")
@@ -125,13 +126,16 @@ def score_by_url(server: Server | str, sequences: Sequence[Tensor | Sequence[int
 
 def _choose(server: Server, ids: list[int]) -> tuple[Api, Tensor]:
     """The first way to ask that gets an answer, and the answer."""
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     for name, api in _APIS.items():
         try:
             return api, _check(server, ids, api(server, ids))
         except DumpError as error:
-            reasons.append(f"as {name}: {error}")
-    raise DumpError(f"{server.place}: gives no log-probabilities of a prompt; {'; '.join(reasons)}")
+            reasons[name] = str(error)
+    if len(set(reasons.values())) == 1:
+        raise DumpError(reasons.popitem()[1])
+    why = "; ".join(f"as {name}: {reason}" for name, reason in reasons.items())
+    raise DumpError(f"{server.place}: gives no log-probabilities of a prompt; {why}")
 
 
 def _ask_vllm(server: Server, ids: list[int]) -> list[Any]:

@@ -435,6 +435,7 @@ JUDGED = {
 
 AWAY = "'sampler={backend: openai, openai: {base_url: \"http://127.0.0.1:9/v1\", model: m, max_retries: 0}}'"
 AWAY += " data.max_prompt_tokens=40 sampling.max_tokens=8"
+COLUMN = '{"ids": [1, 2], "old_log_probs": [-0.1, -0.2]}\n'
 PROBABILITIES = '{"old_log_probs": [0.1, 0.05], "rollout_log_probs": [0.1, 0.05]}\n' * 3
 RUNS = {
     "run: folder cannot be made": said("run.folder=rewards.py/run"),
@@ -475,6 +476,10 @@ RUNS = {
     "plan: memory of no number": BadInput("plan own.yaml --gpus 1 --memory nanGB"),
     "plan: too many GPUs": BadInput("plan own.yaml --gpus 10000000 --memory 80GB"),
     "doctor: probabilities": BadInput("doctor analyze dump.jsonl", write("dump.jsonl", PROBABILITIES)),
+    "doctor: a dump for a model": BadInput("doctor locate dump.jsonl", write("dump.jsonl", PROBABILITIES)),
+    "doctor: a dump and no model": BadInput("doctor locate dump.jsonl --model away", write("dump.jsonl", COLUMN)),
+    "doctor: no address of a server": BadInput("doctor locate model --url localhost:9 grid.lengths=[8]"),
+    "doctor: a server that is away": BadInput("doctor locate model --url http://127.0.0.1:9 grid.lengths=[8]"),
     "check: no run": BadInput("check model"),
     "report: a torn recipe": BadInput(
         "report run", lambda folder: [a_run(folder), write("run/recipe.yaml", "run: {")(folder)]

@@ -56,6 +56,9 @@ OTHERS = {
     "lockstep judge-eval http://localhost:8000/v1 ranked.jsonl judge.sampler.openai.model=NAME": (
         "asks a server; tests/inference/test_judge_eval.py starts one"
     ),
+    "lockstep doctor locate MODEL --url http://localhost:8000": (
+        "asks a server; tests/doctor/test_doctor_locate_dump.py starts one"
+    ),
 }
 """Commands that are not run here, and why."""
 

@@ -82,7 +82,7 @@ def test_a_table_that_fails_names_the_command_and_gets_the_place_on_its_page(
 ) -> None:
     model, out = models("llama"), tmp_path / "out"
     assert ask(model, out, what="table")[0] == exit_codes.BROKEN
-    assert f"why: lockstep doctor locate {model}" in capsys.readouterr().out
+    assert f"where: lockstep doctor locate {model}" in capsys.readouterr().out
     ask(model, out)
     report = json.loads((out / "report.json").read_text())
     assert report["location"]["pair"] == ["hf", "torch"]

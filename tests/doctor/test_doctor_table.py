@@ -178,14 +178,14 @@ def scaled(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.full
-def test_where_quick_fails_it_goes_on_to_the_causes(
+def test_where_quick_fails_it_goes_on_to_locate(
     models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["doctor", "quick", str(models("llama")), *SMALL, "grid.lengths=[12]", "grid.repeats=1"]
     assert main([*command, "--out", "well"]) == 0
-    assert not Path("well/diagnosis.json").exists()
+    assert not Path("well/location.json").exists()
     assert main([*command, "--out", "ill", "limits.max_mult_prob_error=1.0"]) == exit_codes.BROKEN
-    assert Path("ill/diagnosis.json").is_file()
+    assert Path("ill/location.json").is_file()
     assert "**FAIL**" in capsys.readouterr().out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -153,6 +154,28 @@ def test_two_builds_differ_after_a_line() -> None:
     found = compare(-0.5, -0.5, -0.6)
     assert found is not None
     assert (found[0].function, found[1]) == ("_Angles.__init__", "self.scaling")
+
+
+class _Left:
+    """Garbage that runs code of a model when it is collected."""
+
+    def __init__(self) -> None:
+        self.own: _Left | None = self
+
+    def __del__(self) -> None:
+        self.own = None
+
+
+def test_garbage_of_others_is_no_line_of_a_build() -> None:
+    def make() -> nn.Module:
+        made = _Angles(9.0, iter([-0.5]))
+        kept.append(list(map(list, [()] * 2 * gc.get_threshold()[0])))
+        return made
+
+    kept: list[object] = []
+    gc.collect()
+    _Left()
+    assert compare_builds(make, make) is None
 
 
 def test_the_reference_is_not_changed_by_what_is_forced() -> None:
