@@ -280,8 +280,10 @@ def _sorted(value: Tensor) -> Tensor:
 def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
     if first.numel() != second.numel():
         return False
-    scale = float(second.square().mean().sqrt()) if second.numel() else 0.0
-    return not scale or float((first - second).square().mean().sqrt()) <= tolerance * scale
+    if not second.numel():
+        return True
+    scale = float(second.square().mean().sqrt())
+    return float((first - second).square().mean().sqrt()) <= tolerance * scale
 
 
 def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
@@ -303,7 +305,8 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     for value in map(_sorted, chain(other.values, *(_split(value, own.split) for value in other.values))):
         by_size.setdefault(value.numel(), []).append(value)
     good = [
-        any(_are_close(value, x, tolerance) for x in by_size.get(len(value), ())) for value in map(_sorted, own.values)
+        not len(value) or any(_are_close(value, x, tolerance) for x in by_size.get(len(value), ()))
+        for value in map(_sorted, own.values)
     ]
     unset: set[int] = set()
     for one in own.operators:
@@ -332,12 +335,26 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
 
 def find_unknown_inputs(
     some: Sequence[Operator], own: OperatorTrace, other: OperatorTrace, tolerance: float
-) -> list[int]:
+) -> list[Tensor]:
     """Returns the values that operators read, that none of their trace made, and that the other trace has not."""
     read = {value for one in some for value in one.inputs} & set(own.external())
+    values = [own.values[value] for value in sorted(read)]
     return [
-        value for value in sorted(read) if not any(same_values(own.values[value], x, tolerance) for x in other.values)
+        value for value in values if value.numel() and not any(same_values(value, x, tolerance) for x in other.values)
     ]
+
+
+def find_makers(trace: OperatorTrace, values: Sequence[Tensor]) -> list[Operator]:
+    """Returns the operators of a trace from which values follow that it made."""
+    wanted = {
+        index for index, value in enumerate(trace.values) if any(same_values(value, x, tolerance=0.0) for x in values)
+    }
+    makers: list[Operator] = []
+    for one in reversed(trace.operators):
+        if not wanted.isdisjoint(one.outputs):
+            wanted.update(one.inputs)
+            makers.append(one)
+    return makers[::-1]
 
 
 def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
