@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -175,7 +176,8 @@ class Recorder(TorchDispatchMode):
 
 def _local(tensor: Tensor) -> Tensor:
     own = tensor.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
+    own = own.to_local() if isinstance(own, DTensor) else own
+    return own.trigger_wait() if isinstance(own, AsyncCollectiveTensor) else own
 
 
 def _memory(tensor: Tensor) -> int:
