@@ -356,8 +356,8 @@ def _open(
 ) -> tuple[list[Suspect], list[Operator]]:
     """The operators of a segment that begin to differ, of both engines in turn; and all that ran there.
 
-    Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect reads what was made before the layers, and differs, as a mask
-    may, the operators that made it come first.
+    Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
+    reads what was made before the layers, and differs, as a mask may, the operators that made it come before it.
     """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
@@ -370,9 +370,9 @@ def _open(
         sorted(some, key=lambda one: one not in makers)
         for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
     )
-    found = _in_turn((other, here), (reference, there), segment.missing)
     if segment.missing:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
+        found = _in_turn((other, here), (reference, there), segment.missing)
         return [replace(one, operator=_find_caller(one.operator, less)) for one in found], ran
     layers = next((cut for cut in right.seen if cut.layer is not None), None)
     unknown = find_unknown_inputs(here, own, theirs, tolerance)
@@ -380,13 +380,13 @@ def _open(
         expected = find_unknown_inputs(there, theirs, own, tolerance)
         theirs, own = (tap.trace(tokens_T, forced, None, layers) for tap in (reference, other))
         makers = [*find_makers(own, unknown), *find_makers(theirs, expected)]
-        here, there = (
+        before = [
             [one for one in some if one in makers]
             for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
-        )
-        before = _in_turn((other, here), (reference, there), ())
-        ran += [*own.operators, *theirs.operators] if before else []
-        found = before + found
+        ]
+        ran += [*own.operators, *theirs.operators] if any(before) else []
+        here, there = before[0] + here, before[1] + there
+    found = _in_turn((other, here), (reference, there), ())
     if found:
         return found, ran
     moved = first_rearranged(own, theirs, tolerance)
