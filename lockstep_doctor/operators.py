@@ -275,8 +275,9 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
 def _sorted(value: Tensor) -> Tensor:
     """Its numbers in order, but for the masked ones, and zeros, which may be padding."""
     flat = value.detach().flatten().double()
-    kept = flat[(flat.abs() < MASKED) & (flat != 0)]
-    return (kept if len(kept) else flat).sort().values
+    unmasked = flat[flat.abs() < MASKED]
+    kept = unmasked[unmasked != 0]
+    return (kept if len(kept) else unmasked).sort().values
 
 
 def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
