@@ -305,11 +305,13 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     follow that it has, is another way to the same result and no suspect.
     """
     by_size: dict[int, list[Tensor]] = {}
-    for value in map(_sorted, chain(other.values, *(_split(value, own.split) for value in other.values))):
-        by_size.setdefault(value.numel(), []).append(value)
+    for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
+        numbers = _sorted(value)
+        by_size.setdefault(len(numbers) or -value.numel(), []).append(numbers)  # all is masked: as large a one
     good = [
-        not len(value) or any(_are_close(value, x, tolerance) for x in by_size.get(len(value), ()))
-        for value in map(_sorted, own.values)
+        not value.numel()
+        or any(_are_close(numbers, x, tolerance) for x in by_size.get(len(numbers) or -value.numel(), ()))
+        for value, numbers in zip(own.values, map(_sorted, own.values), strict=True)
     ]
     unset: set[int] = set()
     for one in own.operators:
