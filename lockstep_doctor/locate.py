@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.file_tap import FileTap
-from lockstep_doctor.operators import Frame, Operator, find_unknown_inputs, first_rearranged, suspects
+from lockstep_doctor.operators import Frame, Operator, find_makers, find_unknown_inputs, first_rearranged, suspects
 from lockstep_doctor.tap import Tap
 
 ENOUGH = 0.9
@@ -233,8 +233,9 @@ def locate(
     places: list[FaultPlace] = []
     for some in chosen:
         end = some[0].end
-        suspected, ran = _open(reference, other, tokens_T, right, some[0], allow(end))
-        values = {reference.name: theirs.seen[end], other.name: replayed.seen[end]}
+        ends = theirs.seen[end], replayed.seen[end]
+        suspected, ran = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
+        values = dict(zip((reference.name, other.name), ends, strict=True))
         alone = removed if len(chosen) == 1 else undo(some)
         places.append(FaultPlace(some, alone, suspected, ran, values, exact.get(end), allow(end)))
     others = [one for one in segments if not any(one in some for some in chosen)]
@@ -316,7 +317,8 @@ def _differ(right: Tensor, own: Tensor) -> tuple[float, int]:
 def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]) -> list[list[Segment]]:
     """The fewest kinds of segments that remove the gap; the same stretch in all layers is one kind.
 
-    Kinds are added, the largest error first, while something is left of the gap; then those that are not needed go.
+    Kinds are added, the largest error first, while something is left of the gap; then those that are not needed go, and
+    of each those outputs of a module that are not.
     """
     kinds: dict[str, list[Segment]] = {}
     for one in segments:
@@ -331,6 +333,11 @@ def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment
         fewer = [one for one in chosen if one is not kind]
         if fewer and undo(_flat(fewer)) >= min(ENOUGH, removed):
             chosen = fewer
+    for place, kind in enumerate(chosen):
+        for stage in dict.fromkeys(one.end.stage for one in kind):
+            fewer = [one for one in chosen[place] if one.end.stage != stage]
+            if fewer and undo(_flat([*chosen[:place], fewer, *chosen[place + 1 :]])) >= min(ENOUGH, removed):
+                chosen[place] = fewer
     return chosen
 
 
@@ -339,12 +346,18 @@ def _flat(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
 
 
 def _open(
-    reference: Tap, other: Tap, tokens_T: Tensor, right: Capture, segment: Segment, tolerance: float
+    reference: Tap,
+    other: Tap,
+    tokens_T: Tensor,
+    right: Capture,
+    segment: Segment,
+    ends: tuple[Tensor, Tensor],
+    tolerance: float,
 ) -> tuple[list[Suspect], list[Operator]]:
     """The operators of a segment that begin to differ, of both engines in turn; and all that ran there.
 
-    It begins where all of its inputs do. Where a suspect reads what was made before the layers, and differs, as a mask
-    may, the operators that made it come first.
+    Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
+    reads what was made before the layers, and differs, as a mask may, the operators that made it come before it.
     """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
@@ -352,18 +365,28 @@ def _open(
         return [], other.trace(tokens_T, forced, start, segment.end).operators
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
     ran = [*own.operators, *theirs.operators]
-    here, there = suspects(own, theirs, tolerance), suspects(theirs, own, tolerance)
-    found = _in_turn((other, here), (reference, there), segment.missing)
+    makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
+    here, there = (
+        sorted(some, key=lambda one: one not in makers)
+        for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
+    )
     if segment.missing:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
+        found = _in_turn((other, here), (reference, there), segment.missing)
         return [replace(one, operator=_find_caller(one.operator, less)) for one in found], ran
     layers = next((cut for cut in right.seen if cut.layer is not None), None)
-    if start is not None and layers is not None and find_unknown_inputs(here, own, theirs, tolerance):
+    unknown = find_unknown_inputs(here, own, theirs, tolerance)
+    if start is not None and layers is not None and unknown:
+        expected = find_unknown_inputs(there, theirs, own, tolerance)
         theirs, own = (tap.trace(tokens_T, forced, None, layers) for tap in (reference, other))
-        here, there = suspects(own, theirs, tolerance), suspects(theirs, own, tolerance)
-        before = _in_turn((other, here), (reference, there), ())
-        ran += [*own.operators, *theirs.operators] if before else []
-        found = before + found
+        makers = [*find_makers(own, unknown), *find_makers(theirs, expected)]
+        before = [
+            [one for one in some if one in makers]
+            for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
+        ]
+        ran += [*own.operators, *theirs.operators] if any(before) else []
+        here, there = before[0] + here, before[1] + there
+    found = _in_turn((other, here), (reference, there), ())
     if found:
         return found, ran
     moved = first_rearranged(own, theirs, tolerance)

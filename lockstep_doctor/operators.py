@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -175,7 +176,8 @@ class Recorder(TorchDispatchMode):
 
 def _local(tensor: Tensor) -> Tensor:
     own = tensor.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
+    own = own.to_local() if isinstance(own, DTensor) else own
+    return own.trigger_wait() if isinstance(own, AsyncCollectiveTensor) else own
 
 
 def _memory(tensor: Tensor) -> int:
@@ -273,15 +275,18 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
 def _sort(value: Tensor) -> Tensor:
     """Sorts the numbers of a value, but for the masked ones, and zeros, which may be padding."""
     flat = value.detach().flatten().double()
-    kept = flat[(flat.abs() < MASKED) & (flat != 0)]
-    return (kept if len(kept) else flat).sort().values
+    unmasked = flat[flat.abs() < MASKED]
+    kept = unmasked[unmasked != 0]
+    return (kept if len(kept) else unmasked).sort().values
 
 
 def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
     if first.numel() != second.numel():
         return False
-    scale = float(second.square().mean().sqrt()) if second.numel() else 0.0
-    return not scale or float((first - second).square().mean().sqrt()) <= tolerance * scale
+    if not second.numel():
+        return True
+    scale = float(second.square().mean().sqrt())
+    return float((first - second).square().mean().sqrt()) <= tolerance * scale
 
 
 def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
@@ -300,10 +305,13 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     follow that it has, is another way to the same result and no suspect.
     """
     by_size: dict[int, list[Tensor]] = {}
-    for value in map(_sort, chain(other.values, *(_split(value, own.split) for value in other.values))):
-        by_size.setdefault(value.numel(), []).append(value)
+    for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
+        numbers = _sort(value)
+        by_size.setdefault(len(numbers) or -value.numel(), []).append(numbers)  # all is masked: as large a one
     good = [
-        any(_are_close(value, x, tolerance) for x in by_size.get(len(value), ())) for value in map(_sort, own.values)
+        not value.numel()
+        or any(_are_close(numbers, x, tolerance) for x in by_size.get(len(numbers) or -value.numel(), ()))
+        for value, numbers in zip(own.values, map(_sort, own.values), strict=True)
     ]
     unset: set[int] = set()
     for one in own.operators:
@@ -332,12 +340,26 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
 
 def find_unknown_inputs(
     some: Sequence[Operator], own: OperatorTrace, other: OperatorTrace, tolerance: float
-) -> list[int]:
+) -> list[Tensor]:
     """Returns the values that operators read, that none of their trace made, and that the other trace has not."""
     read = {value for one in some for value in one.inputs} & set(own.external())
+    values = [own.values[value] for value in sorted(read)]
     return [
-        value for value in sorted(read) if not any(same_values(own.values[value], x, tolerance) for x in other.values)
+        value for value in values if value.numel() and not any(same_values(value, x, tolerance) for x in other.values)
     ]
+
+
+def find_makers(trace: OperatorTrace, values: Sequence[Tensor]) -> list[Operator]:
+    """Returns the operators of a trace from which values follow that it made."""
+    wanted = {
+        index for index, value in enumerate(trace.values) if any(same_values(value, x, tolerance=0.0) for x in values)
+    }
+    makers: list[Operator] = []
+    for one in reversed(trace.operators):
+        if not wanted.isdisjoint(one.outputs):
+            wanted.update(one.inputs)
+            makers.append(one)
+    return makers[::-1]
 
 
 def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:

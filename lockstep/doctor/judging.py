@@ -100,7 +100,7 @@ def judge_row(
     )
 
 
-def counts_segments(row: Row, pair: Pair) -> bool:
+def counts_segments(row: TableRow, pair: Pair) -> bool:
     """True if what a pair says in a row is judged by segments of too few sequences."""
     return any(_independent(one) is not one for one in _parts(row, pair))
 

@@ -116,7 +116,7 @@ def test_decoding_that_leaves_prefill_with_length_is_found(models: Models, by: f
 class Full(TorchBackend):
     """Refuses to score a sequence that fills its context, as vLLM does."""
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Scores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
         assert int(batch.lengths.max()) < self.context, "no room for a token behind it"
         return super().score(batch, conditions)
 

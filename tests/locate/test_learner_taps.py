@@ -107,7 +107,7 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
         ),
         ("torch", faulty_taps.torch_router, "qwen3_moe", {}, {"router.1"}, "Qwen3MoeTopKRouter.forward"),
         in_megatron(faulty_taps.megatron_scale, "llama", {"cp": 2}, {"attn"}, "LayoutAttention.forward", marks=LATER),
-        in_megatron(faulty_taps.megatron_positions, "qwen3", {"tp": 2}, {"attn"}, "_apply_rotary_pos_emb_bshd"),
+        in_megatron(faulty_taps.megatron_positions, "qwen3", {"tp": 2}, {"attn"}, "Stage.forward"),
         in_megatron(faulty_taps.megatron_activation, "qwen2", {"pp": 2}, {"act"}, "MLP.forward", marks=LATER),
         in_megatron(
             *(faulty_taps.megatron_split, "llama", {"tp": 2}, {"k", "v"}, "LinearWithFrozenWeight.forward"),
