@@ -31,7 +31,7 @@ _COLUMNS = {
     "version": "the version of the weights",
     "prompt": "the prompt that a sequence answers",
 }
-"""What a dump's columns hold, by the options that name them."""
+"""Contents of the columns of a dump, by the options that name them."""
 
 Answer = Callable[[argparse.Namespace], int]
 
