@@ -1,6 +1,6 @@
 """The doctor for programs of any kind: where two engines disagree about a model, proven by undoing it.
 
-Needs torch and safetensors, and nothing else of this repository.
+Needs torch, numpy and safetensors, and nothing else of this repository.
 """
 
 from lockstep_doctor.builds import compare_builds

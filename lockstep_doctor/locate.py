@@ -13,6 +13,7 @@ from torch import Tensor
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.operators import Frame, Operator, find_makers, find_unknown_inputs, first_rearranged, suspects
+from lockstep_doctor.statistics import CAP
 from lockstep_doctor.tap import Tap
 
 ENOUGH = 0.9
@@ -32,7 +33,6 @@ _SEVERAL = re.compile(r"\.\d+$")
 
 _SAME = 1e-7
 _ROW = 1e-5
-_MOST_NATS = 3.0
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def share_removed(gap: float, left: float, floor: float) -> float:
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
     """Returns the root mean square difference of the log-probabilities of the tokens, each at most 3 nats."""
     first, second = (pick_logprobs(x, tokens_T) for x in (a_TV, b_TV))
-    off = (first - second).nan_to_num(_MOST_NATS).clamp(-_MOST_NATS, _MOST_NATS)
+    off = (first - second).nan_to_num(CAP).clamp(-CAP, CAP)
     return float(off.square().mean().sqrt())
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_trust
+from lockstep.errors import InputError
 from lockstep.paths import path_argument
 from lockstep.process_defaults import spare_modules
 
@@ -43,8 +44,10 @@ def add(parsers: Parsers) -> None:
     )
     doctor.set_defaults(command=run)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
-    _add_measuring(group, "table", "measure agreement over a grid of lengths, data, methods and batch sizes", _table)
-    _add_measuring(group, "quick", "the same over a small grid; where it fails, say where", _quick, "doctor_quick")
+    what = "measure agreement over a grid of lengths, data, methods and batch sizes"
+    _add_budget(_add_measuring(group, "table", what, _table))
+    what = "the same over a small grid; where it fails, say where"
+    _add_budget(_add_measuring(group, "quick", what, _quick, "doctor_quick"))
     _add_locate(group)
     _add_measuring(group, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
     _add_measuring(group, "bringup", "check what no grid shows of a new model: limits, embeddings, experts", _bringup)
@@ -76,11 +79,15 @@ def _add_measuring(
     parser.add_argument(
         "--out", metavar="FOLDER", type=path_argument, help="where the results go; without it a folder in doctor/"
     )
+    add_trust(parser)
+    parser.set_defaults(budget=None)
+    return parser
+
+
+def _add_budget(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", metavar="SECONDS", type=float, help="begin no cell of the grid after so long (grid.budget_s)"
     )
-    add_trust(parser)
-    return parser
 
 
 def _add_locate(group: Parsers) -> None:
@@ -136,23 +143,27 @@ def _measure(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides])}")
+        named = [] if options.recipe == "doctor" else ["--recipe", options.recipe]
+        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides, *named])}")
     return code
 
 
 def _quick(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        _locate_model(options)
+        try:
+            _locate_model(options)
+        except InputError as error:  # the verdict stands
+            print(f"the place was not looked for: {error}")
     return code
 
 
 def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     columns = [f"{name.replace('-', '_')}_column" for name in _COLUMNS]
     if options.folder is not None:
-        _refuse_unread(parser, options, "--model", ["overrides", "recipe", "out", "budget"])
+        _refuse_unread(parser, options, "--model", ["overrides", "recipe", "out"])
     elif options.url is not None:
-        _refuse_unread(parser, options, "--url", ["out", "budget", *columns])
+        _refuse_unread(parser, options, "--url", ["out", *columns])
     else:
         _refuse_unread(parser, options, "a model", columns)
         return _locate_model(options)

@@ -113,7 +113,7 @@ class EngineChoice:
         """
         engine, _, rest = name.partition("-")
         if "fp8" in rest or rest == "te":
-            raise InputError(f"locate cannot look into {name}; name {engine}, or a layout of it")
+            raise InputError(f"locate cannot look into {name}; name {engine}")
         sizes = {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
         device = str(resolve_device(recipe.learner.device))
         return cls(engine, Path(recipe.model.path), EngineOptions(_TYPES[recipe.learner.dtype], device, sizes))

@@ -64,7 +64,7 @@ class Promise:
     Attributes:
         bound: Greatest mean of e^|Δ|.
         stops: True if a breach ends the run.
-        command: Command that finds the cause.
+        command: Command that finds the place.
         exact: True if both sides compute by the same kernels, so that not one token may differ.
         stops_inexact: True if a token that differs ends the run, too.
         inexact: Why the two sides compute by other kernels, where they do.
@@ -305,7 +305,7 @@ class Agreement:
         sentence = f"step {step}: sampler and learner disagree, {_figures(over, over is total, self._promise.bound)}"
         if self._promise.stops:
             raise Disagreement(
-                f"{sentence}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or "
+                f"{sentence}; nothing of this step was trained on; find the place with `{self._promise.command}`, or "
                 "continue with agreement.on_breach=warn",
                 metrics,
             )
@@ -320,7 +320,7 @@ class Agreement:
         )
         if self._promise.stops_inexact:
             raise Disagreement(
-                f"{sentence}; nothing of this step was trained on; find the cause with `{self._promise.command}`, or "
+                f"{sentence}; nothing of this step was trained on; find the place with `{self._promise.command}`, or "
                 "continue with agreement.exact=true",
                 metrics,
             )

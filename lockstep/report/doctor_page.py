@@ -1,4 +1,4 @@
-"""The page of a doctor's result: one HTML file with the table, its causes, and the plots of each cell."""
+"""The page of a doctor's result: one HTML file with the table, the place of a gap, and the plots of each cell."""
 
 from __future__ import annotations
 

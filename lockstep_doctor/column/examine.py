@@ -179,14 +179,17 @@ def _positions_moved(examined: _Examined) -> Iterator[Finding]:
         examined.free &= False
 
 
-def _say_moved(examined: _Examined, rows: int, shift: str, left: float, where: Predicate, tokens: Bools) -> Finding:
-    what = f"inference's values are training's {shift} from them; {left:.1%} of the difference is left so"
+def _say_moved(
+    examined: _Examined, rows: int, shift: str, left: float, where: Predicate, tokens: Bools, side: ColumnSide = "infer"
+) -> Finding:
+    other: ColumnSide = "train" if side == "infer" else "infer"
+    what = f"{_name(side)} values are {_name(other)} {shift} from them; {left:.1%} of the difference is left so"
     kind = "rows moved" if rows else "positions moved"
     return _finding(examined, kind, what, None, where, tokens)
 
 
 def _separate(examined: _Examined) -> Iterator[Finding]:
-    """RowTokens that a predicate separates by how far they are off, and the formula for their values."""
+    """Tokens that a predicate separates by how far they are off, and the formula for their values."""
     for _ in range(_ROUNDS):
         found = [examined.find(examined.excess > limit) for limit in _THRESHOLDS]
         where = max((one for one in found if one and one.atoms), key=lambda one: one.score, default=None)
@@ -209,7 +212,7 @@ def _describe(examined: _Examined, where: Predicate, tokens: Bools) -> Finding:
         view = replace(examined.grid, own=examined.own[side], other=examined.own[other])
         shift = find_assignment(view, tokens)
         if shift is not None:
-            return _say_moved(examined, shift.rows, str(shift), shift.left, where, tokens)
+            return _say_moved(examined, shift.rows, str(shift), shift.left, where, tokens, side)
     fits = list[tuple[Relation, ColumnSide]]()
     for side, other in _BOTH:
         fit = find_relation(examined.own[side][tokens], examined.own[other][tokens])

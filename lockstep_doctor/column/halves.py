@@ -14,11 +14,12 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from lockstep_doctor.statistics import CAP
+
 ROUNDING = 2e-4
 """Nats that an fp32 softmax over a large vocabulary may be off."""
 
 _EXPLAINS = 0.9
-_MOST_NATS = 3.0
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def _continue(right: Stages, stage: str, value: Tensor, ids_M: Tensor) -> Stages
 def _off(a: Tensor, b: Tensor) -> Tensor:
     """|difference|, each at most 3; 0 where both are the same infinity."""
     a, b = a.double(), b.double()
-    return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(_MOST_NATS)).clamp(max=_MOST_NATS)
+    return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(CAP)).clamp(max=CAP)
 
 
 def _equals(own: Stages, ids_M: Tensor, processing: Processing, prompt: Tensor | None, column: Tensor) -> Iterator[str]:

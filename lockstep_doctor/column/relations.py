@@ -23,7 +23,7 @@ class Relation:
     """A formula for one side's values, given the other's.
 
     Attributes:
-        kind: `negated`, `probability`, `base 2`, `base 10`, `cumulative`, `offset`, `scaled` or `temperature`.
+        kind: `negated`, `probability`, `base 2`, `base 10`, `offset`, `scaled` or `temperature`.
         what: In words, with its size.
         share: Of the squares of the differences that it explains.
     """

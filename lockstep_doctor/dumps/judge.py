@@ -16,20 +16,18 @@ from lockstep_doctor.dumps.errors import DumpError
 from lockstep_doctor.dumps.names import FieldNames
 from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
 from lockstep_doctor.dumps.rescore import Rescorer, load_model, take_rows
+from lockstep_doctor.locate import FLOORS
+from lockstep_doctor.statistics import CAP
 
 Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
 """The place where a side leaves the model: what is read, the pass itself, the division of the logits, what is done to
 single log-probabilities, or how they are put together."""
-
-FLOORS = 3.0
-"""So many times what rounding in bf16 makes is no rounding any more."""
 
 _TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0)
 _NEARBY = (0.96, 0.98, 1.02, 1.04)
 _TOLD = "at the temperature that the dump says"
 _CLOSER = 0.3
 _LEAST_FLOOR = 1e-4
-_MOST_NATS = 3.0
 _FEW_ROWS = 8
 _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
@@ -143,7 +141,7 @@ def _check_ids(ids: Tensor, model: Any, folder: Path | str) -> None:
 
 
 def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
-    off = torch.where(a == b, 0.0, a - b)[mask].nan_to_num(_MOST_NATS).clamp(-_MOST_NATS, _MOST_NATS)
+    off = torch.where(a == b, 0.0, a - b)[mask].nan_to_num(CAP).clamp(-CAP, CAP)
     return float(off.square().mean().sqrt())
 
 

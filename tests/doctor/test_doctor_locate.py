@@ -92,4 +92,4 @@ def test_an_engine_that_no_package_has_is_refused(
     models: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(models("llama"), tmp_path / "out", "backends=[hf,vllm-fp8]")[0] == exit_codes.INPUT
-    assert "locate cannot look into vllm-fp8; name vllm, or a layout of it" in capsys.readouterr().err
+    assert "locate cannot look into vllm-fp8; name vllm" in capsys.readouterr().err

@@ -39,10 +39,6 @@ class EngineSpec(SamplerSpec):
     def build(self) -> VLLMSampler:
         return self.sampler(self.model, self.section, self.learner, self.raw_logprobs, self.options)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return getattr(torch, self.options.get("dtype", "")) if "dtype" in self.options else super().dtype
-
 
 class VLLMBackend:
     """Implements `doctor.base.Backend`. An engine takes half a minute to start.
