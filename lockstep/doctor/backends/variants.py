@@ -1,4 +1,4 @@
-"""One model of a folder in as many variants as conditions ask for: other types, kernels, configurations, parts in fp32."""
+"""One model of a folder in variants, one for each set of conditions: types, kernels, configurations, parts in fp32."""
 
 from __future__ import annotations
 
