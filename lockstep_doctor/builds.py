@@ -105,7 +105,7 @@ def _numbers(held: Mapping[str, object], of_tuples: bool = True) -> Iterator[tup
             case bool() | int() | float():
                 yield name, float(x)
             case Tensor() if x.device.type != "meta" and not isinstance(x, nn.Parameter):
-                flat = x.detach().double().flatten()
+                flat = x.detach().cpu().double().flatten()
                 yield name, float((flat * torch.arange(1, flat.numel() + 1)).nan_to_num().sum())
             case tuple() if of_tuples:
                 yield from _numbers({f"{name}[{place}]": one for place, one in enumerate(x)}, False)

@@ -132,6 +132,11 @@ def examine(
             if capture.column is not None:
                 said.setdefault(tap.name, []).append(capture.column)
     columns = [
+        f"{tap.name} gives log-probabilities that are not finite"
+        for tap in taps
+        if not all(bool(column.isfinite().all()) for column in own[tap.name])
+    ]
+    columns += [
         line
         for tap in taps
         if tap.name in said
@@ -164,7 +169,9 @@ def examine(
     undone = [_compare_settings(reference, other, tokens_T, found, place) for place in found.places]
     heard("shrink the request")
     smallest = _shrink(reference, other, tokens_T, found, witness)
-    small = _reread(reference, other, smallest, found, witness)
+    small = replace(found, places=found.places[:1])
+    if not torch.equal(smallest, tokens_T):
+        small = _reread(reference, other, smallest, found, witness)
     under: dict[str, float] = {}
     for name, open_pair in (switches or {}).items():
         heard(f"measure {name}")
@@ -275,12 +282,16 @@ def _shrink(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witne
             return False
         if not found.places:
             return True
-        end, tolerance = found.places[0].segments[0].end, found.tolerance
-        own, its = (tap.run(fewer, right.seen).seen.get(end) for tap in (other, witness or reference))
+        end = found.places[0].segments[0].end
+        its = (witness or reference).run(fewer, right.seen).seen.get(end)
+        sides = (other,) if witness is None else (other, reference)
+        return any(leaves(tap.run(fewer, right.seen).seen.get(end), its) for tap in sides)
+
+    def leaves(own: Tensor | None, its: Tensor | None) -> bool:
         if own is None or its is None or own.numel() != its.numel():
             return bool(found.places[0].segments[0].missing)
         off = (own.double().flatten() - its.double().flatten()).nan_to_num(1e3)
-        return float(off.norm()) > 2 * tolerance * float(its.double().norm())
+        return float(off.norm()) > 2 * found.tolerance * float(its.double().norm())
 
     return shrink(shows, tokens_T)
 
@@ -289,6 +300,11 @@ def _reread(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witne
     """The first place of a location, with the values of another request."""
     right = reference.run(tokens_T, {})
     exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
-    places = [replace(place, exact=exact.get(place.segments[0].end)) for place in found.places[:1]]
+    seen = {tap.name: tap.run(tokens_T, right.seen).seen for tap in (reference, other)}
+    places: list[FaultPlace] = []
+    for place in found.places[:1]:
+        end = place.segments[0].end
+        values = {name: its[end] for name, its in seen.items() if end in its}
+        places.append(replace(place, exact=exact.get(end), values=values))
     gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
     return Location(gap, found.floor, places, found.removed, right.seen)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.examine import PairExamination, Undone
 from lockstep_doctor.locate import FaultPlace, Location, Segment
 
@@ -34,6 +35,9 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
         return
     if not location.places:
         yield "  No segment gives other values for the same inputs."
+        if location.uncompared:
+            cuts = _list_cuts(location.uncompared)
+            yield f"  Not compared, as {found.other} has them not, or in another size: {cuts}"
         return
     places = location.places
     what = "this" if len(places) == 1 else f"these {len(places)} places"
@@ -50,6 +54,10 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
     for name, gap in found.switches.items():
         gone = " (gone)" if gap < 0.1 * location.gap else ""
         yield f"  {name} they differ by {gap:.2g} nats{gone}"
+
+
+def _list_cuts(cuts: Sequence[CutPoint]) -> str:
+    return ", ".join(map(str, cuts[:4])) + (", …" if len(cuts) > 4 else "")
 
 
 def _describe_undone(undone: Sequence[Undone]) -> Iterator[str]:

@@ -32,7 +32,9 @@ def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
 
     if options.parallel:
         raise ValueError(f"the engine hf computes in one process; leave parallel {dict(options.parallel)} out")
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=options.dtype, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=options.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
     if options.dtype == torch.float64:
         model.set_experts_implementation("eager")  # torch has no grouped products of that type
     builder = _BUILDER.format(folder=str(folder), dtype=options.dtype, device=options.device)

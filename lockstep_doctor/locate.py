@@ -119,6 +119,7 @@ class Location:
         noisy: By engine, cuts that give other values each time, for the same inputs.
         others: Segments that give other values for the same inputs, too, but of which little of the gap comes.
         compared: Relative error at each cut that both engines have, given the same inputs, in order of execution.
+        uncompared: Cuts behind the last of these, which the other engine has not, or in another size.
     """
 
     gap: float
@@ -129,6 +130,7 @@ class Location:
     noisy: Mapping[str, Sequence[CutPoint]] = field(default_factory=dict)
     others: Sequence[Segment] = ()
     compared: Mapping[CutPoint, float] = field(default_factory=dict)
+    uncompared: Sequence[CutPoint] = ()
 
     @property
     def disagrees(self) -> bool:
@@ -202,7 +204,8 @@ def locate(
     right = reference.run(tokens_T, {})
     gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
     rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
-
+    if not FLOORS * rounding.gap < CAP:
+        rounding = Rounding()  # no gap would be more than such a floor: the program that it is measured with is broken
     if not exceeds(gap, rounding.gap):
         return Location(gap, rounding.gap)
 
@@ -217,9 +220,10 @@ def locate(
     }
     stretches = _compare(right, replayed)
     compared = {one.end: one.error for one in stretches}
+    uncompared = _find_uncompared(right, replayed, stretches)
     segments = [one for one in stretches if not one.error <= allow(one.end)]
     if not segments:
-        return Location(gap, rounding.gap, noisy=noisy, compared=compared)
+        return Location(gap, rounding.gap, noisy=noisy, compared=compared, uncompared=uncompared)
 
     def undo(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
@@ -239,7 +243,7 @@ def locate(
         alone = removed if len(chosen) == 1 else undo(some)
         places.append(FaultPlace(some, alone, suspected, ran, values, exact.get(end), allow(end)))
     others = [one for one in segments if not any(one in some for some in chosen)]
-    return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared)
+    return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
 
 
 def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
@@ -282,6 +286,13 @@ def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
     first, second = (pick_logprobs(x, tokens_T) for x in (a_TV, b_TV))
     off = (first - second).nan_to_num(CAP).clamp(-CAP, CAP)
     return float(off.square().mean().sqrt())
+
+
+def _find_uncompared(right: Capture, replayed: Capture, stretches: Sequence[Segment]) -> list[CutPoint]:
+    """The reference's cuts behind the last stretch."""
+    order = list(right.seen)
+    last = order.index(stretches[-1].end) if stretches else -1
+    return [cut for cut in order[last + 1 :] if not replayed.hides(cut)]
 
 
 def _compare(right: Capture, replayed: Capture) -> list[Segment]:

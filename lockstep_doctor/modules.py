@@ -137,7 +137,7 @@ class ModuleTap:
         one = Pass(forced, only=only)
         logits = self._read(tokens_T, one)
         seen = one.collect() | ({OUTPUT: logits} if only is None or OUTPUT in only else {})
-        return Capture(forced.get(OUTPUT, logits), seen)
+        return Capture(forced.get(OUTPUT, logits), {cut: value.cpu() for cut, value in seen.items()})
 
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint

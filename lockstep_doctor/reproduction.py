@@ -24,7 +24,7 @@ def put(address, values):  # the segment gets its inputs, and its output is kept
     for place, value in enumerate(values if isinstance(values, tuple) else (values,)):
         name = f"{{address}}|{{place}}"
         if name == goal:
-            found[name] = value.detach().double().clone()
+            found[name] = value.detach().cpu().double().clone()
         elif name in saved:
             value.copy_(saved[name].reshape(value.shape))
 for path in {{name.split("|")[0] for name in saved if "|" in name}}:
@@ -32,7 +32,7 @@ for path in {{name.split("|")[0] for name in saved if "|" in name}}:
     module.register_forward_pre_hook(lambda _, values, path=path: put(path + "|in", values))
     module.register_forward_hook(lambda _, inputs, values, path=path: put(path + "|out", values))
 with torch.no_grad():
-    found["output"] = read(saved["tokens"]).double()
+    found["output"] = read(saved["tokens"]).cpu().double()
 right = saved[goal].double().flatten()
 error = float((found[goal].flatten() - right).norm() / right.norm())
 print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
@@ -48,11 +48,12 @@ from lockstep_doctor import CutPoint, EngineOptions, find_engine
 
 saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors")
 tokens, right = saved.pop("tokens"), saved.pop("right").double().flatten()
-with find_engine("{engine}")(Path({folder!r}), {options}) as tap:
-    seen = tap.run(tokens, {{CutPoint.parse(name): value for name, value in saved.items()}}).seen
-error = float((seen[CutPoint.parse("{end}")].double().flatten() - right).norm() / right.norm())
-print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
-sys.exit(not error <= {tolerance:.2g})
+if __name__ == "__main__":  # ranks import this file again
+    with find_engine("{engine}")(Path({folder!r}), {options}) as tap:
+        seen = tap.run(tokens, {{CutPoint.parse(name): value for name, value in saved.items()}}).seen
+    error = float((seen[CutPoint.parse("{end}")].cpu().double().flatten() - right).norm() / right.norm())
+    print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
+    sys.exit(not error <= {tolerance:.2g})
 '''
 
 

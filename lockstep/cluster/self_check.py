@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import lockstep
+import lockstep_logprobs
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.config import Computation
@@ -316,9 +317,10 @@ def _machine() -> tuple[str, ...]:
 def _source() -> str:
     """A hash of the source that a proof is about."""
     root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
-    for name in _PROVEN:
-        files = sorted([root / name] if name.endswith(".py") else (root / name).rglob("*.py"))
-        assert files, f"{name} has moved; say where the code lies that a proof is about"
+    parts = [*(root / name for name in _PROVEN), Path(lockstep_logprobs.__file__).parent]
+    for part in parts:
+        files = sorted([part] if part.suffix else part.rglob("*.py"))
+        assert files, f"{part} has moved; say where the code lies that a proof is about"
         for path in files:
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -161,7 +161,7 @@ def _quick(options: argparse.Namespace) -> int:
 def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     columns = [f"{name.replace('-', '_')}_column" for name in _COLUMNS]
     if options.folder is not None:
-        _refuse_unread(parser, options, "--model", ["overrides", "recipe", "out"])
+        _refuse_unread(parser, options, "--model", ["overrides", "recipe", "out", "trust"])
     elif options.url is not None:
         _refuse_unread(parser, options, "--url", ["out", *columns])
     else:

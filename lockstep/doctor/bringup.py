@@ -46,6 +46,8 @@ Outcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
 _SEQUENCES, _TOKENS = 8, 64
 _CACHED = 70
 """Tokens of a prompt that fill two blocks of a prefix cache."""
+_CACHED_BF16 = 0.25
+"""Nats that one log-probability out of the cache may be off in a narrow type."""
 _FLIPS: Mapping[DType, float] = {"fp32": 0.01, "bf16": 0.2, "fp16": 0.2}
 """Share of tokens whose experts may differ, in a layer: near ties are decided by rounding."""
 
@@ -174,11 +176,14 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
     if not hits:
         return Observation("prefix cache", name, "SKIPPED", "no prompt came out of a cache")
     column = again["sampler_logprob"][again.mask]
-    apart = float((column - first["sampler_logprob"][first.mask]).abs().max())
-    broken = not bool(column.isfinite().all())
+    fresh = first["sampler_logprob"][first.mask]
+    broken = not bool(column.isfinite().all() and fresh.isfinite().all())
     moved = not torch.equal(first.tokens, again.tokens)
+    apart = float("nan") if column.shape != fresh.shape else float((column - fresh).abs().max())
+    limit = DUST if backend.settings()["dtype"] == "fp32" else _CACHED_BF16
     said = f"{hits} tokens out of the cache, max |Δ| {apart:.2g}" + ("; not finite" if broken else "")
-    return Observation("prefix cache", name, "FAIL" if broken or (moved and apart > DUST) else "PASS", said)
+    passes = not broken and apart <= (DUST if moved else limit)
+    return Observation("prefix cache", name, "PASS" if passes else "FAIL", said)
 
 
 def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) -> Iterator[Observation]:

@@ -76,6 +76,7 @@ def locate_model(loaded: Loaded) -> int:
     for one, script in found:
         print("\n".join(describe_examination(one)))
         print(f"  reproduction: {script}\n" if script else "")
+    print(f"read: {len(drawn)} sequences of at most {int(drawn.lengths.max())} tokens")
     print(f"location: {results.folder / LOCATION}")
     return exit_codes.OK if all(one.agrees for one, _ in found) else exit_codes.BROKEN
 
@@ -87,7 +88,8 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
     method = min(recipe.grid.methods, key=lambda one: (one.temperature == 0, one.name != "T=1"))
     cell = Cell(length, recipe.grid.data[0], method, _REQUESTS)
     requests = requests_for(cell, source.prompts(cell.data, context - length), _REQUESTS, recipe.seed)
-    return HFBackend(recipe.model.path, batch_size=_REQUESTS).generate(requests, cell.sampling)
+    backend = HFBackend(recipe.model.path, batch_size=_REQUESTS, device=recipe.learner.device)
+    return backend.generate(requests, cell.sampling)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from lockstep.doctor.locate import draw_requests
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.prompts import PromptSource
 from lockstep.errors import InputError
+from lockstep.models.device import resolve_device
 from lockstep_doctor.dumps import Dump, DumpError, FieldNames, describe_dump, locate_dump, score_by_url
 
 
@@ -46,12 +47,12 @@ def locate_server(loaded: Loaded, url: str) -> int:
         dump = score_by_url(url, list(drawn.sequences()))
     except DumpError as error:
         raise InputError(str(error)) from error
-    return _locate(dump, recipe.model.path)
+    return _locate(dump, recipe.model.path, device=str(resolve_device(recipe.learner.device)))
 
 
-def _locate(dump: Dump | Path, folder: Path | str, names: FieldNames | None = None) -> int:
+def _locate(dump: Dump | Path, folder: Path | str, names: FieldNames | None = None, device: str = "cpu") -> int:
     try:
-        found = locate_dump(dump, folder, names, heard=_say)
+        found = locate_dump(dump, folder, names, device=device, heard=_say)
     except DumpError as error:
         raise InputError(str(error)) from error
     print("\n".join(describe_dump(found)))

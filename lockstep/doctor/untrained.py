@@ -14,21 +14,23 @@ _FAR, _SPREADS = 3.0, 8.0
 
 
 def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
-    """Ids by what is odd about their rows: near zero, of another size than the others, or alike.
+    """Ids by what is odd about their rows: not finite, near zero, of another size than the others, or alike.
 
     Args:
         weight_VC: One row for each token.
     """
     rows = weight_VC.float().cpu()
+    finite = rows.isfinite().all(1)
     norm = rows.norm(dim=1)
-    size = norm.clamp(min=1e-30).log() - norm.median().clamp(min=1e-30).log()
-    spread = 1.4826 * float(size.abs().median())
-    zero = norm <= _NEAR_ZERO * norm.median()
-    far = ~zero & (size.abs() > max(math.log(_FAR), _SPREADS * spread))
+    size = norm.clamp(min=1e-30).log() - norm[finite].median().clamp(min=1e-30).log()
+    spread = 1.4826 * float(size[finite].abs().median())
+    zero = norm <= _NEAR_ZERO * norm[finite].median()
+    far = finite & ~zero & (size.abs() > max(math.log(_FAR), _SPREADS * spread))
     return {
+        "not finite": (~finite).nonzero()[:, 0].tolist(),
         "near zero": zero.nonzero()[:, 0].tolist(),
         "of another size": far.nonzero()[:, 0].tolist(),
-        "alike": [] if bool(zero.all()) else _find_alike(rows, ~zero),
+        "alike": [] if bool(zero.all()) else _find_alike(rows, finite & ~zero),
     }
 
 

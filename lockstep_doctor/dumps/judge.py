@@ -174,7 +174,10 @@ class _Judge:
         """Returns how far the model in bf16 is from itself, in the first rows."""
         rows = min(_FEW_ROWS, self._columns.lengths.numel())
         again = rounded.score({"": self._ones}, rows)[""]
-        return max(_LEAST_FLOOR, _rms(again, self._by[""][: again.numel()], self.compared[: again.numel()]))
+        floor = max(_LEAST_FLOOR, _rms(again, self._by[""][: again.numel()], self.compared[: again.numel()]))
+        if not FLOORS * floor < CAP:
+            raise DumpError(f"the model in bf16 is {floor:.2g} nats from itself in fp32; no side can be judged by it")
+        return floor
 
     def judge(self, side: ColumnSide, name: str, floor: float) -> SideVerdict:
         """Returns where a side leaves the model."""
@@ -188,13 +191,13 @@ class _Judge:
             change = self._nearest(off)
         findings = self._examine(column, self._by[change])
         stage: Stage | None = next((_STAGES[one.kind] for one in findings if _says_stage(one)), None)
-        left = off[change]
+        left, told = off[change], next(iter(self._told), "")
         if stage is None and not change and left > FLOORS * floor:
             change, left, findings = self._try_fronts(column, left, findings)
             stage = "ids" if change else "model"
         elif stage is None and left > FLOORS * floor:
             stage = "model"
-        elif stage is None and change != next(iter(self._told), ""):
+        elif stage is None and change != told and off[told] > FLOORS * floor:
             stage = "temperature"
         return SideVerdict(side, name, off[""], change, left, stage, findings)
 

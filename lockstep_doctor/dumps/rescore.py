@@ -28,7 +28,9 @@ def load_model(folder: Path | str, device: str = "cpu", dtype: torch.dtype = tor
     except ImportError as error:
         raise DumpError("computing a model's column needs transformers: pip install transformers") from error
     try:
-        found = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        found = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DumpError(f"{folder}: transformers cannot load it: {reason}") from error

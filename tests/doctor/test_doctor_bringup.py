@@ -48,11 +48,13 @@ def test_a_model_that_is_well_passes(models: Models, in_tmp: Path, capsys: pytes
 
 def test_rows_that_no_training_has_touched_are_found() -> None:
     weight = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
-    assert find_untrained(weight) == {"near zero": [], "of another size": [], "alike": []}
+    assert find_untrained(weight) == {"not finite": [], "near zero": [], "of another size": [], "alike": []}
     weight[5] = 1e-4
     weight[7] *= 40
     weight[60] = weight[61]
-    assert find_untrained(weight) == {"near zero": [5], "of another size": [7], "alike": [60, 61]}
+    weight[3, 0] = float("nan")
+    wanted = {"not finite": [3], "near zero": [5], "of another size": [7], "alike": [60, 61]}
+    assert find_untrained(weight) == wanted
 
 
 def untrained(model: PreTrainedModel) -> None:
@@ -138,8 +140,8 @@ class Caching(TorchBackend):
         return batch.with_columns({"sampler_logprob": column}, {"prefix_hits": hits})
 
 
-@pytest.mark.parametrize(("holds", "outcome"), [(0.0, "PASS"), (float("nan"), "FAIL")])
-def test_what_comes_out_of_a_prefix_cache_is_finite(models: Models, holds: float, outcome: str) -> None:
+@pytest.mark.parametrize(("holds", "outcome"), [(0.0, "PASS"), (0.5, "FAIL"), (float("nan"), "FAIL")])
+def test_what_comes_out_of_a_prefix_cache_is_finite_and_the_same(models: Models, holds: float, outcome: str) -> None:
     backend = Caching(str(models("llama")))
     backend.context, backend.holds = 100, holds
     found = check_prefix_cache("torch", backend)

@@ -73,7 +73,7 @@ def test_the_script_passes_where_the_fault_is_mended(models: Callable[..., Path]
 
 def _run(script: Path) -> int:
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script))
+        runpy.run_path(str(script), run_name="__main__")
     return int(end.value.code or 0)
 
 

@@ -214,7 +214,7 @@ def _run(script: Path) -> int:
     import runpy
 
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script))
+        runpy.run_path(str(script), run_name="__main__")
     return int(end.value.code or 0)
 
 
@@ -256,6 +256,36 @@ def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Pat
     assert "mod 4 in {2, 3}" in found.columns[1]
     assert "0.7" in found.columns[1]
     assert not found.location.disagrees
+
+
+def test_an_engine_that_gives_nan_does_not_agree(folder: Path) -> None:
+    """Not even where the program that the noise floor is measured with is broken in the same way."""
+    broken = copy.deepcopy(right(folder))
+    with torch.no_grad():
+        broken.get_output_embeddings().weight.fill_(float("nan"))
+    one, other = ModuleTap(broken, "one"), ModuleTap(copy.deepcopy(right(folder)), "other")
+    witness = ModuleTap(copy.deepcopy(right(folder)).double(), "float64")
+    found = examine(one, other, [TOKENS], witness, [ModuleTap(broken, "rounded")])
+    assert not found.agrees
+    assert found.location.floor == 0
+    assert found.columns[0] == "one gives log-probabilities that are not finite"
+
+
+def test_where_both_are_wrong_the_small_request_says_so_too(folder: Path) -> None:
+    models = [copy.deepcopy(right(folder)) for _ in range(2)]
+    for model, factor in zip(models, (1.2, 2.0), strict=True):
+        for layer in model.model.layers:
+            layer.self_attn.scaling *= factor
+    one, other = ModuleTap(models[0], "one"), ModuleTap(models[1], "other")
+    found = examine(
+        one,
+        other,
+        [TOKENS],
+        ModuleTap(copy.deepcopy(right(folder)).double(), "float64"),
+        [ModuleTap(copy.deepcopy(right(folder)), "r")],
+    )
+    assert found.location.places[0].wrong == ["one", "other"]
+    assert found.small.places[0].wrong == ["one", "other"]
 
 
 class _DeliversNext(ModuleTap):

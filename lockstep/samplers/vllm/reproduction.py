@@ -28,7 +28,7 @@ model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_mode
 def put(address, values):  # calls get their saved arguments and give their saved results; one result is kept
     x = [one for one in (values if isinstance(values, tuple) else (values,)) if hasattr(one, "copy_")]
     if address == "{goal}":
-        found.setdefault("goal", ({pick}).double())
+        found.setdefault("goal", ({pick}).cpu().double())
     for place, one in enumerate(x if address != "{goal}" else []):
         if (right := saved.get(f"{{address}}|{{place}}")) is not None and right.numel() == one.numel():
             one.copy_(right.reshape(one.shape))
