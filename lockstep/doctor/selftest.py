@@ -132,7 +132,8 @@ def _examine(model: Any, other: nn.Module, dtype: torch.dtype, seed: int) -> Pai
 
 
 def _find_stages(found: PairExamination) -> list[str]:
-    return [place.segments[0].end.stage for place in found.location.places]
+    """The stages of places; one of a module's several outputs counts as the module's."""
+    return [place.segments[0].end.stage.partition(".")[0] for place in found.location.places]
 
 
 def _build(family: str, seed: int) -> Any:

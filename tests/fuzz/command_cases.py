@@ -116,7 +116,6 @@ COMMANDS: dict[str, Case] = {
     "doctor: a budget of NaN": Case(nothing, "doctor table model --budget nan", 2, "budget"),
     "doctor: a budget below 0": Case(nothing, "doctor table model --budget=-1", 2, "budget"),
     "doctor: results in a file": Case(nothing, "doctor table model --out tiny.yaml", 2, "tiny.yaml"),
-    "selftest: results in a file": Case(nothing, "doctor selftest --out tiny.yaml", 2, "tiny.yaml"),
     "judge-eval: a server's address without a server": Case(
         ranked, "judge-eval http:// ranked.jsonl judge.sampler.openai.model=m", 2, "begins with http://"
     ),

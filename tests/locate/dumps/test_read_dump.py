@@ -287,10 +287,10 @@ def test_samples_of_a_run_of_lockstep(tmp_path: Path) -> None:
 
 
 class Evil:
-    """Would print where a pickle is run."""
+    """Would compute where a pickle is run."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return print, ("run",)
+        return eval, ("1",)
 
 
 def _save(content: Any) -> Callable[[Path], Path]:
@@ -319,8 +319,8 @@ ONE = {"old_log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.0], "respon
 @pytest.mark.parametrize(
     ("write", "sentence"),
     [
-        (_save({"samples": [Evil()]}), r"d\.pt: holds builtins\.print, which only running code could read"),
-        (_write("d.pkl", pickle.dumps(Evil())), r"d\.pkl: holds builtins\.print, which only running code could read"),
+        (_save({"samples": [Evil()]}), r"d\.pt: holds builtins\.eval, which only running code could read"),
+        (_write("d.pkl", pickle.dumps(Evil())), r"d\.pkl: holds builtins\.eval, which only running code could read"),
         (_write("d.pkl", pickle.dumps({"a": 1})), r"d\.pkl: cannot be read: 'batch_dict'"),
         (_write("d.pt", b"PK\x03\x04" + b"\0" * 99), r"d\.pt: is no file of torch\.save"),
         (_save([1, 2]), "is no dict of columns but list"),
