@@ -132,15 +132,7 @@ def examine(
             if capture.column is not None:
                 said.setdefault(tap.name, []).append(capture.column)
     columns = [
-        f"{tap.name} gives log-probabilities that are not finite"
-        for tap in taps
-        if not all(bool(column.isfinite().all()) for column in own[tap.name])
-    ]
-    columns += [
-        line
-        for tap in taps
-        if tap.name in said
-        for line in _compare_column(tap, requests, own[tap.name], said[tap.name], delivered)
+        line for tap in taps for line in _check_columns(tap, requests, own[tap.name], said.get(tap.name), delivered)
     ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     tokens_T = requests[worst]
@@ -181,6 +173,16 @@ def examine(
     return replace(
         made, tokens_hit=hit, measured=measured, undone=undone, smallest=smallest, small=small, switches=under
     )
+
+
+def _check_columns(
+    tap: Tap, requests: Sequence[Tensor], own: Sequence[Tensor], said: Sequence[Tensor] | None, most: float
+) -> Iterator[str]:
+    """Yields what is wrong with an engine's log-probabilities, before they are compared with another one's."""
+    if not all(bool(column.isfinite().all()) for column in own):
+        yield f"{tap.name} gives log-probabilities that are not finite"
+    if said is not None:
+        yield from _compare_column(tap, requests, own, said, most)
 
 
 def _compare_column(
