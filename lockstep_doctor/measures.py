@@ -28,7 +28,7 @@ def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor], toleran
         tolerance: Relative error that rounding explains.
     """
     if right.dtype != own.dtype:
-        yield f"it is {_type(own)}, and should be {_type(right)}"
+        yield f"it is {name_type(own)}, and should be {name_type(right)}"
     if right.numel() != own.numel():
         yield f"it has {own.numel()} numbers, and should have {right.numel()}"
         return
@@ -150,5 +150,6 @@ def _list_some(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
 
-def _type(x: Tensor) -> str:
+def name_type(x: Tensor) -> str:
+    """Returns the type of a tensor, such as `bfloat16`."""
     return str(x.dtype).removeprefix("torch.")

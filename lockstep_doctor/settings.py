@@ -10,6 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from lockstep_doctor.measures import name_type
+
 CONFIG = "config"
 
 
@@ -73,7 +75,7 @@ class Difference:
         match self:
             case Difference(ModelSetting(value=Tensor() as a), ModelSetting(value=Tensor() as b)) if a.shape == b.shape:
                 if a.dtype != b.dtype and self.only_type:
-                    return f"{self.setting} is {_type(b)}, {_type(a)} in the reference"
+                    return f"{self.setting} is {name_type(b)}, {name_type(a)} in the reference"
                 off = (b.detach().double().cpu() - a.detach().double().cpu()).abs()
                 hit = f"{int((off > 0).sum())} of {off.numel()} numbers"
                 return f"{self.setting} differs in {hit}, by up to {off.max():.3g}"
@@ -192,7 +194,3 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _show(value: Any) -> str:
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-
-
-def _type(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

@@ -20,7 +20,9 @@ from lockstep_doctor.dumps.tables import Row, read_rows
 Zeros = Literal["ask", "context", "generated"]
 """Meanings of an exact 0 between others where there is no mask: of a turn that others wrote, or generated."""
 
-_LARGEST = 0.1
+LARGEST = 0.1
+"""Nats above 0 that rounding may make of a log-probability."""
+
 _AGREES = 0.01
 _MOST_ID = 2.0**53
 _EXPORTERS = "docs/guides/dumps.md has five lines that write them"
@@ -249,13 +251,13 @@ class _RowReader:
         return None if name is None else int(self._number(name, 0, total))
 
     def _check(self, name: str, side: Tensor, mask: Tensor, in_front: int) -> None:
-        wrong = mask & (side.isnan() | (side > _LARGEST))
+        wrong = mask & (side.isnan() | (side > LARGEST))
         if bool(wrong.any()):
             entry = int(wrong.nonzero()[0])
             raise self._wrong(
                 f"{name} has {float(side[entry]):g} at entry {entry - in_front}, which is no log-probability"
             )
-        if bool(mask.any()) and bool((side[mask] > _LARGEST / 10).all()):
+        if bool(mask.any()) and bool((side[mask] > LARGEST / 10).all()):
             raise self._wrong(f"{name} is above 0 at every entry; write log-probabilities, not probabilities")
 
     def _flags(self, name: str, total: int, least: int) -> Tensor:

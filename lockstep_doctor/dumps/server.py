@@ -18,10 +18,9 @@ from torch import Tensor
 
 from lockstep_doctor.column import TokenColumns
 from lockstep_doctor.dumps.errors import DumpError
-from lockstep_doctor.dumps.read import Dump, is_number
+from lockstep_doctor.dumps.read import LARGEST, Dump, is_number
 
 _MOST_BYTES = 256 * 2**20
-_LARGEST = 0.1
 _CHUNK = 2**16
 
 
@@ -192,7 +191,7 @@ def _check(server: Server, ids: Sequence[int], said: Sequence[Any]) -> Tensor:
     if len(said) != len(ids):
         raise DumpError(f"{server.place}: replies with {len(said)} log-probabilities for {len(ids)} ids")
     for place, one in enumerate(said[1:], 1):
-        if not is_number(one) or math.isnan(one) or one > _LARGEST:
+        if not is_number(one) or math.isnan(one) or one > LARGEST:
             raise DumpError(
                 f"{server.place}: {str(one)[:40]!r} for id {ids[place]} at place {place} is no log-probability"
             )
