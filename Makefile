@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face logprobs-alone kernels check proofs test-gpu bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-both test-all durations face logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_wheel
@@ -29,24 +29,25 @@ quickstart: $(VENV)/.run
 quickstart-ray: $(VENV)/.ray
 	$(BIN)/lockstep train ppo_wheel cluster=ray learner.parallel.dp=2 sampler.replicas=2
 
-# One representative of everything; then what is marked `full`; and both. All of it runs without a GPU.
-PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+# One representative of everything; and with what is marked `full`. All of it runs without a GPU.
+PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder --junitxml=build/tests.xml
 
 test: $(VENV)/.vllm
-	$(PYTEST) -m "not proof and not full" --junitxml=build/tests.xml
+	$(PYTEST) -m "not proof and not full"
 
-test-rest: $(VENV)/.vllm
-	$(PYTEST) -m "full and not proof" --junitxml=build/tests_rest.xml
+# In one run, so that tests are collected once, and those of a file share what its fixtures make.
+test-both: $(VENV)/.vllm
+	$(PYTEST) -m "not proof"
 
-test-all: test test-rest kernels
+test-all: test-both kernels
 
 # The typed keyword arguments of `lockstep.GRPO` and its like, from the sections of recipes.
 face: $(VENV)/.test
 	$(BIN)/python .ci/face.py
 
 # What the tests take: tests/durations.txt.
-durations: test-all
-	$(BIN)/python .ci/durations.py build/tests.xml build/tests_rest.xml
+durations: test-both
+	$(BIN)/python .ci/durations.py build/tests.xml
 
 # The package as a stranger's training stack imports it: torch, numpy and pytest alone, without names newer than torch 2.9.
 logprobs-alone: $(VENV)-alone/.made
@@ -62,10 +63,13 @@ kernels: $(VENV)-triton/.made $(VENV)/.vllm
 	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest tests/models/exact/test_fused_exact.py tests/models/exact/test_fused_model.py --junitxml=build/tests_kernels_exact.xml
 	$(ON_GPUS) $(BIN)/python -m pytest tests/contract/test_sampler_contract.py -k "vllm and not top and not all and not frequencies"
 
-check: $(VENV)/.test
+# The part of it that no test repeats.
+lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python $(TYPED)
+
+check: lint
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_names.py tests/test_backends.py tests/test_dispatch.py tests/test_importable.py -m "not proof"
 
 proofs: $(VENV)/.vllm

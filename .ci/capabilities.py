@@ -1,6 +1,6 @@
 """Fails unless every file of tests was run, and every required capability proved by tests of which none was skipped.
 
-    python .ci/capabilities.py build/tests.xml build/tests_rest.xml build/tests_kernels.xml
+    python .ci/capabilities.py build/tests.xml build/tests_kernels.xml build/tests_kernels_exact.xml
 
 A file may be run by any tier, so that one whose every test is `full` is not missed.
 """

@@ -1,4 +1,4 @@
-"""Writes tests/durations.txt from JUnit files: what each tier takes, and the forty longest tests.
+"""Writes tests/durations.txt from JUnit files: what all of them take, and the forty longest tests.
 
 make durations
 """
