@@ -121,12 +121,18 @@ class Place:
         return ended, self.driver.run(work, scene.command) if ended.code else ended, work
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """One for all tests: it forks a process for each command, and to import what those need takes seconds."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler for the calls that fail")
-    with driving(build_shim(tmp_path)) as driver:
-        yield Place(driver, tmp_path)
+    with driving(build_shim(tmp_path_factory.mktemp("shim"))) as driver:
+        yield driver
+
+
+@pytest.fixture
+def place(driver: Driver, tmp_path: Path) -> Place:
+    return Place(driver, tmp_path)
 
 
 def judge_end(ended: Ended, again: Ended, killed: bool) -> str:
