@@ -19,6 +19,8 @@ from lockstep.doctor.judging import whole
 from lockstep.doctor.options import DoctorRecipe
 
 FEW = ["grid.lengths=[12]", "grid.repeats=1"]
+ONE_ROW = [*FEW, "grid.sequences=8", "grid.methods=[{temperature: 0.7, top_p: 0.9}]"]
+"""Too little for a verdict."""
 
 
 def opened(recipe: DoctorRecipe, name: str) -> HFBackend | TorchBackend:
@@ -45,7 +47,7 @@ def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(models: Calla
 
 def test_the_floor_is_measured_on_that_device(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the witness alone: both backends stay on the CPU."""
-    recipe = asked(models("llama"), *FEW, "learner.device=auto")
+    recipe = asked(models("llama"), *ONE_ROW, "learner.device=auto")
     at_home = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"device": "cpu"})})
     with pretend_gpu() as record:
         hf, torch_ = (opened(at_home, name) for name in ("hf", "torch"))
