@@ -62,14 +62,15 @@ def _naturally(path: Path) -> list[int | str]:
 
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            where = f"{path}, line {number}"
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise DumpError(f"{where}: is no JSON: {error}") from error
-                yield where, _row(where, row)
+        lines = ((f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip())
+        yield from ((where, _row(where, _parse(where, line))) for where, line in lines)
+
+
+def _parse(where: str, line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DumpError(f"{where}: is no JSON: {error}") from error
 
 
 def _row(where: str, row: Any) -> Row:
