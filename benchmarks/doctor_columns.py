@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from lockstep_doctor.column import Finding, TokenColumns, examine_columns
+from lockstep_doctor.column.columns import RowFact
 from lockstep_doctor.column.features import list_features
 
 Bools = NDArray[np.bool_]
@@ -102,8 +103,10 @@ def make_pair(seed: int, temperature: float = 1.0) -> Pair:
     all_ids = torch.randint(0, VOCABULARY, (entries,), generator=generator)
     all_ids[compared] = ids
     offsets = torch.from_numpy(np.concatenate([[0], np.cumsum([one.size for one in mask_rows])]))
-    versions = torch.from_numpy(rng.integers(5, 8, rows).astype(float)) if rng.random() < 0.5 else None
-    columns = TokenColumns(train, infer, compared, offsets, all_ids, versions=versions)
+    facts: dict[RowFact, Tensor] = {}
+    if rng.random() < 0.5:
+        facts["weight version"] = torch.from_numpy(rng.integers(5, 8, rows).astype(float))
+    columns = TokenColumns(train, infer, compared, offsets, all_ids, facts)
     row = np.repeat(np.arange(rows), lengths)
     place = np.arange(tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return Pair(columns, logits / temperature, ids, row, place, lengths)
@@ -257,10 +260,7 @@ def draw_fault(seed: int) -> Fault:
         off = (pair.columns.train - pair.columns.infer)[pair.columns.mask].abs().median()
         infer = pair.columns.infer.clone()
         infer[pair.columns.mask] = torch.from_numpy(after)
-        columns = TokenColumns(
-            pair.columns.train, infer, pair.columns.mask, pair.columns.offsets, pair.columns.ids,
-            versions=pair.columns.versions,
-        )  # fmt: skip
+        columns = replace(pair.columns, infer=infer)
         return Fault(where, what, columns, hit, float(np.median(change[hit]) / max(float(off), 1e-9)))
     raise RuntimeError(f"seed {seed}: no fault changes anything")
 

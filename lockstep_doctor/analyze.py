@@ -63,22 +63,16 @@ def describe_figures(analysis: Analysis) -> Iterator[str]:
     """Yields figures and strata as tables of Markdown, line by line."""
     numbers = analysis.figures
     yield from _table(("figure", "", "value"), ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN))
-    yield ""
+    shown = ("token_mult_prob_error", "median_abs", "p99")
     for title, parts in (
         ("place in the response", by_index(analysis.compared)),
         ("surprise, −log p of the inference side", by_surprise(analysis.compared)),
     ):
         found = ((name, figures(part)) for name, part in parts.items())
-        rows = (
-            (
-                name,
-                f"{one['tokens']:,.0f}",
-                *(f"{one[key]:.4g}" for key in ("token_mult_prob_error", "median_abs", "p99")),
-            )
-            for name, one in found
-        )
-        yield from _table((title, "tokens", "mean e^abs(Δ)", "median abs(Δ)", "99 % within"), rows)
+        rows = ((name, f"{one['tokens']:,.0f}", *(f"{one[key]:.4g}" for key in shown)) for name, one in found)
         yield ""
+        yield from _table((title, "tokens", "mean e^abs(Δ)", "median abs(Δ)", "99 % within"), rows)
+    yield ""
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
@@ -86,22 +80,11 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
     for one in findings:
         yield f"**{one.kind}**{_SIDES[one.side]}: {one.what}."
         yield ""
-        yield f"- {_where(one)}; {one.share:.0%} of the squares of Δ"
+        yield f"- {one.tokens_in_words}; {one.share:.0%} of the squares of Δ"
         yield from (f"- consistent with {cause}" for cause in one.consistent)
         yield ""
     if findings:
         yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."
-
-
-def _where(one: Finding) -> str:
-    if one.where is None:
-        return f"{one.tokens:,} tokens; no rule separates them from the others"
-    if not one.where.atoms:
-        return f"{one.tokens:,} tokens: all that were looked at"
-    return (
-        f"{one.tokens:,} tokens: {one.where} (of these {one.where.precision:.1%} are hit; they are "
-        f"{one.where.recall:.1%} of all hit ones)"
-    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

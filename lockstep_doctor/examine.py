@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lockstep_doctor.column import Processing, Stages, TokenColumns, compare_stages, examine_columns
+from lockstep_doctor.column import TokenColumns, describe_column, examine_columns
 from lockstep_doctor.cuts import name_cuts
 from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
@@ -196,8 +196,8 @@ def _compare_column(
         return
     yield f"{tap.name} delivers other log-probabilities than those of its own logits, by up to {off[worst]:.2g} nats:"
     yield from _find_tokens(requests, own, said)
-    stages = Stages(tap.run(requests[worst], {}).logits[:-1].cpu(), column=said[worst].cpu())
-    yield from map(str, compare_stages(stages, requests[worst][1:].cpu(), Processing(), tolerance=most))
+    logits = tap.run(requests[worst], {}).logits[:-1].cpu()
+    yield describe_column(logits, requests[worst][1:].cpu(), said[worst].cpu(), most)
 
 
 def _find_tokens(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[str]:

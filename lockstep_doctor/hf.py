@@ -25,24 +25,30 @@ def read(tokens):
 """
 
 
-@contextmanager
-def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
-    """Opens a folder; see `engines.OpenTap`."""
+def load(folder: Path, options: EngineOptions) -> Any:
+    """Returns a causal language model of `transformers`, of files on this machine alone; no code of theirs is run."""
     from transformers import AutoModelForCausalLM
 
-    if options.parallel:
-        raise ValueError(f"the engine hf computes in one process; leave parallel {dict(options.parallel)} out")
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=options.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )
+    return model.to(options.device).eval()
+
+
+@contextmanager
+def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
+    """Opens a folder; see `engines.OpenTap`."""
+    if options.parallel:
+        raise ValueError(f"the engine hf computes in one process; leave parallel {dict(options.parallel)} out")
+    model = load(folder, options)
     if options.dtype == torch.float64:
         model.set_experts_implementation("eager")  # torch has no grouped products of that type
     builder = _BUILDER.format(folder=str(folder), dtype=options.dtype, device=options.device)
     if options.prompt is None:
-        yield ModuleTap(model.to(options.device).eval(), "hf", builder)
+        yield ModuleTap(model, "hf", builder)
     else:
         read = read_by_decoding(options.prompt)
-        yield ModuleTap(model.to(options.device).eval(), "hf decoding", read=read, prompt=options.prompt)
+        yield ModuleTap(model, "hf decoding", read=read, prompt=options.prompt)
 
 
 def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:

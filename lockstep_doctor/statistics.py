@@ -21,6 +21,7 @@ OUTLIERS = (0.1, 0.5, 1.0, 3.0)
 _INDEX_EDGES = (1, 8, 64, 512, 4096)
 _SURPRISE_EDGES = (0.05, 0.5, 2.0, 5.0)  # nats
 _KEPT = 0.95  # of the tokens, those with the least |Δ|, in `trimmed_rms`
+_QUANTILES = {"median_abs": 0.5, "p99": 0.99, "p999": 0.999, "max_abs": 1.0}
 _LARGEST = 300.0  # nats
 
 
@@ -196,36 +197,30 @@ def effective_share(log_weight: Tensor) -> float:
 
 def by_index(compared: Compared) -> dict[str, Compared]:
     """Cut by place in the response: 1, 2–8, 9–64, 65–512, 513–4096, beyond; only strata that have tokens."""
-    edges = [0, *_INDEX_EDGES]
-    names = ["1", *(f"{low + 1}–{high}" for low, high in pairwise(edges[1:])), f">{edges[-1]}"]
-    return _strata(compared, torch.bucketize(compared.index, torch.tensor(_INDEX_EDGES)), names)
+    names = ["1", *(f"{low + 1}–{high}" for low, high in pairwise(_INDEX_EDGES)), f">{_INDEX_EDGES[-1]}"]
+    return _strata(compared, compared.index, _INDEX_EDGES, names)
 
 
 def by_surprise(compared: Compared) -> dict[str, Compared]:
     """Cut by the inference side's −log p, nats: up to 0.05, 0.5, 2, 5, beyond; only strata that have tokens."""
-    edges = [0.0, *_SURPRISE_EDGES]
-    names = [*(f"{low:g}–{high:g}" for low, high in pairwise(edges)), f">{edges[-1]:g}"]
-    surprise = -_without_nan(compared.infer)
-    return _strata(compared, torch.bucketize(surprise, torch.tensor(_SURPRISE_EDGES, dtype=torch.float64)), names)
+    edges = _SURPRISE_EDGES
+    names = [*(f"{low:g}–{high:g}" for low, high in pairwise((0.0, *edges))), f">{edges[-1]:g}"]
+    return _strata(compared, -_without_nan(compared.infer), edges, names)
 
 
-def _strata(compared: Compared, bin_M: Tensor, names: Sequence[str]) -> dict[str, Compared]:
-    return {name: compared.select(bin_M == i) for i, name in enumerate(names) if bool((bin_M == i).any())}
+def _strata(compared: Compared, value: Tensor, edges: Sequence[float], names: Sequence[str]) -> dict[str, Compared]:
+    place = torch.bucketize(value, torch.tensor(edges, dtype=value.dtype))
+    return {name: compared.select(place == i) for i, name in enumerate(names) if bool((place == i).any())}
 
 
 def _sizes(size_M: Tensor) -> dict[str, float]:
-    """Figures of the order of |Δ|; a quantile is the least value that so many do not exceed."""
-    if not size_M.numel():
-        return dict.fromkeys(("rms", "trimmed_rms", "median_abs", "p99", "p999", "max_abs"), math.nan)
-    ordered = size_M.sort().values
-    rank = {share: math.ceil(share * ordered.numel()) for share in (0.5, _KEPT, 0.99, 0.999)}
+    """Figures of the order of |Δ|; a quantile is the least value that so many do not exceed. NaN where none is."""
+    ordered = size_M.sort().values if size_M.numel() else torch.tensor([math.nan])
+    rank = {name: math.ceil(share * ordered.numel()) for name, share in _QUANTILES.items()}
     return {
         "rms": float(ordered.square().mean().sqrt()),
-        "trimmed_rms": float(ordered[: rank[_KEPT]].square().mean().sqrt()),
-        "median_abs": float(ordered[rank[0.5] - 1]),
-        "p99": float(ordered[rank[0.99] - 1]),
-        "p999": float(ordered[rank[0.999] - 1]),
-        "max_abs": float(ordered[-1]),
+        "trimmed_rms": float(ordered[: math.ceil(_KEPT * ordered.numel())].square().mean().sqrt()),
+        **{name: float(ordered[place - 1]) for name, place in rank.items()},
     }
 
 

@@ -1,20 +1,8 @@
-"""The column of log-probabilities: which stage behind the logits it leaves, and what the damage looks like."""
+"""The column of log-probabilities: whether it is that of the logits, and what the damage looks like."""
 
 from lockstep_doctor.column.columns import TokenColumns
 from lockstep_doctor.column.examine import examine_columns
 from lockstep_doctor.column.finding import Finding
-from lockstep_doctor.column.halves import Processing, StageDifference, Stages, compare_stages, recompute
-from lockstep_doctor.column.predicates import Atom, Predicate
+from lockstep_doctor.column.halves import describe_column
 
-__all__ = [
-    "Atom",
-    "Finding",
-    "Predicate",
-    "Processing",
-    "StageDifference",
-    "Stages",
-    "TokenColumns",
-    "compare_stages",
-    "examine_columns",
-    "recompute",
-]
+__all__ = ["Finding", "TokenColumns", "describe_column", "examine_columns"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lockstep_doctor.statistics import Compared
+
+RowFact = Literal["weight version", "temperature", "top_p", "prompt", "length of the prompt"]
+"""Numbers that a dump may say of each row; rows with the same `prompt` answer the same one."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +24,8 @@ class TokenColumns:
         infer: Of the inference side, float64 [N].
         mask: True for tokens that were generated, bool [N]; the others are not compared.
         offsets: Where each row begins, and N: int64 [B + 1].
-        ids: Token ids, int64 [N]; None where it is unknown, as for all that follows.
-        starts: Position in its sequence of each row's first entry, int64 [B]; None: 0, the rows have their prompts.
-        prompt_lengths: Tokens of each prompt, int64 [B]; None: what is in front of the first token generated.
-        versions: Of the weights that generated each row, float64 [B].
-        temperatures: Each row was sampled at, float64 [B].
-        top_ps: Each row was sampled with, float64 [B].
-        clusters: Rows with the same number answer the same prompt, int64 [B].
+        ids: Token ids, int64 [N]; None: unknown.
+        facts: What is known of the rows besides, float64 [B] each.
     """
 
     train: Tensor
@@ -33,35 +33,22 @@ class TokenColumns:
     mask: Tensor
     offsets: Tensor
     ids: Tensor | None = None
-    starts: Tensor | None = None
-    prompt_lengths: Tensor | None = None
-    versions: Tensor | None = None
-    temperatures: Tensor | None = None
-    top_ps: Tensor | None = None
-    clusters: Tensor | None = None
+    facts: Mapping[RowFact, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         entries, rows = self.train.numel(), self.offsets.numel() - 1
-        per_entry = {"infer": self.infer, "mask": self.mask, "ids": self.ids}
-        per_row = {
-            "starts": self.starts,
-            "prompt_lengths": self.prompt_lengths,
-            "versions": self.versions,
-            "temperatures": self.temperatures,
-            "top_ps": self.top_ps,
-            "clusters": self.clusters,
-        }
-        for wanted, columns in ((entries, per_entry), (rows, per_row)):
-            for name, column in columns.items():
-                if column is not None and column.shape != (wanted,):
-                    raise ValueError(f"{name} has shape {list(column.shape)} for {entries} entries in {rows} rows")
+        wanted = {"infer": (self.infer, entries), "mask": (self.mask, entries)}
+        wanted |= {} if self.ids is None else {"ids": (self.ids, entries)}
+        for name, (column, size) in (wanted | {name: (value, rows) for name, value in self.facts.items()}).items():
+            if column.shape != (size,):
+                raise ValueError(f"{name} has shape {list(column.shape)} for {entries} entries in {rows} rows")
         if rows < 0 or int(self.offsets[0]) or int(self.offsets[-1]) != entries or bool((self.lengths < 0).any()):
             raise ValueError(f"offsets must rise from 0 to {entries}, the number of entries")
 
     @property
     def lengths(self) -> Tensor:
         """Entries of each row, int64 [B]."""
-        return self.offsets[1:] - self.offsets[:-1]
+        return self.offsets.diff()
 
     @property
     def row(self) -> Tensor:
@@ -71,16 +58,23 @@ class TokenColumns:
     @property
     def position(self) -> Tensor:
         """Position of each entry in its sequence, int64 [N]."""
-        entry = torch.arange(self.train.numel()) - self.offsets[:-1][self.row]
-        return entry if self.starts is None else entry + self.starts[self.row]
+        return torch.arange(self.train.numel()) - self.offsets[:-1][self.row]
 
     def compare(self) -> Compared:
         """Both sides on the tokens that were generated."""
         lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, self.mask.long())
+        prompt = self.facts.get("prompt")
         return Compared(
             self.train[self.mask].double(),
             self.infer[self.mask].double(),
             lengths,
             self.position[self.mask],
-            self.clusters,
+            None if prompt is None else prompt.long(),
         )
+
+    def take(self, rows: int) -> TokenColumns:
+        """The rows in front."""
+        end = int(self.offsets[rows])
+        ids = None if self.ids is None else self.ids[:end]
+        facts: dict[RowFact, Tensor] = {name: value[:rows] for name, value in self.facts.items()}
+        return TokenColumns(self.train[:end], self.infer[:end], self.mask[:end], self.offsets[: rows + 1], ids, facts)

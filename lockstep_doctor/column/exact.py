@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from lockstep_doctor.column.predicates import Bools, Floats
+from lockstep_doctor.statistics import Compared
 
 FAR = 5.0
 """Multiple of the usual difference from which a token counts as hit."""
@@ -22,22 +23,7 @@ _SINGLE = 2.0**-23
 """Relative spacing of fp32, in which columns are computed."""
 
 
-@dataclass(frozen=True)
-class ExactValue:
-    """A value, or numbers of few digits, that tokens of one side have.
-
-    Attributes:
-        kind: `zero`, `constant`, `floor`, `ceiling` or `grid`.
-        what: In words.
-        tokens: Which have it, [M].
-    """
-
-    kind: str
-    what: str
-    tokens: Bools
-
-
-def measure_excess(train: Floats, infer: Floats, spacing: Floats | float = 0.0) -> Floats:
+def measure_excess(sides: Compared, spacing: Floats | float = 0.0) -> Floats:
     """Returns of each token how many times the usual difference it is off, [M]; infinite where one side has no number.
 
     Rounding moves the log-probability of a token in proportion to 1 − p, and by the last digit of what it is kept in.
@@ -45,26 +31,26 @@ def measure_excess(train: Floats, infer: Floats, spacing: Floats | float = 0.0) 
     count as usual.
 
     Args:
-        train: Log-probabilities of one side.
-        infer: Of the other one.
+        sides: Both sides.
         spacing: Of the numbers that both are kept in, where it is coarser than fp32's.
     """
-    with np.errstate(invalid="ignore"):
-        off = np.where(train == infer, 0.0, np.abs(train - infer))
-    off = np.nan_to_num(off, nan=math.inf, posinf=math.inf)
-    surprise = np.clip(np.nan_to_num(np.maximum(-train, -infer), nan=0.0, posinf=50.0), 0.0, 50.0)
+    off = sides.delta.abs().numpy()
+    surprise = torch.maximum(-sides.train, -sides.infer).nan_to_num(0.0, 50.0).clamp(0.0, 50.0).numpy()
     shape, least = -np.expm1(-surprise) + 1e-6, 3e-6 + _SINGLE * surprise + spacing
     usual = np.quantile((off / shape)[np.isfinite(off)], 0.25) / 0.319 if np.isfinite(off).any() else 0.0
     return off / (usual * shape + least)
 
 
-def find_repeated(own: Floats, other: Floats, excess: Floats) -> Iterator[ExactValue]:
+def find_repeated(own: Floats, other: Floats, excess: Floats) -> Iterator[tuple[str, str, Bools]]:
     """Yields the values that tokens of one side have again and again where they are far off.
 
     Args:
         own: The side that is asked about, [M].
         other: The other one.
         excess: From `measure_excess`.
+
+    Yields:
+        The kind of finding, the value in words, and the tokens that have it.
     """
     far = (excess > FAR) & np.isfinite(own)
     values, count = np.unique(own[far], return_counts=True)
@@ -74,33 +60,41 @@ def find_repeated(own: Floats, other: Floats, excess: Floats) -> Iterator[ExactV
             yield _name_value(float(value), own, other, tokens)
 
 
-def find_grids(own: Floats, free: Bools) -> Iterator[ExactValue]:
-    """Yields the numbers of few digits that some of the free tokens are, the coarsest first."""
-    free = free & np.isfinite(own) & (np.abs(own) > LEAST_SIZE)
-    for name, lies, _ in _GRIDS:
-        tokens = free & lies(own)
-        _, count = np.unique(own[tokens], return_counts=True)
-        if count.sum() >= max(_LEAST_TOKENS, 0.01 * own.size) and count.max() <= 0.5 * count.sum():
-            yield ExactValue("grid", name, tokens)
-
-
-def space_grid(name: str, own: Floats) -> Floats:
-    """Returns the distance between neighbouring numbers of a grid, [M]."""
-    return next(spacing for grid, _, spacing in _GRIDS if grid == name)(np.abs(np.nan_to_num(own)))
-
-
-def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> ExactValue:
+def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> tuple[str, str, Bools]:
     """A value that many tokens have: a bound, where the other side lies beyond it there and nowhere else."""
     if value == 0.0:
-        return ExactValue("zero", "exactly 0", tokens)
-    everywhere = own == value
-    own_finite = own[np.isfinite(own)]
+        return "exactly 0", "exactly 0", tokens
     for kind, sign in (("floor", 1), ("ceiling", -1)):
         beyond = sign * other < sign * value
-        at_end = sign * value <= np.min(sign * own_finite)
+        at_end = sign * value <= np.min(sign * own[np.isfinite(own)])
         if at_end and beyond[tokens].all() and np.mean(own[beyond] == value) > 0.9:
-            return ExactValue(kind, f"cut off at {value:.6g}, its {kind}", everywhere)
-    return ExactValue("constant", f"exactly {value:.6g}", everywhere)
+            return kind, f"cut off at {value:.6g}, its {kind}", own == value
+    return "constant", f"exactly {value:.6g}", own == value
+
+
+@dataclass(frozen=True)
+class ValueGrid:
+    """A format that columns may be kept in.
+
+    Attributes:
+        name: In words.
+        has: Which numbers are of it, [M].
+        spacing: How far apart they are there, [M].
+    """
+
+    name: str
+    has: Callable[[Floats], Bools]
+    spacing: Callable[[Floats], Floats]
+
+
+def find_grids(own: Floats, free: Bools) -> Iterator[tuple[ValueGrid, Bools]]:
+    """Yields the grids that some of the free tokens are of, the coarsest first, and which tokens these are."""
+    free = free & np.isfinite(own) & (np.abs(own) > LEAST_SIZE)
+    for grid in _GRIDS:
+        tokens = free & grid.has(own)
+        _, count = np.unique(own[tokens], return_counts=True)
+        if count.sum() >= max(_LEAST_TOKENS, 0.01 * own.size) and count.max() <= 0.5 * count.sum():
+            yield grid, tokens
 
 
 def _in_bf16(x: Floats) -> Bools:
@@ -113,23 +107,17 @@ def _in_fp16(x: Floats) -> Bools:
         return x.astype(np.float16).astype(np.float64) == x
 
 
-def _in_digits(digits: int) -> Callable[[Floats], Bools]:
-    def lies(x: Floats) -> Bools:
+def _decimals(digits: int) -> ValueGrid:
+    def has(x: Floats) -> Bools:
         near = np.round(x, digits)
         return (near == x) | (near.astype(np.float32).astype(np.float64) == x)
 
-    return lies
+    return ValueGrid(f"numbers of {digits} decimal{'s' * (digits > 1)}", has, lambda x: np.full_like(x, 10.0**-digits))
 
 
-def _decimals(digits: int) -> tuple[str, Callable[[Floats], Bools], Callable[[Floats], Floats]]:
-    name = f"numbers of {digits} decimal{'s' * (digits > 1)}"
-    return name, _in_digits(digits), lambda x: np.full_like(x, 10.0**-digits)
-
-
-_GRIDS: tuple[tuple[str, Callable[[Floats], Bools], Callable[[Floats], Floats]], ...] = (
-    *(_decimals(digits) for digits in (1, 2)),
-    ("numbers of bf16", _in_bf16, lambda x: x * 2.0**-7),
-    ("numbers of fp16", _in_fp16, lambda x: x * 2.0**-10),
-    *(_decimals(digits) for digits in (3, 4, 5)),
+_GRIDS = (
+    *map(_decimals, (1, 2)),
+    ValueGrid("numbers of bf16", _in_bf16, lambda x: np.abs(x) * 2.0**-7),
+    ValueGrid("numbers of fp16", _in_fp16, lambda x: np.abs(x) * 2.0**-10),
+    *map(_decimals, (3, 4, 5)),
 )
-"""Formats that columns may be kept in: name, which numbers are of it, and how far apart they are there."""

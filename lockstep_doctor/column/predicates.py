@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _MODULI = (*range(2, 65), 96, 128, 192, 256, 384, 512, 1024)
 _MOST_VALUES = 8
@@ -38,9 +40,14 @@ class Feature:
     """
 
     name: str
-    values: NDArray[np.int64] | Floats
+    values: Ints | Floats
     repeats: bool = False
     cost: float = 0.0
+
+    @property
+    def varies(self) -> bool:
+        """True where not all tokens have the same value."""
+        return bool((self.values != self.values[:1]).any())
 
 
 @dataclass(frozen=True)
@@ -106,10 +113,13 @@ class Predicate:
 
 
 @dataclass(frozen=True)
-class _Scored:
-    score: float
+class _AtomSet:
+    """Conditions, which tokens they hold for, and what naming them costs."""
+
     atoms: tuple[Atom, ...]
     held: Bools
+    cost: float = 0.0
+    score: float = 0.0
 
 
 def find_predicate(hit_M: Bools, features: Sequence[Feature]) -> Predicate | None:
@@ -126,14 +136,9 @@ def find_predicate(hit_M: Bools, features: Sequence[Feature]) -> Predicate | Non
         return None
     if hits > 0.97 * tokens:
         return Predicate((), hits / tokens, 1.0, tokens)
-    everywhere = np.ones(tokens, bool)
-    single = sorted(_atoms(hit_M, everywhere, features), key=lambda one: -one.score)
-    beam = _distinct(single)
-    pairs = [
-        _Scored(both.score - first.cost, (*first.atoms, *both.atoms), both.held)
-        for first in (_Costly(one, features) for one in beam)
-        for both in _atoms(hit_M, first.held, [f for f in features if f.name != first.atoms[0].feature])
-    ]
+    search = _PredicateSearch(hit_M, features)
+    single = sorted(search.extend(_AtomSet((), np.ones(tokens, bool))), key=lambda one: -one.score)
+    pairs = [both for first in _beam(single) for both in search.extend(first)]
     best = max([*single, *pairs], key=lambda one: one.score, default=None)
     if best is None or best.score < _LEAST_GAIN:
         return None
@@ -143,107 +148,98 @@ def find_predicate(hit_M: Bools, features: Sequence[Feature]) -> Predicate | Non
     return found if min(found.precision, found.recall) >= _LEAST_SHARE else None
 
 
-class _Costly:
-    """A first atom of two, with what naming it costs."""
-
-    def __init__(self, one: _Scored, features: Sequence[Feature]) -> None:
-        self.atoms, self.held = one.atoms, one.held
-        feature = next(f for f in features if f.name == one.atoms[0].feature)
-        self.cost = _cost(one.atoms[0], feature, np.unique(feature.values).size, len(features))
-
-
-def _distinct(single: Sequence[_Scored]) -> list[_Scored]:
-    """The best atoms, of each feature at most two."""
-    count: Counter[str] = Counter()
-    chosen = list[_Scored]()
+def _beam(single: Sequence[_AtomSet]) -> list[_AtomSet]:
+    """The best conditions, at most two on each feature."""
+    taken = Counter[str]()
+    chosen = list[_AtomSet]()
     for one in single:
-        count[one.atoms[0].feature] += 1
-        if count[one.atoms[0].feature] <= _MOST_OF_ONE:
+        taken[one.atoms[0].feature] += 1
+        if taken[one.atoms[0].feature] <= _MOST_OF_ONE:
             chosen.append(one)
     return chosen[:_BEAM]
 
 
-def _atoms(hit_M: Bools, inside_M: Bools, features: Sequence[Feature]) -> Iterator[_Scored]:
-    """The best atoms of each feature among the tokens inside, scored over all tokens."""
-    tokens, hits = hit_M.size, int(hit_M.sum())
-    within = hit_M[inside_M]
-    if not within.any():
-        return
-    for feature in features:
-        values, place = np.unique(feature.values[inside_M], return_inverse=True)
-        if values.size < 2:
-            continue
-        count = np.bincount(place, minlength=values.size).astype(float)
-        hit = np.bincount(place, within, minlength=values.size).astype(np.float64)
-        for atom in _candidates(feature, values, count, hit, tokens, hits):
-            held = inside_M & atom.holds({feature.name: feature})
-            score = float(_gain(float(held.sum()), float((held & hit_M).sum()), tokens, hits))
-            yield _Scored(score - _cost(atom, feature, values.size, len(features)), (atom,), held)
+class _PredicateSearch:
+    """The conditions on some features that separate hit tokens best.
+
+    Args:
+        hit_M: The hit tokens.
+        features: What may be said of them.
+    """
+
+    def __init__(self, hit_M: Bools, features: Sequence[Feature]) -> None:
+        self._hit, self._features, self._hits = hit_M, features, int(hit_M.sum())
+        count = np.arange(hit_M.size + 1)
+        self._xlogx = count * np.log(np.maximum(count, 1))
+
+    def extend(self, first: _AtomSet) -> Iterator[_AtomSet]:
+        """Yields the candidate with the best further conditions on each other feature."""
+        others = [one for one in self._features if one.name not in {atom.feature for atom in first.atoms}]
+        within = self._hit[first.held]
+        for feature in others if within.any() else ():
+            values, place = np.unique(feature.values[first.held], return_inverse=True)
+            if values.size < 2:
+                continue
+            count = np.bincount(place, minlength=values.size)
+            hit = np.bincount(place[within], minlength=values.size)
+            for atom in self._atoms(feature, values, count, hit):
+                held = first.held & atom.holds({feature.name: feature})
+                cost = first.cost + _cost(atom, feature, values.size, len(others))
+                gain = float(self._gain(held.sum(), (held & self._hit).sum()))
+                yield _AtomSet((*first.atoms, atom), held, cost, gain - cost)
+
+    def _atoms(self, feature: Feature, values: NDArray[Any], count: Ints, hit: Ints) -> Iterator[Atom]:
+        """The best set of values, the best stretches of them, and the best set of remainders."""
+        chosen = self._best_set(count, hit)
+        if chosen.size:
+            yield Atom(feature.name, values=tuple(sorted(map(float, values[chosen]))))
+        for low, high in {_best_interval(count, hit, rate) for rate in _RATES}:
+            if low < high and (low > 0 or high < values.size - 1):
+                first = -math.inf if low == 0 else float(values[low])
+                yield Atom(feature.name, None, (), first, math.inf if high == values.size - 1 else float(values[high]))
+        scored = list[tuple[float, Atom]]()
+        for modulus in _MODULI if feature.repeats else ():
+            if modulus > values[-1] - values[0]:
+                break
+            n, h = (np.bincount(values % modulus, x, minlength=modulus).astype(np.int64) for x in (count, hit))
+            chosen = self._best_set(n, h)
+            if 0 < chosen.size < modulus:
+                atom = Atom(feature.name, modulus, tuple(sorted(map(float, chosen))))
+                gain = float(self._gain(n[chosen].sum(), h[chosen].sum()))
+                scored.append((gain - _cost(atom, feature, values.size, 1), atom))
+        if scored:
+            yield max(scored, key=lambda pair: pair[0])[1]
+
+    def _best_set(self, count: Ints, hit: Ints) -> Ints:
+        """The values with the highest rates of hits, as many as pay for being named."""
+        there = np.flatnonzero(hit)
+        order = there[np.argsort(-(hit[there] / count[there]) - 1e-9 * hit[there], kind="stable")][: 4 * _MOST_VALUES]
+        if not order.size:
+            return order
+        gain = self._gain(np.cumsum(count[order]), np.cumsum(hit[order]))
+        most = int(np.argmax(gain - np.arange(1, order.size + 1) * math.log(count.size + 1)))
+        return order[: most + 1] if most < _MOST_VALUES else order[:0]
+
+    def _gain(self, n: Ints, h: Ints) -> Floats:
+        """Log-likelihood that hits gain from a rate inside and one outside, nats; negative where the inside has fewer.
+
+        Args:
+            n: Tokens inside.
+            h: Hit tokens inside.
+        """
+        x, hits, tokens = self._xlogx, self._hits, self._hit.size
+        inside = x[h] + x[n - h] - x[n]
+        outside = x[hits - h] + x[tokens - n - hits + h] - x[tokens - n]
+        gain = inside + outside - (x[hits] + x[tokens - hits] - x[tokens])
+        return np.where(h * (tokens - n) >= (hits - h) * n, gain, -gain)
 
 
-def _candidates(
-    feature: Feature, values: NDArray[np.generic], count: Floats, hit: Floats, tokens: int, hits: int
-) -> Iterator[Atom]:
-    chosen = _best_set(count, hit, tokens, hits)
-    if len(chosen):
-        yield Atom(feature.name, values=tuple(sorted(float(values[place]) for place in chosen)))
-    for low, high in {_best_interval(count, hit, rate) for rate in _RATES}:
-        first = -math.inf if low == 0 else float(values[low])
-        last = math.inf if high == values.size - 1 else float(values[high])
-        if high > low and (first > -math.inf or last < math.inf):
-            yield Atom(feature.name, low=first, high=last)
-    if not feature.repeats:
-        return
-    best: tuple[float, Atom] | None = None
-    for modulus in _MODULI:
-        if modulus >= int(values[-1]) - int(values[0]) + 1:
-            break
-        rest = values.astype(np.int64) % modulus
-        n, h = (np.bincount(rest, x, minlength=modulus).astype(np.float64) for x in (count, hit))
-        chosen = _best_set(n, h, tokens, hits)
-        if not len(chosen) or len(chosen) == modulus:
-            continue
-        atom = Atom(feature.name, modulus, tuple(sorted(float(place) for place in chosen)))
-        gain = float(_gain(n[chosen].sum(), h[chosen].sum(), tokens, hits)) - _cost(atom, feature, values.size, 1)
-        if best is None or gain > best[0]:
-            best = gain, atom
-    if best is not None:
-        yield best[1]
-
-
-def _best_set(count: Floats, hit: Floats, tokens: int, hits: int) -> NDArray[np.int64]:
-    """The values with the highest rates of hits, as many as pay for being named."""
-    there = np.flatnonzero(hit)
-    order = there[np.argsort(-(hit[there] / count[there]) - 1e-9 * hit[there], kind="stable")][: 4 * _MOST_VALUES]
-    if not order.size:
-        return order
-    gain = _gain(np.cumsum(count[order]), np.cumsum(hit[order]), tokens, hits)
-    most = int(np.argmax(gain - np.arange(1, order.size + 1) * math.log(count.size + 1)))
-    return order[: most + 1] if most < _MOST_VALUES else order[:0]
-
-
-def _best_interval(count: Floats, hit: Floats, rate: float) -> tuple[int, int]:
+def _best_interval(count: Ints, hit: Ints, rate: float) -> tuple[int, int]:
     """The stretch of values that has most hits beyond a rate; indices, both included."""
     total = np.concatenate([[0.0], np.cumsum(hit - rate * count)])
     least = np.minimum.accumulate(total[:-1])
     end = int(np.argmax(total[1:] - least))
     return int(np.argmin(total[: end + 1])), end
-
-
-def _gain(n: float | Floats, h: float | Floats, tokens: int, hits: int) -> Floats:
-    """Log-likelihood that hits gain from a rate inside and one outside, nats; negative where the inside has fewer."""
-    n, h = np.asarray(n, float), np.asarray(h, float)
-    out_n, out_h = tokens - n, hits - h
-    gain = _likelihood(n, h) + _likelihood(out_n, out_h) - _likelihood(np.float64(tokens), np.float64(hits))
-    return np.where(h * out_n >= out_h * n, gain, -gain)
-
-
-def _likelihood(n: Floats | np.float64, h: Floats | np.float64) -> Floats:
-    return _xlogx(h) + _xlogx(n - h) - _xlogx(n)
-
-
-def _xlogx(x: Floats | np.float64) -> Floats:
-    return np.where(x > 0, x * np.log(np.maximum(x, 1e-300)), 0.0)
 
 
 def _cost(atom: Atom, feature: Feature, size: int, features: int) -> float:

@@ -10,12 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep_doctor.column import Finding, examine_columns
+from lockstep_doctor.column import Finding, TokenColumns, examine_columns
 from lockstep_doctor.column.finding import ColumnSide
 from lockstep_doctor.dumps.errors import DumpError
 from lockstep_doctor.dumps.names import FieldNames
 from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
-from lockstep_doctor.dumps.rescore import Rescorer, load_model, take_rows
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.hf import load
 from lockstep_doctor.locate import FLOORS
 from lockstep_doctor.statistics import CAP
 
@@ -120,13 +121,14 @@ def locate_dump(
     if dump.columns.ids is None:
         raise DumpError("the dump has no ids of prompt and response, without which nothing can be computed again")
     heard(f"load {folder}")
-    model = load_model(folder, device)
-    _check_ids(dump.columns.ids, model, folder)
-    own = take_rows(dump.columns, most_ids)
+    model, most = _load(Path(folder), device), int(dump.columns.ids.max())
+    if most >= (size := model.get_input_embeddings().weight.shape[0]):
+        raise DumpError(f"{folder}: knows {size} ids, but the dump has id {most}; is it that model's?")
+    own = dump.columns.take(max(1, int((dump.columns.offsets[1:] <= most_ids).sum())))
     heard(f"compute {own.train.numel():,} ids of {own.lengths.numel()} rows")
-    judge = _Judge(Rescorer(model, own))
+    judge = _Judge(model, own)
     heard("measure what rounding in bf16 makes")
-    floor = judge.measure_floor(Rescorer(load_model(folder, device, torch.bfloat16), own))
+    floor = judge.measure_floor(_load(Path(folder), device, torch.bfloat16))
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
     sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
     gap = _rms(own.train, own.infer, judge.compared) if len(sides) > 1 else None
@@ -134,10 +136,47 @@ def locate_dump(
     return DumpLocation(str(folder), sides, gap, floor, int(judge.compared.sum()), rows, of_rows, dump.notes)
 
 
-def _check_ids(ids: Tensor, model: Any, folder: Path | str) -> None:
-    size = model.get_input_embeddings().weight.shape[0]
-    if int(ids.max()) >= size:
-        raise DumpError(f"{folder}: knows {size} ids, but the dump has id {int(ids.max())}; is it that model's?")
+def _load(folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    if not (folder / "config.json").is_file():
+        raise DumpError(f"{folder}: has no config.json; give a model's folder as transformers saves it")
+    try:
+        return load(folder, EngineOptions(dtype, device))
+    except ImportError as error:
+        raise DumpError("computing a model's column needs transformers: pip install transformers") from error
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DumpError(f"{folder}: transformers cannot load it: {reason}") from error
+
+
+@torch.no_grad()
+def _score(
+    model: Any,
+    columns: TokenColumns,
+    temperatures: Mapping[str, Tensor | float],
+    change: Callable[[Tensor], Tensor] = torch.clone,
+) -> dict[str, Tensor]:
+    """Returns log-probabilities of all entries by name, float64; NaN for an id with none in front.
+
+    Sequences are computed one at a time, so that nothing is padded.
+
+    Args:
+        model: Called with `input_ids`; its result has `logits`.
+        columns: With ids.
+        temperatures: By name, of all rows or of each, [B].
+        change: Puts other ids in front of a row's.
+    """
+    assert columns.ids is not None
+    device = next(model.parameters()).device
+    found: dict[str, list[Tensor]] = {name: [] for name in temperatures}
+    for row, ids in enumerate(columns.ids.split(columns.lengths.tolist())):
+        given = change(ids)
+        logits = model(input_ids=given[None].to(device), use_cache=False).logits[0, :-1].float()
+        for name, each in temperatures.items():
+            scaled = logits / (float(each[row]) if isinstance(each, Tensor) else each)
+            own = scaled.log_softmax(-1).gather(-1, given[1:, None].to(device))[:, 0].double().cpu()
+            lacking = own.new_full((max(0, ids.numel() - own.numel()),), torch.nan)
+            found[name].append(torch.cat([lacking, own])[-ids.numel() :])
+    return {name: torch.cat(some) for name, some in found.items()}
 
 
 def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
@@ -156,25 +195,27 @@ class _Judge:
     """The model's column of the rows of a dump, under several changes, beside both sides.
 
     Args:
-        rescorer: Of the model and the rows.
+        model: That generated the dump.
+        columns: With ids.
     """
 
-    def __init__(self, rescorer: Rescorer) -> None:
-        self._rescorer, self._columns = rescorer, rescorer.columns
-        told = self._columns.temperatures
-        self._told = {} if told is None or bool(((told == 1) | (told == 0)).all()) else {_TOLD: told.clamp(min=1e-6)}
-        self._ones = torch.ones(self._columns.lengths.numel()).double()
-        others = {f"at temperature {one:g}": one * self._ones for one in _TEMPERATURES}
-        self._by = rescorer.score({"": self._ones, **self._told, **others})
-        self.compared = self._columns.mask & ~self._by[""].isnan()
+    def __init__(self, model: Any, columns: TokenColumns) -> None:
+        self._model, self._columns = model, columns
+        told = columns.facts.get("temperature")
+        self._told = "" if told is None or bool(((told == 1) | (told == 0)).all()) else _TOLD
+        temperatures: dict[str, Tensor | float] = {"": 1.0}
+        temperatures |= {_TOLD: told.clamp(min=1e-6)} if self._told and told is not None else {}
+        temperatures |= {f"at temperature {one:g}": one for one in _TEMPERATURES}
+        self._by = _score(model, columns, temperatures)
+        self.compared = columns.mask & ~self._by[""].isnan()
         if not bool(self.compared.any()):
             raise DumpError("no token that was generated has another one in front of it; there is nothing to compare")
 
-    def measure_floor(self, rounded: Rescorer) -> float:
+    def measure_floor(self, rounded: Any) -> float:
         """Returns how far the model in bf16 is from itself, in the first rows."""
-        rows = min(_FEW_ROWS, self._columns.lengths.numel())
-        again = rounded.score({"": self._ones}, rows)[""]
-        floor = max(_LEAST_FLOOR, _rms(again, self._by[""][: again.numel()], self.compared[: again.numel()]))
+        few = self._columns.take(min(_FEW_ROWS, self._columns.lengths.numel()))
+        again = _score(rounded, few, {"": 1.0})[""]
+        floor = max(_LEAST_FLOOR, self._measure(again, self._by[""]))
         if not FLOORS * floor < CAP:
             raise DumpError(f"the model in bf16 is {floor:.2g} nats from itself in fp32; no side can be judged by it")
         return floor
@@ -182,49 +223,47 @@ class _Judge:
     def judge(self, side: ColumnSide, name: str, floor: float) -> SideVerdict:
         """Returns where a side leaves the model."""
         column = self._columns.train if side == "train" else self._columns.infer
-        off = {change: _rms(column, own, self.compared) for change, own in self._by.items()}
-        change = self._nearest(off)
+        change, off = self._find_nearest(column)
         if change.startswith("at temperature"):
             near = [float(change.split()[-1]) * factor for factor in _NEARBY]
-            self._by |= self._rescorer.score({f"at temperature {one:.3g}": one * self._ones for one in near})
-            off = {change: _rms(column, own, self.compared) for change, own in self._by.items()}
-            change = self._nearest(off)
-        findings = self._examine(column, self._by[change])
+            self._by |= _score(self._model, self._columns, {f"at temperature {one:.3g}": one for one in near})
+            change, off = self._find_nearest(column)
+        own = replace(self._columns, train=self._by[change], infer=column, mask=self.compared)
+        findings, left = examine_columns(own), off[change]
         stage: Stage | None = next((_STAGES[one.kind] for one in findings if _says_stage(one)), None)
-        left, told = off[change], next(iter(self._told), "")
-        if stage is None and not change and left > FLOORS * floor:
-            change, left, findings = self._try_fronts(column, left, findings)
-            stage = "ids" if change else "model"
-        elif stage is None and left > FLOORS * floor:
-            stage = "model"
-        elif stage is None and change != told and off[told] > FLOORS * floor:
+        if stage is None and left > FLOORS * floor:
+            front = "" if change else self._find_front(column, left)
+            if front:
+                change, left, findings = front[0], front[1], []
+            stage = "ids" if front else "model"
+        elif stage is None and change != self._told and off[self._told] > FLOORS * floor:
             stage = "temperature"
         return SideVerdict(side, name, off[""], change, left, stage, findings)
 
-    def _nearest(self, off: Mapping[str, float]) -> str:
-        """The change that comes closest, where it comes much closer than none."""
+    def _find_nearest(self, column: Tensor) -> tuple[str, dict[str, float]]:
+        """The change that comes closest, where it comes much closer than none, and how close each comes."""
+        off = {change: self._measure(column, own) for change, own in self._by.items()}
         best = min(off, key=off.__getitem__)
-        return best if off[best] < _CLOSER * off[""] else ""
+        return best if off[best] < _CLOSER * off[""] else "", off
 
-    def _examine(self, column: Tensor, own: Tensor) -> list[Finding]:
-        return examine_columns(replace(self._columns, train=own, infer=column, mask=self.compared))
+    def _measure(self, a: Tensor, b: Tensor) -> float:
+        """The distance of two columns in the rows that both have."""
+        size = min(a.numel(), b.numel())
+        return _rms(a[:size], b[:size], self.compared[:size])
 
-    def _try_fronts(
-        self, column: Tensor, left: float, findings: Sequence[Finding]
-    ) -> tuple[str, float, Sequence[Finding]]:
-        """The other ids in front that bring the first rows closer, what is left then, and findings."""
-        rows = min(_FEW_ROWS, self._columns.lengths.numel())
+    def _find_front(self, column: Tensor, left: float) -> tuple[str, float] | Literal[""]:
+        """The other ids in front that bring the first rows closer, and what is left then."""
+        few = self._columns.take(min(_FEW_ROWS, self._columns.lengths.numel()))
         fronts: dict[str, Callable[[Tensor], Tensor]] = {"without the first id": lambda ids: ids[1:]}
-        bos = self._rescorer.model.config.bos_token_id
+        bos = self._model.config.bos_token_id
         if isinstance(bos, int):
             fronts[f"with id {bos} in front"] = lambda ids: torch.cat([ids.new_tensor([bos]), ids])
         for what, change in fronts.items():
-            own = self._rescorer.score({"": self._ones}, rows, change)[""]
-            whole = torch.cat([own, own.new_full((column.numel() - own.numel(),), torch.nan)])
-            compared = self.compared & ~whole.isnan()
-            if bool(compared.any()) and (off := _rms(column, whole, compared)) < _CLOSER * left:
-                return what, off, []
-        return "", left, findings
+            own = _score(self._model, few, {"": 1.0}, change)[""]
+            off = _rms(own, column[: own.numel()], self.compared[: own.numel()] & ~own.isnan())
+            if off < _CLOSER * left:
+                return what, off
+        return ""
 
 
 def describe_dump(found: DumpLocation) -> Iterator[str]:
@@ -255,7 +294,9 @@ _WORDS: Mapping[Stage, str] = {
 
 def _describe(finding: Finding, side: ColumnSide) -> Iterator[str]:
     """Yields a finding about a side and the model, which stood in the training side's place."""
-    what = finding.what.replace("inference's", f"{side}'s").replace("training's", "the model's")
-    where = f", where {finding.where}" if finding.where and finding.where.atoms else ""
-    yield f"{finding.kind}: {what.replace('training', 'the model')}"
-    yield f"  {finding.tokens:,} tokens{where}; {finding.share:.0%} of the squares of all differences"
+    for line in (
+        f"{finding.kind}: {finding.what}",
+        f"  {finding.tokens_in_words}; {finding.share:.0%} of the squares of all differences",
+    ):
+        own = line.replace("inference's", f"{side}'s").replace("training's", "the model's")
+        yield own.replace("training", "the model")

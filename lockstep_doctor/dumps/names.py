@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 KNOWN: Mapping[str, tuple[str, ...]] = {
     "train": (
@@ -86,8 +86,3 @@ class FieldNames:
         """Returns the name that was said, or all that are known."""
         own: str | None = vars(self).get(role)
         return KNOWN[role] if own is None else (own,)
-
-    def list_named(self) -> Mapping[str, str]:
-        """Returns what was said, by role."""
-        own = {field.name: vars(self)[field.name] for field in fields(self)}
-        return {role: name for role, name in own.items() if name is not None}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def read_torch_file(path: Path) -> Any:
     """
     if not zipfile.is_zipfile(path):
         raise DumpError(f"{path}: is no file of torch.save (a zip file); write it again with torch.save")
-    with _one_sentence(path), safe_globals(_ARRAYS):
+    with safe_globals(_ARRAYS):
         if unsafe := get_unsafe_globals_in_checkpoint(str(path)):
             raise _refuse(path, unsafe)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -49,22 +48,10 @@ def read_tensor_batch(path: Path) -> Mapping[str, Tensor]:
     Raises:
         DumpError: It is something else, or needs code to be read.
     """
-    with _one_sentence(path), path.open("rb") as file:
+    with path.open("rb") as file:
         state = _Plain(path, file).load()
-        found = {name: _tensor(one) for name, one in state["batch_dict"].items() if one is not None}
-        return {name: one for name, one in found.items() if one is not None}
-
-
-@contextmanager
-def _one_sentence(path: Path) -> Iterator[None]:
-    """Puts all that can go wrong with a file of another program into one sentence."""
-    try:
-        yield
-    except DumpError:
-        raise
-    except Exception as error:  # a pickle may raise any
-        reason = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise DumpError(f"{path}: cannot be read: {reason}") from error
+    found = {name: _tensor(one) for name, one in state["batch_dict"].items() if one is not None}
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _refuse(path: Path, names: list[str]) -> DumpError:

@@ -138,32 +138,22 @@ def _choose(server: Server, ids: list[int]) -> tuple[Api, Tensor]:
 
 
 def _ask_vllm(server: Server, ids: list[int]) -> list[Any]:
-    reply = _complete(server, {"prompt": ids, "prompt_logprobs": 1})
-    said = _dig(reply, "choices", 0, "prompt_logprobs")
-    if not isinstance(said, list):
-        raise DumpError("no prompt_logprobs in the reply")
+    said = _list(_complete(server, {"prompt": ids, "prompt_logprobs": 1}), "choices", 0, "prompt_logprobs")
     return [_dig(one, str(token), "logprob") for token, one in zip(ids, said, strict=False)]
 
 
 def _ask_sglang(server: Server, ids: list[int]) -> list[Any]:
     sampling = {"max_new_tokens": 1, "temperature": 0}
-    reply = server.ask(
-        "/generate", {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-    )
-    said = _dig(reply, "meta_info", "input_token_logprobs")
-    if not isinstance(said, list):
-        raise DumpError("no input_token_logprobs in the reply")
-    if len(said) != len(ids) or [_dig(one, 1) for one in said] != ids:
+    body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+    said = _list(server.ask("/generate", body), "meta_info", "input_token_logprobs")
+    if [_dig(one, 1) for one in said] != ids:
         raise DumpError("input_token_logprobs are of other ids")
     return [_dig(one, 0) for one in said]
 
 
 def _ask_with_echo(server: Server, ids: list[int]) -> list[Any]:
     reply = _complete(server, {"prompt": ids, "echo": True, "logprobs": 1})
-    said = _dig(reply, "choices", 0, "logprobs", "token_logprobs")
-    if not isinstance(said, list):
-        raise DumpError("no token_logprobs in the reply")
-    return said[: len(ids)]
+    return _list(reply, "choices", 0, "logprobs", "token_logprobs")[: len(ids)]
 
 
 _APIS: Mapping[str, Api] = {"vLLM": _ask_vllm, "SGLang": _ask_sglang, "OpenAI's echo": _ask_with_echo}
@@ -184,6 +174,13 @@ def _dig(reply: Any, *steps: str | int) -> Any:
         else:
             reply = reply[step] if isinstance(reply, list) and len(reply) > step else None
     return reply
+
+
+def _list(reply: Any, *steps: str | int) -> list[Any]:
+    found = _dig(reply, *steps)
+    if not isinstance(found, list):
+        raise DumpError(f"no {steps[-1]} in the reply")
+    return found
 
 
 def _check(server: Server, ids: Sequence[int], said: Sequence[Any]) -> Tensor:

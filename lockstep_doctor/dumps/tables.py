@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from lockstep_doctor.dumps.errors import DumpError
@@ -33,22 +32,23 @@ def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     Raises:
         DumpError: It cannot be read.
     """
-    if not path.is_dir():
-        yield from _read_file(path, names)
-        return
-    files = sorted((one for one in path.iterdir() if _kind(one) in _READERS), key=_naturally)
+    files = [path]
+    if path.is_dir():
+        files = sorted((one for one in path.iterdir() if _kind(one) in _READERS), key=_naturally)
     if not files:
         raise DumpError(f"{path}: has no dump in it; what is read is {KINDS}")
     for file in files:
-        yield from _read_file(file, names)
-
-
-def _read_file(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
-    if not path.is_file():
-        raise DumpError(f"{path}: there is no such file")
-    if _kind(path) not in _READERS:
-        raise DumpError(f"{path}: no reader for this kind of file; what is read is {KINDS}")
-    return _READERS[_kind(path)](path, names)
+        if not file.is_file():
+            raise DumpError(f"{file}: there is no such file")
+        if _kind(file) not in _READERS:
+            raise DumpError(f"{file}: no reader for this kind of file; what is read is {KINDS}")
+        try:
+            yield from _READERS[_kind(file)](file, names)
+        except DumpError:
+            raise
+        except Exception as error:  # a file of another program may make its library raise any
+            reason = str(error).partition("\n")[0][:200] or type(error).__name__
+            raise DumpError(f"{file}: cannot be read: {reason}") from error
 
 
 def _kind(path: Path) -> str:
@@ -61,19 +61,14 @@ def _naturally(path: Path) -> list[int | str]:
 
 
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-            yield from (_parse(f"{path}, line {number}", line) for number, line in lines)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DumpError(f"{path}: cannot be read: {error}") from error
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        lines = ((f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip())
+        yield from ((where, _row(where, _parse(where, line))) for where, line in lines)
 
 
-def _parse(where: str, line: bytes) -> tuple[str, Row]:
+def _parse(where: str, line: bytes) -> Any:
     try:
-        return where, _row(where, json.loads(line))
-    except DumpError:
-        raise
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"{where}: is no JSON: {error}") from error
 
@@ -86,31 +81,21 @@ def _row(where: str, row: Any) -> Row:
 
 def _read_parquet(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     try:
-        import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise DumpError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from error
-    try:
-        number = 0
-        file = parquet.ParquetFile(path)
-        columns = [name for name in file.schema_arrow.names if name in names] or None
-        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            for row in batch.to_pylist():
-                yield f"{path}, row {number}", row
-                number += 1
-    except (OSError, arrow.ArrowException) as error:
-        raise DumpError(f"{path}: cannot be read: {error}") from error
+    file = parquet.ParquetFile(path)
+    columns = [name for name in file.schema_arrow.names if name in names] or None
+    batches = file.iter_batches(_ROWS_AT_ONCE, columns=columns)
+    for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+        yield f"{path}, row {number}", row
 
 
 def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
-    try:
-        with safe_open(path, "pt") as file:
-            told = {name: _number(text) for name, text in (file.metadata() or {}).items()}
-            table = {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118, it is no dict
-    except (OSError, SafetensorError) as error:
-        raise DumpError(f"{path}: cannot be read: {error}") from error
-    for where, row in _transpose(path, table, names):
-        yield where, {**told, **row}
+    with safe_open(path, "pt") as file:
+        told = {name: _number(text) for name, text in (file.metadata() or {}).items()}
+        table = {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118, it is no dict
+    yield from _transpose(path, told | table, names)
 
 
 def _number(text: str) -> float | str:
@@ -140,30 +125,25 @@ def _read_pickle(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]
 
 def _transpose(path: Path, table: Mapping[str, Any], names: Collection[str]) -> Iterator[tuple[str, Row]]:
     """Rows of columns; what has no entry for each row is said of all of them alike."""
-    lengths = {name: len(column) for name, column in table.items() if name in names and _has_tokens(column)}
-    if len(set(lengths.values())) != 1:
-        there = lengths or "none of a known name"
-        raise DumpError(f"{path}: needs columns with one row of tokens for each sequence; there are {there}")
-    rows = next(iter(lengths.values()))
     kept = {name: column for name, column in table.items() if name in names}
-    columns = {name: column for name, column in kept.items() if _length(column) == rows}
-    for number in range(rows):
-        yield f"{path}, row {number}", {**kept, **{name: column[number] for name, column in columns.items()}}
+    shapes = {name: _shape(column) for name, column in kept.items()}
+    rows = {name: shape[0] for name, shape in shapes.items() if len(shape) == 2}
+    if len(set(rows.values())) != 1:
+        there = rows or "none of a known name"
+        raise DumpError(f"{path}: needs columns with one row of tokens for each sequence; there are {there}")
+    count = next(iter(rows.values()))
+    each = [name for name, shape in shapes.items() if shape and shape[0] == count]
+    for number in range(count):
+        yield f"{path}, row {number}", {**kept, **{name: kept[name][number] for name in each}}
 
 
-def _length(column: Any) -> int | None:
+def _shape(column: Any) -> tuple[int, ...]:
+    """The sizes of an array or of lists in it; of lists of several lengths that of the first."""
     if isinstance(column, Tensor | np.ndarray):
-        return len(column) if column.ndim else None
-    return len(column) if isinstance(column, list | tuple) else None
-
-
-def _has_tokens(column: Any) -> bool:
-    """True for [B, T], and for a list of lists or of tensors [T]."""
-    if isinstance(column, Tensor | np.ndarray):
-        return column.ndim == 2
-    return (
-        isinstance(column, list | tuple) and bool(column) and isinstance(column[0], list | tuple | Tensor | np.ndarray)
-    )
+        return tuple(column.shape)
+    if not isinstance(column, list | tuple):
+        return ()
+    return (len(column), *(_shape(column[0]) if column else ()))
 
 
 _READERS: Mapping[str, Callable[[Path, Collection[str]], Iterator[tuple[str, Row]]]] = {

@@ -82,7 +82,7 @@ def test_the_exporter_of_verl(here: Path) -> None:
     }
     batch = SimpleNamespace(batch=tensors, meta_info={"temperature": 0.7})
     names["ExportingTrainer"]()._log_rollout_data(batch, {}, {}, "folder")
-    check(here / "verl_3.pt", [0.7, 0.7])
+    check(here / "verl_3.pt", {"temperature": [0.7, 0.7]})
 
 
 def test_the_exporter_of_trl(here: Path) -> None:
@@ -105,15 +105,15 @@ def test_the_exporter_of_trl(here: Path) -> None:
     names: dict[str, Any] = {"GRPOTrainer": GRPOTrainer, "torch": torch}
     exec(TRL, names)
     assert names["ExportingGRPOTrainer"]()._generate_and_score_completions([])["num_images"] is None
-    check(here / "trl_3.pt", None)
+    check(here / "trl_3.pt", {})
 
 
-def check(path: Path, temperatures: list[float] | None) -> None:
+def check(path: Path, facts: dict[str, list[float]]) -> None:
     columns = read_dump(path).columns
     assert columns.ids is not None
     assert columns.ids.tolist() == [1, 5, 6, 7, 1, 5, 6, 7, 8, 9]
     assert columns.train[columns.mask].tolist() == [0, -1, -2, -4, -5, -6, -7]
-    assert (None if columns.temperatures is None else columns.temperatures.tolist()) == temperatures
+    assert {name: value.tolist() for name, value in columns.facts.items()} == facts
 
 
 def test_the_exporter_of_a_loop(here: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep_doctor.column import TokenColumns, examine_columns
-from lockstep_doctor.column.relations import fit_factor
+from lockstep_doctor.column.formulas import fit_factor
 
 ROWS, LENGTH = 20, 90
 
@@ -38,6 +38,12 @@ def make_pair(seed: int, rounding: float = 1e-3) -> TokenColumns:
 @settings(max_examples=15, deadline=None)
 def test_rounding_is_no_finding(seed: int, rounding: float) -> None:
     assert examine_columns(make_pair(seed, 10**rounding)) == []
+
+
+def test_what_rounding_makes_alike_in_all_is_no_finding() -> None:
+    clean = make_pair(0, 1e-7)
+    assert examine_columns(replace(clean, infer=clean.infer - 1e-5)) == []
+    assert [one.kind for one in examine_columns(replace(clean, infer=clean.infer - 1e-2))] == ["offset"]
 
 
 def _values(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

@@ -28,7 +28,7 @@ def make_columns(seed: int = 0, rows: int = 24) -> TokenColumns:
     train = -5 * torch.rand(mask.numel(), dtype=torch.float64, generator=generator)
     ids = torch.randint(0, 30, (mask.numel(),), generator=generator)
     versions = torch.randint(3, 6, (rows,), generator=generator).double()
-    return TokenColumns(train, train.clone(), mask, offsets, ids, versions=versions)
+    return TokenColumns(train, train.clone(), mask, offsets, ids, {"weight version": versions})
 
 
 COLUMNS = make_columns()
@@ -40,7 +40,7 @@ def test_features_are_what_they_are_called() -> None:
     mask = torch.tensor([False, True, True, False, True, False, True])
     columns = TokenColumns(
         -torch.arange(7.0), -torch.arange(7.0), mask, torch.tensor([0, 5, 7]), torch.arange(10, 17),
-        versions=torch.tensor([4.0, 5.0]),
+        {"weight version": torch.tensor([4.0, 5.0])},
     )  # fmt: skip
     values = {feature.name: feature.values.tolist() for feature in list_features(columns)}
     assert values["row"] == [0, 0, 0, 1]
@@ -54,9 +54,8 @@ def test_features_are_what_they_are_called() -> None:
     assert values["id before"] == [10, 11, 13, 15]
     assert values["weight version"] == [4, 4, 4, 5]
     assert "length of the prompt" not in values  # the same everywhere
-    moved = {one.name: one.values.tolist() for one in list_features(replace(columns, starts=torch.tensor([3, 0])))}
-    assert moved["position"] == [4, 5, 7, 1]
-    assert moved["length of the prompt"] == [4, 4, 4, 1]
+    told = replace(columns, facts={"length of the prompt": torch.tensor([4.0, 2.0])})
+    assert {one.name: one.values.tolist() for one in list_features(told)}["length of the prompt"] == [4, 4, 4, 2]
 
 
 @pytest.mark.parametrize(

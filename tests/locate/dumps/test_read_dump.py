@@ -270,14 +270,17 @@ def test_columns_may_have_any_name(tmp_path: Path) -> None:
     columns = read_dump(_jsonl(tmp_path / "d.jsonl", [row, row | {"q": "y", "d": 1}]), names).columns
     assert columns.ids is not None
     assert columns.mask.tolist() == [False, False, True, False, True, True]
-    told = (columns.prompt_lengths, columns.temperatures, columns.top_ps, columns.versions, columns.clusters)
-    assert [None if one is None else one.tolist() for one in told] == [[2, 1], [0.7] * 2, [0.9] * 2, [3, 3], [0, 1]]
+    assert {name: value.tolist() for name, value in columns.facts.items()} == {
+        "length of the prompt": [2, 1],
+        "temperature": [0.7] * 2,
+        "top_p": [0.9] * 2,
+        "weight version": [3, 3],
+        "prompt": [0, 1],
+    }
 
 
 def test_what_safetensors_say_of_all_rows(tmp_path: Path) -> None:
-    temperatures = read_dump(verl_safetensors(tmp_path)).columns.temperatures
-    assert temperatures is not None
-    assert temperatures.tolist() == [0.7, 0.7]
+    assert read_dump(verl_safetensors(tmp_path)).columns.facts["temperature"].tolist() == [0.7, 0.7]
 
 
 def test_samples_of_a_run_of_lockstep(tmp_path: Path) -> None:
