@@ -1,10 +1,10 @@
-"""Score of `lockstep_doctor.examine` on the lists of faults: how many it finds, and how many healthy cases it leaves.
+"""Score by location of `lockstep_doctor.examine` on the lists of faults, and how many healthy cases it leaves.
 
     python -m benchmarks.doctor_faults [MODEL] [--which tuning|heldout|pairs|controls|all] [--sweep] [--seed N]
                                        [--out FOLDER]
 
-188 faults, each large and small, ten pairs and 50 healthy cases take an hour and a half on two cores. The same command
-resumes where it was stopped, if it has `--out`.
+188 faults, each large and small, ten pairs and 50 healthy cases. The same command resumes where it was stopped, if it
+has `--out`; parts share what is remembered in one folder.
 """
 
 from __future__ import annotations

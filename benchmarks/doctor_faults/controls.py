@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.doctor_faults.fault import PLAINLY, Case, Change, Setup, built
-from benchmarks.doctor_faults.model_ground import Ground
+from benchmarks.doctor_faults.models import Ground
 from lockstep.doctor.backends.hf import HFBackend
 
 
@@ -26,7 +26,7 @@ class Control:
     Attributes:
         name: Of it, unique.
         setup: See there.
-        changes: What is legitimately otherwise on one side.
+        changes: What is legitimately otherwise on the engine's side.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Control:
 
     def build(self, ground: Ground) -> Case:
         """Its two sides."""
-        return built(ground, self.setup, self.changes)
+        return built(ground, self.setup, infer=self.changes)
 
 
 CONTROLS = (
     Control("fp32", Setup()),
     Control("bf16", Setup(dtype="bf16")),
     Control("bf16, torch and torch", Setup(train="torch", dtype="bf16")),
-    Control("bf16, hf and hf eager", Setup(infer="hf", dtype="bf16"), (Change("infer", Eager),)),
-    Control("fp16, hf and hf eager", Setup(infer="hf", dtype="fp16"), (Change("infer", Eager),)),
+    Control("bf16, hf and hf eager", Setup(infer="hf", dtype="bf16"), (Change(Eager),)),
+    Control("fp16, hf and hf eager", Setup(infer="hf", dtype="fp16"), (Change(Eager),)),
     Control("fp32 at temperature 0.7", Setup(sampling=replace(PLAINLY, temperature=0.7))),
     Control("bf16 at top_p 0.9", Setup(dtype="bf16", sampling=replace(PLAINLY, top_p=0.9))),
     Control("bf16, greedy", Setup(dtype="bf16", sampling=replace(PLAINLY, temperature=0.0))),
@@ -58,6 +58,14 @@ CONTROLS = (
     Control("mixtral in fp32", Setup(model="mixtral")),
     Control("mamba2 in fp32, hf and hf", Setup(model="mamba2", infer="hf")),
 )
+SECOND_HEALTHY = (
+    Setup("gemma3", "hf", "torch", "fp32", 8, replace(PLAINLY, temperature=0.0)),
+    Setup("qwen3, deep", "torch", "hf", "fp32", 32, replace(PLAINLY, temperature=0.7, top_p=0.95)),
+    Setup("olmo", "hf", "torch", "bf16", 8, replace(PLAINLY, temperature=1.3)),
+    Setup("ernie", "torch", "torch", "bf16", 4, replace(PLAINLY, top_k=50)),
+    Setup("phi", "hf", "hf", "fp16", 8, replace(PLAINLY, top_p=0.95)),
+)
+"""Surroundings of the second round."""
 
 
 def healthy_runs(count: int) -> Iterator[tuple[Control, int]]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from types import new_class
 from typing import Any, Literal
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.doctor_faults.model_ground import Ground
+from benchmarks.doctor_faults.models import Ground
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.base import Backend, DType, Side
+from lockstep.doctor.base import Backend, Conditions, DType, Side
 from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 
 Kind = Literal["hf", "torch"]
+Split = Literal["tuning", "held-out"]
+Stream = Iterable[tuple[str, Tensor]]
+"""Weights on their way to a side."""
 PLAINLY = SamplingParams(max_tokens=64)
 _CLASSES: dict[Kind, type[HFBackend] | type[TorchBackend]] = {"hf": HFBackend, "torch": TorchBackend}
 
@@ -30,15 +35,39 @@ class Change:
         mixin: A subclass of that side's backend; those of several faults are inherited from together, so each calls
             `super()` and keeps no state of a common name.
         alter: Done to the model after each build.
+        asked: Done to the model each time that it is asked for, by the conditions.
+        received: Done to weights that are sent to it.
+        said: Settings that it reports besides.
         config: Fields of the model's configuration.
         dtype: Of the computation.
+        side: None: that of the fault.
     """
 
-    side: Side
     mixin: type[HFBackend] | type[TorchBackend] | None = None
     alter: Alteration | None = None
+    asked: Callable[[PreTrainedModel, Conditions], None] | None = None
+    received: Callable[[Stream], Stream] | None = None
+    said: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     dtype: DType | None = None
+    side: Side | None = None
+
+    def overlay(self, backend: Any) -> None:
+        """Puts what it does to a backend's methods over them."""
+        load, model, settings = backend.load, backend.model, backend.settings
+        received, asked = self.received, self.asked
+        if received is not None:
+            vars(backend)["load"] = lambda stream: load(received(stream))
+        if asked is not None:
+            vars(backend)["model"] = lambda conditions: _after(model(conditions), conditions, asked)
+        vars(backend)["settings"] = lambda: {**settings(), **self.said}
+
+
+def _after(
+    model: PreTrainedModel, conditions: Conditions, asked: Callable[[PreTrainedModel, Conditions], None]
+) -> PreTrainedModel:
+    asked(model, conditions)
+    return model
 
 
 @dataclass(frozen=True)
@@ -76,11 +105,6 @@ class Setup:
         return Setup(**values)
 
 
-def anyhow(magnitude: float) -> Setup:
-    """A fault that shows in the default setup."""
-    return Setup()
-
-
 @dataclass(frozen=True)
 class Case:
     """Two sides to examine. Close it when done."""
@@ -102,26 +126,30 @@ class Fault:
     """A mistake that can be made on purpose, in any strength.
 
     Attributes:
-        number: In the list of faults that the doctor is measured by.
+        number: In the lists of faults that the doctor is measured by.
+        round: Which list it was written for; 2 is the list of 1 in other code, the others have an author each.
         name: Of this fault, unique.
-        causes: Its right names in `causes.CAUSES`; the first is the best one.
+        causes: Its right names in `places.PLACES`; the first is the best one.
         side: The one that is wrong; None: neither more than the other.
         unit: What its magnitude counts. Towards 0 the fault goes away.
         magnitudes: A large and a small one.
         changes: What it does at a magnitude.
         setup: What it needs around it at a magnitude.
         after: Done once both sides are built, as a refit is.
+        split: Whether rules were tuned on it.
     """
 
     number: int
+    round: int
     name: str
     causes: tuple[str, ...]
     side: Side | None
     unit: str
     magnitudes: tuple[float, float]
     changes: Callable[[float], tuple[Change, ...]]
-    setup: Callable[[float], Setup] = anyhow
+    setup: Callable[[float], Setup] = lambda magnitude: Setup()
     after: Callable[[Case, float], None] | None = None
+    split: Split = "tuning"
 
     def at(self, magnitude: float) -> Injected:
         """This fault in one strength."""
@@ -145,10 +173,9 @@ class Injected:
     fault: Fault
     magnitude: float
 
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """What it does."""
-        return self.fault.changes(self.magnitude)
+    def changes(self, side: Side) -> list[Change]:
+        """What it does to a side."""
+        return [one for one in self.fault.changes(self.magnitude) if (one.side or self.fault.side) == side]
 
     @property
     def setup(self) -> Setup:
@@ -162,10 +189,8 @@ def build(ground: Ground, *injected: Injected) -> Case:
     Raises:
         ValueError: If the faults need different surroundings.
     """
-    setup = Setup()
-    for one in injected:
-        setup = setup.joined(one.setup)
-    case = built(ground, setup, [change for one in injected for change in one.changes])
+    train, infer = ([change for one in injected for change in one.changes(side)] for side in ("train", "infer"))
+    case = built(ground, _joined(injected), train, infer)
     for one in injected:
         if one.fault.after is not None:
             one.fault.after(case, one.magnitude)
@@ -174,18 +199,19 @@ def build(ground: Ground, *injected: Injected) -> Case:
 
 def healthy(ground: Ground, *injected: Injected) -> Case:
     """The same surroundings without the faults."""
-    setup = Setup()
-    for one in injected:
-        setup = setup.joined(one.setup)
-    return built(ground, setup, ())
+    return built(ground, _joined(injected))
 
 
-def built(ground: Ground, setup: Setup, changes: Sequence[Change]) -> Case:
+def _joined(injected: Iterable[Injected]) -> Setup:
+    return reduce(Setup.joined, (one.setup for one in injected), Setup())
+
+
+def built(ground: Ground, setup: Setup, train: Sequence[Change] = (), infer: Sequence[Change] = ()) -> Case:
     """Two sides with changes, in some surroundings."""
     model = setup.model or "llama"
     return Case(
-        _side(ground.folder(model), setup.train or "hf", setup, [c for c in changes if c.side == "train"]),
-        _side(ground.folder(model), setup.infer or "torch", setup, [c for c in changes if c.side == "infer"]),
+        _side(ground.folder(model), setup.train or "hf", setup, train),
+        _side(ground.folder(model), setup.infer or "torch", setup, infer),
         ground.folder(model),
         ground.requests(model),
         setup.sampling or PLAINLY,
@@ -197,15 +223,19 @@ def _side(folder: str, kind: Kind, setup: Setup, changes: Sequence[Change]) -> B
     made: Any = new_class("".join(m.__name__ for m in mixins), tuple(mixins)) if mixins else _CLASSES[kind]
     dtype = next((change.dtype for change in changes if change.dtype is not None), setup.dtype or "fp32")
     config = dict(setup.config or ()) | {name: value for change in changes for name, value in change.config.items()}
-    alter = _chained([one for one in (setup.alter, *(change.alter for change in changes)) if one is not None])
-    return made(folder, dtype, setup.batch_size or 8, alter, config)
+    alter = chained(setup.alter, *(change.alter for change in changes))
+    backend = made(folder, dtype, setup.batch_size or 8, alter, config)
+    for change in changes:
+        change.overlay(backend)
+    return backend
 
 
-def _chained(alterations: Iterable[Alteration]) -> Alteration:
-    every = tuple(alterations)
+def chained(*alterations: Alteration | None) -> Alteration:
+    """One alteration after the other."""
 
     def alter(model: PreTrainedModel) -> None:
-        for one in every:
-            one(model)
+        for one in alterations:
+            if one is not None:
+                one(model)
 
     return alter

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.doctor_faults.fault import Injected
-from benchmarks.doctor_faults.tuning import TUNING
+from dataclasses import replace
 
-_BY_NUMBER = {fault.number: fault for fault in TUNING}
+from benchmarks.doctor_faults.fault import PLAINLY, Injected, Setup
+from benchmarks.doctor_faults.lists import NUMBERED
 
 
 def _large(number: int) -> Injected:
-    return _BY_NUMBER[number].large
+    return NUMBERED[number].large
 
 
 def _small(number: int) -> Injected:
-    return _BY_NUMBER[number].small
+    return NUMBERED[number].small
 
 
 PAIRS: tuple[tuple[Injected, Injected], ...] = (
@@ -29,3 +29,19 @@ PAIRS: tuple[tuple[Injected, Injected], ...] = (
     (_large(4), _large(15)),
 )
 """Of different kinds, and never two that put something in the same place."""
+
+
+def _pair(first: int, second: int, setup: Setup) -> tuple[Injected, Injected]:
+    """Two large faults in surroundings that suit both."""
+    one, other = (replace(NUMBERED[number], setup=lambda _: setup).large for number in (first, second))
+    return one, other
+
+
+SECOND_PAIRS = (
+    _pair(101, 112, Setup("qwen3, deep", "torch", "hf", sampling=replace(PLAINLY, temperature=1.3))),
+    _pair(114, 129, Setup("phi", "hf", "hf")),
+    _pair(104, 110, Setup("gemma3", "torch", "hf")),
+    _pair(111, 119, Setup("ernie", "hf", "torch", sampling=replace(PLAINLY, top_p=0.95))),
+    _pair(117, 124, Setup("qwen3, deep", "torch", "torch")),
+)
+"""Of the second round."""

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.doctor_faults.backend_tap import BackendTap, process
 from benchmarks.doctor_faults.controls import Control
 from benchmarks.doctor_faults.fault import Case, Fault, Injected, build
-from benchmarks.doctor_faults.model_ground import Ground
+from benchmarks.doctor_faults.lists import MECHANISM_OF
+from benchmarks.doctor_faults.models import Ground
 from benchmarks.doctor_faults.places import COLUMN
 from benchmarks.doctor_faults.score import Row, markdown
 from lockstep import exit_codes
@@ -59,11 +60,13 @@ class Trial:
 
     Attributes:
         name: Of it, unique.
+        group: Split and mechanism of its fault, or what else it is.
         expected: For each fault its kinds.
         build: Makes it.
     """
 
     name: str
+    group: tuple[str, str]
     expected: tuple[tuple[str, ...], ...]
     build: Callable[[], Case]
 
@@ -144,13 +147,15 @@ def _trials(grounds: Callable[[int], Ground], suite: Suite, seed: int) -> Iterat
         yield _trial(ground, *pair)
     for control, own in suite.healthy:
         other = grounds(seed + own)
-        yield Trial(f"{control.name}, seed {seed + own}", (), lambda c=control, g=other: c.build(g))
+        yield Trial(f"{control.name}, seed {seed + own}", ("–", "healthy"), (), lambda c=control, g=other: c.build(g))
 
 
 def _trial(ground: Ground, *injected: Injected) -> Trial:
     name = " + ".join(f"{one.fault.number} {one.fault.name} {one.magnitude:.3g}" for one in injected)
+    first, *others = (one.fault for one in injected)
+    group = (first.split, "pairs" if others else MECHANISM_OF[first.number])
     expected = tuple(one.fault.causes for one in injected)
-    return Trial(f"{name}, seed {ground.seed}", expected, lambda: build(ground, *injected))
+    return Trial(f"{name}, seed {ground.seed}", group, expected, lambda: build(ground, *injected))
 
 
 def _swept(bench: Bench, ground: Ground, faults: Iterable[Fault]) -> tuple[str, list[Row]]:
@@ -173,7 +178,7 @@ def _swept(bench: Bench, ground: Ground, faults: Iterable[Fault]) -> tuple[str, 
 
 def _examined(trial: Trial) -> Row:
     """Both sides beside each other on what one of them drew."""
-    start = time.monotonic()
+    start = time.process_time()
     case = trial.build()
     try:
         drawn = case.infer.generate(case.requests[:_REQUESTS], case.sampling)
@@ -190,12 +195,13 @@ def _examined(trial: Trial) -> Row:
         probabilities = scored[drawn.mask].exp() - drawn["sampler_logprob"][drawn.mask].exp()
         return Row(
             trial.name,
+            trial.group,
             trial.expected,
             tuple(dict.fromkeys(_stages(found))),
             not found.agrees,
             float(off.abs().exp().mean()),
             float(probabilities.abs().mean()),
-            time.monotonic() - start,
+            time.process_time() - start,
         )
     finally:
         case.close()
@@ -232,7 +238,7 @@ def _read(file: Path | None) -> Iterator[Row]:
     for line in whole.splitlines():
         fields = json.loads(line)
         expected = tuple(tuple(right) for right in fields.pop("expected"))
-        yield Row(expected=expected, found=tuple(fields.pop("found")), **fields)
+        yield Row(expected=expected, group=tuple(fields.pop("group")), found=tuple(fields.pop("found")), **fields)
 
 
 def _as_json(done: Row) -> dict[str, object]:

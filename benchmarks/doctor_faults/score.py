@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from benchmarks.doctor_faults.places import PLACES
@@ -22,15 +23,17 @@ class Row:
 
     Attributes:
         name: Of the case, unique.
+        group: Split and mechanism of its fault, or what else it is.
         expected: For each fault its right names.
         found: Stages at which segments end that were located, `COLUMN` among them.
         disagrees: Whether it saw a disagreement.
         mult_prob_error: Mean of e^|Δ|.
         prob_difference: Mean of |p − p'|, as verl reports it.
-        seconds: The examination took.
+        seconds: CPU time of the case.
     """
 
     name: str
+    group: tuple[str, str]
     expected: tuple[tuple[str, ...], ...]
     found: tuple[str, ...]
     disagrees: bool
@@ -56,7 +59,7 @@ class Row:
 def markdown(rows: Sequence[Row]) -> str:
     """A table of all cases, and below it the score."""
     lines = [
-        "| Case | Wrong | Found | Outcome | mean e^&#124;Δ&#124; | mean &#124;p − p'&#124; | s |",
+        "| Case | Wrong | Found | Outcome | mean e^&#124;Δ&#124; | mean &#124;p − p'&#124; | CPU s |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in rows:
@@ -64,7 +67,23 @@ def markdown(rows: Sequence[Row]) -> str:
         found = ", ".join(one.found) or "–"
         figures = f"{one.mult_prob_error:.4g} | {one.prob_difference:.2g} | {one.seconds:.1f}"
         lines.append(f"| {one.name} | {wrong} | {found} | {one.outcome} | {figures} |")
-    return "\n".join([*lines, "", *(f"- {said}" for said in score(rows))])
+    return "\n".join([*lines, "", *by_mechanism(rows), "", *(f"- {said}" for said in score(rows))])
+
+
+def by_mechanism(rows: Sequence[Row]) -> list[str]:
+    """A table of outcomes by split and mechanism, and of CPU seconds a case."""
+    lines = [
+        "| Split | Mechanism | Cases | Right | Wrong | Half | No place | Missed | CPU s, median and worst |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    ill = [one for one in rows if one.expected]
+    for group in sorted({one.group for one in ill}):
+        own = [one for one in ill if one.group == group]
+        counts = Counter(one.outcome for one in own)
+        told = " | ".join(str(counts[kind]) for kind in ("right", "wrong", "half", "unexplained", "missed"))
+        seconds = [one.seconds for one in own]
+        lines.append(f"| {' | '.join(group)} | {len(own)} | {told} | {median(seconds):.1f}, {max(seconds):.1f} |")
+    return lines
 
 
 def score(rows: Sequence[Row]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""How the lists say what a fault needs around it, and what it does to a side, at each magnitude."""
+"""How rows of the lists say what a fault does to a side, and what it needs around it, at each magnitude."""
 
 from __future__ import annotations
 
@@ -6,56 +6,80 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.doctor_faults.fault import PLAINLY, Change, Kind, Setup
+from benchmarks.doctor_faults.fault import PLAINLY, Change, Kind, Setup, Stream
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.base import Side
 from lockstep.types import SamplingParams
 
 Changes = Callable[[float], tuple[Change, ...]]
-Surroundings = Callable[[float], Setup]
+Sampling = Callable[[float], SamplingParams]
+
+
+def at(magnitude: float, value: Any) -> Any:
+    """A value, or what a function makes of the magnitude."""
+    return value(magnitude) if callable(value) else value
+
+
+def drawn(**fields: Any) -> Sampling:
+    """What responses are drawn with: values, or functions of the magnitude."""
+    return lambda m: replace(PLAINLY, **{name: at(m, value) for name, value in fields.items()})
 
 
 def around(
-    model: str,
-    train: Kind,
-    infer: Kind,
-    sampling: SamplingParams = PLAINLY,
+    model: Any = None,
+    train: Kind | None = None,
+    infer: Kind | None = None,
+    sampling: Sampling | None = None,
     alter: Callable[[float], Alteration] | None = None,
-    **config: Callable[[float], Any],
-) -> Surroundings:
-    """A model and two backends; fields of the configuration by name, `__` for a dot."""
-    return lambda magnitude: Setup(
-        model,
+    **config: Any,
+) -> Callable[[float], Setup]:
+    """A model and two backends; fields of the configuration by name, `__` for a dot; values or functions."""
+    return lambda m: Setup(
+        at(m, model),
         train,
         infer,
-        sampling=sampling,
-        config=tuple((field.replace("__", "."), value(magnitude)) for field, value in config.items()) or None,
-        alter=alter and alter(magnitude),
+        sampling=sampling and sampling(m),
+        config=tuple((field.replace("__", "."), at(m, value)) for field, value in config.items()) or None,
+        alter=alter and alter(m),
     )
 
 
-def drawn(model: str, train: Kind, infer: Kind, **fields: Callable[[float], Any]) -> Surroundings:
-    """A model and two backends, and what responses are drawn with."""
-    return lambda magnitude: Setup(
-        model,
-        train,
-        infer,
-        sampling=replace(PLAINLY, **{name: value(magnitude) for name, value in fields.items()}),
-    )
+def mixed(mixin: Callable[[float], type[HFBackend] | type[TorchBackend]], **said: Any) -> Changes:
+    """The side's backend does something otherwise, and says so."""
+    return lambda m: (Change(mixin(m), said={name: at(m, value) for name, value in said.items()}),)
 
 
-def mixed(side: Side, mixin: Callable[[float], type[HFBackend] | type[TorchBackend]]) -> Changes:
-    """A side's backend does something otherwise."""
-    return lambda magnitude: (Change(side, mixin=mixin(magnitude)),)
+def always(mixin: type[HFBackend] | type[TorchBackend], **said: Any) -> Changes:
+    """The same at each magnitude."""
+    return mixed(lambda _: mixin, **said)
 
 
-def altered(side: Side, alter: Callable[[float], Alteration]) -> Changes:
-    """A side's model is changed once built."""
-    return lambda magnitude: (Change(side, alter=alter(magnitude)),)
+def altered(alter: Callable[[float], Alteration], **said: Any) -> Changes:
+    """The side's model is changed once built."""
+    return lambda m: (Change(alter=alter(m), said={name: at(m, value) for name, value in said.items()}),)
 
 
-def configured(side: Side, field: str, value: Callable[[float], object]) -> Changes:
-    """A side's model has another configuration."""
-    return lambda magnitude: (Change(side, config={field: value(magnitude)}),)
+def configured(**fields: Any) -> Changes:
+    """The side's model has another configuration."""
+    return lambda m: (Change(config={name.replace("__", "."): at(m, value) for name, value in fields.items()}),)
+
+
+def whole(function: Callable[[int], Any]) -> Callable[[float], Any]:
+    """Takes the magnitude as a count."""
+    return lambda m: function(round(m))
+
+
+def inverse(function: Callable[[int], Any]) -> Callable[[float], Any]:
+    """Takes one over the magnitude as a count."""
+    return lambda m: function(round(1 / m))
+
+
+def unchanged(magnitude: float) -> tuple[Change, ...]:
+    """Nothing is done before both sides are built."""
+    return ()
+
+
+def without(*endings: str) -> Callable[[Stream], Stream]:
+    """Weights whose names end so are lost on their way."""
+    return lambda stream: ((name, tensor) for name, tensor in stream if not name.endswith(endings))

@@ -15,17 +15,16 @@ from tiers import one_in
 from benchmarks.doctor_faults.__main__ import main as run_benchmark
 from benchmarks.doctor_faults.controls import CONTROLS, Control, healthy_runs
 from benchmarks.doctor_faults.fault import Case, Fault, Injected, Setup, build, healthy
-from benchmarks.doctor_faults.ground import MODELS, make_ground
-from benchmarks.doctor_faults.kept import KEPT
-from benchmarks.doctor_faults.model_ground import Ground
+from benchmarks.doctor_faults.lists import FAULTS, HELD_OUT, MECHANISMS, NUMBERED, TUNING, of_round
+from benchmarks.doctor_faults.models import MODELS, Ground
 from benchmarks.doctor_faults.pairs import PAIRS
 from benchmarks.doctor_faults.places import COLUMN, PLACES
 from benchmarks.doctor_faults.run import Bench, Suite, Trial, selftest
 from benchmarks.doctor_faults.score import Outcome, Row, markdown
 from benchmarks.doctor_faults.suites import SUITES, Which
-from benchmarks.doctor_faults.tuning import FIRST, TUNING
 from lockstep.report.progress import Progress, show_progress
 
+FIRST = of_round(1)
 FEW = 8
 HEAD_IN_FP32 = 20
 """It makes the gap smaller: both heads in bf16 are farther apart than one."""
@@ -33,7 +32,7 @@ HEAD_IN_FP32 = 20
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return make_ground(tmp_path_factory.mktemp("ground"))
+    return Ground(tmp_path_factory.mktemp("ground"))
 
 
 @pytest.fixture(scope="module")
@@ -66,20 +65,23 @@ def test_a_large_fault_moves_numbers_far_beyond_the_floor(
 
 @pytest.mark.parametrize("number", [7, 11, 14, 30, 34])
 def test_a_small_fault_moves_numbers_less(number: int, ground: Ground, floor: Callable[[Injected], float]) -> None:
-    (fault,) = (fault for fault in FIRST if fault.number == number)
+    fault = NUMBERED[number]
     small = apart(build(ground, fault.small))
     assert 3 * floor(fault.small) < small < apart(build(ground, fault.large))
 
 
 def test_one_head_in_fp32_is_nearer_than_both_in_bf16(ground: Ground, floor: Callable[[Injected], float]) -> None:
-    (fault,) = (fault for fault in FIRST if fault.number == HEAD_IN_FP32)
+    fault = NUMBERED[HEAD_IN_FP32]
     assert 0.01 < apart(build(ground, fault.large)) != pytest.approx(floor(fault.large), rel=1e-3)
 
 
 def test_the_list_is_whole() -> None:
     assert [fault.number for fault in FIRST] == list(range(1, 35))
-    assert len({fault.number for fault in TUNING}) == len(TUNING) == 168
-    assert {cause for fault in TUNING for cause in fault.causes} <= PLACES.keys()
+    assert Counter(fault.round for fault in FAULTS) == {1: 34, 2: 34} | dict.fromkeys(range(3, 9), 20)
+    assert sum(len(faults) for faults in MECHANISMS.values()) == len(NUMBERED) == len({fault.name for fault in FAULTS})
+    assert len(TUNING) == 168
+    assert of_round(8) == HELD_OUT
+    assert {cause for fault in FAULTS for cause in fault.causes} <= PLACES.keys()
     assert len(MODELS) == len(set(MODELS))
     assert len(PAIRS) == 10
     for first, second in PAIRS:
@@ -88,9 +90,8 @@ def test_the_list_is_whole() -> None:
 
 
 def test_faults_that_need_different_surroundings_cannot_be_put_together(ground: Ground) -> None:
-    by_number = {fault.number: fault for fault in TUNING}
     with pytest.raises(ValueError, match="model cannot be"):
-        build(ground, by_number[27].large, by_number[10].large)
+        build(ground, NUMBERED[27].large, NUMBERED[10].large)
 
 
 def test_both_faults_of_a_pair_act(ground: Ground) -> None:
@@ -140,6 +141,7 @@ def test_the_score_stands_next_to_what_single_numbers_see() -> None:
     ]
     text = markdown(rows)
     assert "| loud | rope | attn | right | 1.2 | 0.3 |" in text
+    assert "| tuning | scoring | 2 | 1 | 1 | 0 | 0 | 0 | 1.0, 1.0 |" in text
     assert "2 cases with faults: 1 right, 0 half, 1 wrong, 0 unexplained, 0 missed" in text
     assert "mean e^|Δ| > 1.05 sees 1 of them" in text
     assert "1 healthy cases: 0 false alarms" in text
@@ -160,7 +162,7 @@ def test_a_case_that_is_done_is_not_done_again(
         raise AssertionError("built again")
 
     def rows(make: Callable[[], Case], shown: Progress, name: str = "one") -> Row:
-        return Bench(file, shown).row(Trial(name, (fault.causes,), make))
+        return Bench(file, shown).row(Trial(name, ("tuning", "scoring"), (fault.causes,), make))
 
     with show_progress("test") as shown:
         first = rows(few, shown)
@@ -203,8 +205,7 @@ def test_the_benchmark_goes_through_a_part_of_the_lists(
 
 
 def test_a_self_test_builds_and_examines_its_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (fault,) = (fault for fault in KEPT if fault.name == "through text")
-    assert selftest(None, tmp_path, suite=Suite("one", (fault,), notes=("of one fault",))) == 0
+    assert selftest(None, tmp_path, suite=Suite("one", (NUMBERED[6],), notes=("of one fault",))) == 0
     assert "2 cases with faults: 2 right" in capsys.readouterr().out
     assert (tmp_path / "one.md").read_text().endswith("- of one fault\n")
     assert [one["outcome"] for one in json.loads((tmp_path / "one.json").read_text())] == ["right", "right"]
@@ -218,7 +219,7 @@ def row(
     mult_prob_error: float = 1.0,
     prob_difference: float = 0.0,
 ) -> Row:
-    return Row(name, expected, found, disagrees, mult_prob_error, prob_difference, 1.0)
+    return Row(name, ("tuning", "scoring"), expected, found, disagrees, mult_prob_error, prob_difference, 1.0)
 
 
 @pytest.mark.proof

@@ -6,14 +6,17 @@ import pytest
 from fault_gaps import ALONE, gaps, mean
 from tiers import one_in
 
+from benchmarks.doctor_faults.controls import SECOND_HEALTHY
 from benchmarks.doctor_faults.fault import Case, Fault, Injected, Setup, build, built, healthy
-from benchmarks.doctor_faults.ground import make_ground
-from benchmarks.doctor_faults.model_ground import Ground
+from benchmarks.doctor_faults.lists import of_round
+from benchmarks.doctor_faults.models import Ground
+from benchmarks.doctor_faults.pairs import SECOND_PAIRS
 from benchmarks.doctor_faults.places import PLACES
-from benchmarks.doctor_faults.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
 from lockstep.doctor.base import USUAL, Conditions
 
 pytestmark = pytest.mark.full
+
+SECOND = of_round(2)
 
 COUNTERS = {
     114: Conditions(parts=frozenset({"cache"})),
@@ -31,7 +34,7 @@ COUNTERS = {
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return make_ground(tmp_path_factory.mktemp("second"))
+    return Ground(tmp_path_factory.mktemp("second"))
 
 
 def gap(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> float:
@@ -65,4 +68,4 @@ def test_each_fault_of_a_pair_adds_to_the_other(pair: tuple[Injected, Injected],
 
 @pytest.mark.parametrize("setup", SECOND_HEALTHY, ids=lambda setup: f"{setup.model} {setup.dtype}")
 def test_a_control_is_healthy(setup: Setup, ground: Ground) -> None:
-    assert gap(built(ground, setup, ())) < (1e-5 if setup.dtype == "fp32" else 0.03)
+    assert gap(built(ground, setup)) < (1e-5 if setup.dtype == "fp32" else 0.03)
