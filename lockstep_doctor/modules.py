@@ -79,8 +79,10 @@ class Pass:
             whole = value.detach() if self._share is None else self._share.gather(cut, value.detach())
             if whole is not None:
                 self._exchange(cut, whole, value)
-        if self._recorder is not None:
-            self._recorder.on = (self._recorder.on or cut == self._start) and cut != self._end
+        if self._recorder is not None and cut == self._end:
+            self._recorder.end()
+        elif self._recorder is not None and cut == self._start:
+            self._recorder.start()
 
     def _exchange(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
         """Keeps a value, and puts the forced one in its place."""
