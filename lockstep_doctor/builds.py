@@ -74,7 +74,7 @@ def _watch(build: Callable[[], object]) -> list[_Line]:
     def trace(frame: FrameType, event: str, value: Any) -> Any:
         if not is_model_file(frame.f_code.co_filename):
             return None
-        held = dict(_numbers(frame.f_locals))
+        held = {sys.intern(name): x for name, x in _numbers(frame.f_locals)}  # there are millions of them
         if event == "return":
             held |= {f"return {name}": x for name, x in _numbers({"value": value})}
         lines.append(_Line(event, frame_of(_caller(frame, outside) if event == "call" else frame), held))

@@ -259,7 +259,11 @@ def locate(
         values = dict(zip((reference.name, other.name), ends, strict=True))
         alone = removed if len(chosen) == 1 else undo(some)
         lines |= {frame for one in written for frame in one.operator.stack}
-        places.append(FaultPlace(some, alone, [*written, *suspected], ran, lines, values, exact.get(end), allow(end)))
+        places.append(
+            FaultPlace(
+                some, alone, [*suspected[:1], *written, *suspected[1:]], ran, lines, values, exact.get(end), allow(end)
+            )
+        )
     others = [one for one in segments if not any(one in some for some in chosen)]
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -70,7 +70,7 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
         name: value
         for one in tap.addresses()
         if one != goal and any(cut in found.seen and cut.layer in (None, end.layer) for cut in one.cuts)
-        for name, value in _arguments(one, found)
+        for name, value in _arguments(one, found, _find_residual(one, tap.addresses(), found))
     }
     arguments = {
         "dtype": str(tap.dtype).removeprefix("torch."),
@@ -100,7 +100,15 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
     return folder / "repro.py"
 
 
-def _arguments(one: Address, found: Location) -> Iterator[tuple[str, Tensor]]:
+def _find_residual(one: Address, addresses: Sequence[Address], found: Location) -> Tensor | None:
+    """What is added at a sum: the sum before it; None at the first one, and where nothing is summed."""
+    sums = {cut for address in addresses if address.is_sum for cut in address.cuts}
+    order = [cut for cut in found.seen if cut in sums]
+    place = order.index(one.cuts[0]) if one.cuts[0] in order else 0
+    return found.seen[order[place - 1]] if one.is_sum and place else None
+
+
+def _arguments(one: Address, found: Location, residual: Tensor | None) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a call, as vLLM has them."""
     count = len(found.seen[CutPoint("logits")].reshape(-1, found.seen[CutPoint("logits")].shape[-1]))
     values = [_tokens_first(found.seen[cut], count) for cut in one.cuts if cut in found.seen]
@@ -108,8 +116,8 @@ def _arguments(one: Address, found: Location) -> Iterator[tuple[str, Tensor]]:
         return
     if one.sizes:
         values = [torch.cat([value.reshape(count, -1) for value in values], -1)]
-    if one.is_sum:
-        values.append(torch.zeros_like(values[0]))
+    if residual is not None:
+        values = [values[0] - residual.reshape(values[0].shape), residual]
     for place, value in enumerate(values):
         yield f"{one.path}|{one.end}|{place}", value
 
