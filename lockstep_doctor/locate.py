@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.file_tap import FileTap
-from lockstep_doctor.operators import Frame, Operator, find_makers, find_unknown_inputs, first_rearranged, suspects
+from lockstep_doctor.operators import Frame, Operator, find_makers, first_other_number, first_rearranged, suspects
 from lockstep_doctor.statistics import CAP
 from lockstep_doctor.tap import Tap
 
@@ -375,29 +375,27 @@ def _open(
     if isinstance(reference, FileTap):
         return [], other.trace(tokens_T, forced, start, segment.end).operators
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
-    ran = [*own.operators, *theirs.operators]
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
+    are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
+    ran = [
+        one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)
+    ]
     here, there = (
-        sorted(some, key=lambda one: one not in makers)
+        sorted((one for one in some if one in ran), key=lambda one: one not in makers)
         for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
     )
-    if segment.missing:
+    is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
+    if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
-        found = _in_turn((other, here), (reference, there), segment.missing)
-        return [replace(one, operator=_find_caller(one.operator, less)) for one in found], ran
-    layers = next((cut for cut in right.seen if cut.layer is not None), None)
-    unknown = find_unknown_inputs(here, own, theirs, tolerance)
-    if start is not None and layers is not None and unknown:
-        expected = find_unknown_inputs(there, theirs, own, tolerance)
-        theirs, own = (tap.trace(tokens_T, forced, None, layers) for tap in (reference, other))
-        makers = [*find_makers(own, unknown), *find_makers(theirs, expected)]
-        before = [
-            [one for one in some if one in makers]
-            for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
-        ]
-        ran += [*own.operators, *theirs.operators] if any(before) else []
-        here, there = before[0] + here, before[1] + there
-    found = _in_turn((other, here), (reference, there), ())
+        here, there = (
+            [_find_caller(one, less) if segment.missing or one.early else one for one in some] for some in (here, there)
+        )
+    found = _in_turn((other, here), (reference, there), segment.missing)
+    number = first_other_number(own, theirs)
+    if number is not None and not any(one.operator.early for one in found):
+        trace, operator = number
+        found.insert(2, Suspect((other if trace is own else reference).name, operator))
+        ran.append(operator)
     if found:
         return found, ran
     moved = first_rearranged(own, theirs, tolerance)
