@@ -134,7 +134,8 @@ def find_programs() -> dict[str, Program]:
         _in_lockstep("learner's packing", _PACKING, read_as_learner),
     ]
     sampler = _in_lockstep("torch sampler", _SAMPLING, read_as_sampler)
-    return {one.name: one for one in (*families, *shared, *learner, sampler, *map(_loaded, _FROM_FILES), _sent("llama"))}
+    carried = [*map(_loaded, _FROM_FILES), _sent("llama")]
+    return {one.name: one for one in (*families, *shared, *learner, sampler, *carried)}
 
 
 def in_transformers(model: str, modules: Sequence[str] = (), name: str = "") -> Program:

@@ -82,9 +82,12 @@ class Pass:
             return
         if is_given:
             self._recorder.give(value)
-        is_inside = self._recorder.on and not (self._recorder.early and cut.layer is not None)
-        self._recorder.on = (is_inside or cut == self._start) and cut != self._end
-        self._recorder.early = self._recorder.early and self._recorder.on and cut != self._start
+        if cut == self._end:
+            self._recorder.end()
+        elif cut == self._start:
+            self._recorder.start()
+        elif cut.layer is not None:
+            self._recorder.end_early()
 
     def _exchange(self, cut: CutPoint, whole: Tensor, value: Tensor) -> bool:
         """Keeps a value, and puts the forced one in its place; returns if there is one."""

@@ -80,11 +80,16 @@ class OperatorTrace:
     Attributes:
         values: Copies of all tensors, on the CPU, as they were when they were made.
         operators: In order.
+        lines: All lines of models that ran, also those that call no operator, and the lines that called these.
+        around: The lines of functions that ran from before the start to after the end, innermost first: they decide
+            what runs between.
         split: Tokens of the sequence, and how many of them were read together, before the others; None: all were.
     """
 
     values: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
+    lines: frozenset[Frame] = frozenset()
+    around: tuple[Frame, ...] = ()
     split: tuple[int, int] | None = None
 
     def external(self) -> list[int]:
@@ -104,17 +109,36 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.on, self.early = False, False
         self._opened = opened
+        self._entered = 0
+        self._around: tuple[Frame, ...] = ()
+        self._outside: list[FrameType] = []
         self.restart()
 
+    def __enter__(self) -> Recorder:
+        self._entered += 1
+        if self._entered == 1:
+            self._before, self._outside = sys.gettrace(), list(_active())
+            sys.settrace(self._note_line)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._entered -= 1
+        if not self._entered:
+            sys.settrace(self._before)
+            self._outside, self._begun = [], []
+
     def restart(self) -> None:
-        """Drops what was recorded."""
+        """Drops what was recorded; begins here."""
+        self._begun = self._inside()
+        self._lines = set(map(frame_of, self._begun))
         self._values: list[Tensor] = []
-        self._calls: list[OperatorTrace] = []
+        self._calls = [OperatorTrace(self._values)]
         self._index: dict[int, tuple[int, int]] = {}
         self._alive: list[Tensor] = []
         self._writes: dict[int, tuple[int, int]] = {}
-        self._calls.append(OperatorTrace(self._values))
-        self._begun = False
+        self._called = False
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -126,25 +150,54 @@ class Recorder(TorchDispatchMode):
     def begin(self, early: bool) -> None:
         """Begins the trace of a call; the first has what was recorded before it, such as a mask that it is given."""
         self.on, self.early = True, early
-        if self._begun:
+        if self._called:
             self._calls.append(OperatorTrace(self._values))
-        self._begun = True
+        self._called = True
 
     def begin_early(self) -> None:
         """Records what runs before the model is called."""
         self.on = self.early = True
+
+    def end_early(self) -> None:
+        """Notes that the layers begin."""
+        self.on, self.early = self.on and not self.early, False
 
     def give(self, value: Tensor) -> None:
         """Notes that a value was overwritten from outside: what follows from it follows from nothing before."""
         if self.on:
             with self.pause():
                 self._note_writes([value])
-                given = Operator("doctor.given.default", tuple(_frames()), (), (self._add(value),), (), self.early)
+                given = Operator("doctor.given.default", tuple(find_frames()), (), (self._add(value),), (), self.early)
             self._calls[-1].operators.append(given)
+
+    def start(self) -> None:
+        """Notes that the segment begins."""
+        self.on, self.early, self._begun = True, False, self._inside()
+        self._lines.update(map(frame_of, self._begun))
+
+    def end(self) -> None:
+        """Notes that the segment ends."""
+        if self.on:
+            ended = self._inside()
+            self._around = tuple(frame_of(frame) for frame in ended if frame in self._begun)
+            self._lines.update(map(frame_of, ended))
+        self.on = False
 
     def join(self) -> OperatorTrace:
         """Returns the traces of all calls as one, see `join_traces`."""
-        return join_traces([call for call in self._calls if call.operators])
+        joined = join_traces([call for call in self._calls if call.operators])
+        return replace(joined, lines=frozenset(self._lines), around=self._around)
+
+    def _inside(self) -> list[FrameType]:
+        """The functions that are being executed, but for those that called the model."""
+        return [frame for frame in _active(2) if frame not in self._outside]
+
+    def _note_line(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
+        if not is_model_file(frame.f_code.co_filename):
+            return None
+        if self.on and not self.early:
+            self._lines.add(frame_of(frame))
+        return self._note_line
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -158,12 +211,12 @@ class Recorder(TorchDispatchMode):
         inputs = tuple(self._find(x) for x in leaves if isinstance(x, Tensor))
         outcome = func(*args, **kwargs)
         given = [x for x in tree_leaves(outcome) if isinstance(x, Tensor)]
-        written = _find_writes(func, args, kwargs)
+        written = find_writes(func, args, kwargs)
         self._note_writes(written)
         outputs = tuple(map(self._add, given or written))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
         self._calls[-1].operators.append(
-            Operator(str(func), tuple(_frames()), inputs, outputs, scalars, self.early)
+            Operator(str(func), tuple(find_frames()), inputs, outputs, scalars, self.early)
         )
         return outcome
 
@@ -181,7 +234,7 @@ class Recorder(TorchDispatchMode):
         value = self._add(tensor)
         if writes:
             self._calls[-1].operators.append(
-                Operator("aten.alias.default", tuple(_frames(3)), (written,), (value,), (), self.early)
+                Operator("aten.alias.default", tuple(find_frames(3)), (written,), (value,), (), self.early)
             )
         return value
 
@@ -203,7 +256,7 @@ def _memory(tensor: Tensor) -> int:
     return _local(tensor).untyped_storage().data_ptr()
 
 
-def _find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Returns the arguments that an operator writes its results to."""
     named = zip([one.name for one in func._schema.arguments], args, strict=False)
     values = dict(named) | kwargs
@@ -211,13 +264,17 @@ def _find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     return [x for x in written if isinstance(x, Tensor)]
 
 
-def _frames(depth: int = 2) -> Iterator[Frame]:
+def find_frames(depth: int = 2) -> Iterator[Frame]:
     """The lines of models that are being executed, innermost first; `depth` frames are the recorder's own."""
+    yield from map(frame_of, _active(depth + 1))
+
+
+def _active(depth: int = 1) -> Iterator[FrameType]:
+    """The functions of models that are being executed, innermost first."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
-        code = frame.f_code
-        if is_model_file(code.co_filename):
-            yield frame_of(frame)
+        if is_model_file(frame.f_code.co_filename):
+            yield frame
         frame = frame.f_back
 
 
@@ -240,7 +297,8 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     """
     if len(parts) < 2:
         return parts[0] if parts else OperatorTrace()
-    joined, places = OperatorTrace(), dict[tuple[int, int], int]()
+    lines = frozenset(chain.from_iterable(part.lines for part in parts))
+    joined, places = OperatorTrace(lines=lines, around=parts[0].around), dict[tuple[int, int], int]()
     same: dict[tuple[object, ...], list[tuple[int, Operator]]] = {}
     for number, part in enumerate(parts):
         met: Counter[object] = Counter()
@@ -269,7 +327,8 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
 
 def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     """Returns one trace of parts that run one behind the other."""
-    whole = OperatorTrace()
+    lines = frozenset(chain.from_iterable(part.lines for part in parts))
+    whole = OperatorTrace(lines=lines, around=next((part.around for part in parts if part.around), ()))
     for part in parts:
         known = len(whole.values)
         whole.values += part.values

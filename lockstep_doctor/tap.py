@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from lockstep_doctor.cuts import Capture, CutPoint
-from lockstep_doctor.operators import OperatorTrace
+from lockstep_doctor.operators import Operator, OperatorTrace
 
 
 class Tap(Protocol):
@@ -40,6 +40,21 @@ class Tap(Protocol):
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         """Returns how often each function of models runs, by its name with its class."""
+        ...
+
+
+@runtime_checkable
+class LoadsWeights(Protocol):
+    """A tap that can load a weight once more, and say which lines do so."""
+
+    def writers(self, cut: CutPoint, name: str, weight: Tensor) -> Sequence[Operator]:
+        """Returns the operators that write the weight of the module whose output is a cut; none where it is right.
+
+        Args:
+            cut: At the module's output.
+            name: Of the weight in the reference.
+            weight: As the reference has it.
+        """
         ...
 
 

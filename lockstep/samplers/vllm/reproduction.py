@@ -12,6 +12,7 @@ from torch import Tensor
 from lockstep.samplers.vllm.tap import Address, VLLMTap
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.locate import Location
+from lockstep_doctor.reproduction import find_right
 
 _SCRIPT = '''"""{what}"""
 
@@ -21,8 +22,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model is in this proce
 from vllm import LLM, SamplingParams
 
 saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), dict()
-llm = LLM({model!r}, dtype="{dtype}", skip_tokenizer_init=True, enforce_eager=True, enable_prefix_caching=False,
-          max_num_seqs=1, kv_cache_memory_bytes=2**27, enable_chunked_prefill=False, max_num_batched_tokens={tokens})
+llm = LLM({model!r}, {arguments})
 model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
 
 def put(address, values):  # calls get their saved arguments and give their saved results; one result is kept
@@ -72,17 +72,27 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
         if one != goal and any(cut in found.seen and cut.layer in (None, end.layer) for cut in one.cuts)
         for name, value in _arguments(one, found)
     }
+    arguments = {
+        "dtype": str(tap.dtype).removeprefix("torch."),
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "max_num_seqs": 1,
+        "kv_cache_memory_bytes": 2**27,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(2048, len(tokens_T)),
+        **tap.arguments,
+    }
     script = _SCRIPT.format(
         what=f"vLLM: {found.segments[0]} gives other values than the reference, for the same inputs.",
         model=str(tap.folder.resolve()),
-        dtype=str(tap.dtype).removeprefix("torch."),
-        tokens=max(2048, len(tokens_T)),
+        arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
         goal=f"{goal.path}|{goal.end}",
         pick=_pick(goal, end),
         tolerance=found.tolerance,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    kept = inputs | {"right": _tokens_first(found.seen[end], len(tokens_T)), "tokens": tokens_T}
+    kept = inputs | {"right": _tokens_first(find_right(tap.name, found), len(tokens_T)), "tokens": tokens_T}
     safetensors.torch.save_file(
         {name: value.contiguous().clone() for name, value in kept.items()}, folder / "inputs.safetensors"
     )
