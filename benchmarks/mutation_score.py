@@ -121,7 +121,7 @@ class Judge:
         cpu_s = time.process_time() - begun
         where = [] if built is None else [built[0]]
         first = [frame for suspect in found.suspects[:3] for frame in suspect.operator.stack[:2]] + where
-        ran = [frame for operator in found.operators for frame in operator.stack] + where
+        ran = [*(frame for operator in found.operators for frame in operator.stack), *found.lines, *where]
         return Score(
             *about,
             "kept",

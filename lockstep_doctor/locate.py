@@ -18,7 +18,7 @@ from lockstep_doctor.operators import (
     Operator,
     OperatorTrace,
     find_makers,
-    find_unknown_inputs,
+    first_other_number,
     first_rearranged,
     suspects,
 )
@@ -399,32 +399,29 @@ def _open(
         trace = other.trace(tokens_T, forced, start, segment.end)
         return [], trace.operators, trace.lines
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
-    ran, lines = [*own.operators, *theirs.operators], own.lines | theirs.lines
     around = [Suspect(tap.name, _say_around(one)) for tap, one in ((other, own), (reference, theirs)) if one.around]
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
+    are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
+    lines = own.lines | theirs.lines
+    ran = [one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)]
     here, there = (
-        sorted(some, key=lambda one: one not in makers)
+        sorted((one for one in some if one in ran), key=lambda one: one not in makers)
         for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
     )
-    if segment.missing:
+    is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
+    if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
-        found = _in_turn((other, here), (reference, there), segment.missing)
-        found = [replace(one, operator=_find_caller(one.operator, less)) for one in found]
+        here, there = (
+            [_find_caller(one, less) if segment.missing or one.early else one for one in some] for some in (here, there)
+        )
+    found = _in_turn((other, here), (reference, there), segment.missing)
+    if segment.missing:
         return [*around[:1], *found], ran, lines
-    layers = next((cut for cut in right.seen if cut.layer is not None), None)
-    unknown = find_unknown_inputs(here, own, theirs, tolerance)
-    if start is not None and layers is not None and unknown:
-        expected = find_unknown_inputs(there, theirs, own, tolerance)
-        theirs, own = (tap.trace(tokens_T, forced, None, layers) for tap in (reference, other))
-        makers = [*find_makers(own, unknown), *find_makers(theirs, expected)]
-        before = [
-            [one for one in some if one in makers]
-            for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
-        ]
-        if any(before):
-            ran, lines = [*ran, *own.operators, *theirs.operators], lines | own.lines | theirs.lines
-        here, there = before[0] + here, before[1] + there
-    found = _in_turn((other, here), (reference, there), ())
+    number = first_other_number(own, theirs)
+    if number is not None and not any(one.operator.early for one in found):
+        trace, operator = number
+        found.insert(2, Suspect((other if trace is own else reference).name, operator))
+        ran.append(operator)
     if found:
         return found, ran, lines
     moved = first_rearranged(own, theirs, tolerance)

@@ -62,6 +62,7 @@ class Operator:
         inputs: Indices into the values of the trace.
         outputs: The same.
         scalars: The other arguments, in order.
+        early: True if it ran before the layers, for a segment that begins in one.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Operator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     scalars: tuple[Any, ...]
+    early: bool = False
 
 
 @dataclass
@@ -105,7 +107,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, opened: Sequence[str] = ()) -> None:
         super().__init__()
-        self.on = False
+        self.on, self.early = False, False
         self._opened = opened
         self._entered = 0
         self._around: tuple[Frame, ...] = ()
@@ -132,11 +134,11 @@ class Recorder(TorchDispatchMode):
         self._begun = self._inside()
         self._lines = set(map(frame_of, self._begun))
         self._values: list[Tensor] = []
-        self._calls: list[OperatorTrace] = []
+        self._calls = [OperatorTrace(self._values)]
         self._index: dict[int, tuple[int, int]] = {}
         self._alive: list[Tensor] = []
         self._writes: dict[int, tuple[int, int]] = {}
-        self.begin(on=self.on)
+        self._called = False
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -145,14 +147,32 @@ class Recorder(TorchDispatchMode):
         yield
         self.on = on
 
-    def begin(self, on: bool) -> None:
-        """Begins the trace of a call."""
-        self.on = on
-        self._calls.append(OperatorTrace(self._values))
+    def begin(self, early: bool) -> None:
+        """Begins the trace of a call; the first has what was recorded before it, such as a mask that it is given."""
+        self.on, self.early = True, early
+        if self._called:
+            self._calls.append(OperatorTrace(self._values))
+        self._called = True
+
+    def begin_early(self) -> None:
+        """Records what runs before the model is called."""
+        self.on = self.early = True
+
+    def end_early(self) -> None:
+        """Notes that the layers begin."""
+        self.on, self.early = self.on and not self.early, False
+
+    def give(self, value: Tensor) -> None:
+        """Notes that a value was overwritten from outside: what follows from it follows from nothing before."""
+        if self.on:
+            with self.pause():
+                self._note_writes([value])
+                given = Operator("doctor.given.default", tuple(find_frames()), (), (self._add(value),), (), self.early)
+            self._calls[-1].operators.append(given)
 
     def start(self) -> None:
         """Notes that the segment begins."""
-        self.on, self._begun = True, self._inside()
+        self.on, self.early, self._begun = True, False, self._inside()
         self._lines.update(map(frame_of, self._begun))
 
     def end(self) -> None:
@@ -175,7 +195,7 @@ class Recorder(TorchDispatchMode):
     def _note_line(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
         if not is_model_file(frame.f_code.co_filename):
             return None
-        if self.on:
+        if self.on and not self.early:
             self._lines.add(frame_of(frame))
         return self._note_line
 
@@ -195,7 +215,9 @@ class Recorder(TorchDispatchMode):
         self._note_writes(written)
         outputs = tuple(map(self._add, given or written))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
-        self._calls[-1].operators.append(Operator(str(func), tuple(find_frames()), inputs, outputs, scalars))
+        self._calls[-1].operators.append(
+            Operator(str(func), tuple(find_frames()), inputs, outputs, scalars, self.early)
+        )
         return outcome
 
     def _note_writes(self, written: list[Tensor]) -> None:
@@ -212,7 +234,7 @@ class Recorder(TorchDispatchMode):
         value = self._add(tensor)
         if writes:
             self._calls[-1].operators.append(
-                Operator("aten.alias.default", tuple(find_frames(3)), (written,), (value,), ())
+                Operator("aten.alias.default", tuple(find_frames(3)), (written,), (value,), (), self.early)
             )
         return value
 
@@ -369,12 +391,7 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
         or any(_are_close(numbers, x, tolerance) for x in by_size.get(len(numbers) or -value.numel(), ()))
         for value, numbers in zip(own.values, map(_sort, own.values), strict=True)
     ]
-    unset: set[int] = set()
-    for one in own.operators:
-        follows = bool(one.inputs) and unset.issuperset(one.inputs) and not one.name.split(".")[1].endswith("_")
-        if one.name.startswith(_UNSET) or follows:
-            unset.update(one.outputs)
-    for value in unset:
+    for value in _find_unset(own):
         good[value] = True
     consumers: dict[int, list[Operator]] = {}
     for one in own.operators:
@@ -394,15 +411,14 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     ]
 
 
-def find_unknown_inputs(
-    some: Sequence[Operator], own: OperatorTrace, other: OperatorTrace, tolerance: float
-) -> list[Tensor]:
-    """Returns the values that operators read, that none of their trace made, and that the other trace has not."""
-    read = {value for one in some for value in one.inputs} & set(own.external())
-    values = [own.values[value] for value in sorted(read)]
-    return [
-        value for value in values if value.numel() and not any(same_values(value, x, tolerance) for x in other.values)
-    ]
+def _find_unset(trace: OperatorTrace) -> set[int]:
+    """The values whose numbers mean nothing."""
+    unset: set[int] = set()
+    for one in trace.operators:
+        follows = bool(one.inputs) and unset.issuperset(one.inputs) and not one.name.split(".")[1].endswith("_")
+        if one.name.startswith(_UNSET) or follows:
+            unset.update(one.outputs)
+    return unset
 
 
 def find_makers(trace: OperatorTrace, values: Sequence[Tensor]) -> list[Operator]:
@@ -428,3 +444,25 @@ def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float)
             if first.shape != second.shape or not torch.allclose(first, second, rtol=tolerance, atol=tolerance):
                 return one
     return None
+
+
+def first_other_number(own: OperatorTrace, other: OperatorTrace) -> tuple[OperatorTrace, Operator] | None:
+    """Returns the first operator before the layers that gives other whole numbers, and whose it is.
+
+    Python may have read them, as it does sizes, and what it does with them is no operator. Both engines have to run the
+    same operators; where one of them leaves some out of a function, it is the first of these.
+    """
+    some, its = ([one for one in trace.operators if one.early] for trace in (own, other))
+    unset = _find_unset(own)
+    for one, right in zip(some, its, strict=False):
+        if one.name != right.name:
+            return (other, right) if _runs_in(one) == _runs_in(right) else None
+        for a, b in zip(one.outputs, right.outputs, strict=False):
+            first, second = own.values[a], other.values[b]
+            if a not in unset and not first.is_floating_point() and not torch.equal(first, second):
+                return own, one
+    return None
+
+
+def _runs_in(one: Operator) -> tuple[str, str] | None:
+    return (one.stack[0].file, one.stack[0].function) if one.stack else None

@@ -15,27 +15,28 @@ from lockstep_doctor.locate import Location
 from lockstep_doctor.modules import ModuleTap
 
 _SCRIPT = '''"""{what}"""
-
-import sys, torch, safetensors.torch
+import collections, sys, torch, safetensors.torch
 
 {builder}
-saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), {{}}
-goal = "{goal}"
+saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors")
+goal, found, read_to = "{goal}", [], collections.Counter()
 def put(address, values):  # the segment gets its inputs, and its output is kept
     for place, value in enumerate(values if isinstance(values, tuple) else (values,)):
         name = f"{{address}}|{{place}}"
         if name == goal:
-            found[name] = value.detach().cpu().double().clone()
+            found.append(value.detach().cpu().double().flatten())
         elif name in saved:
-            value.copy_(saved[name].reshape(value.shape))
+            piece = saved[name].flatten()[read_to[name] :][: value.numel()]
+            value.copy_(piece.reshape(value.shape) if len(piece) == value.numel() else value)
+            read_to[name] += value.numel()
 for path in {{name.split("|")[0] for name in saved if "|" in name}}:
     module = model.get_submodule(path)
     module.register_forward_pre_hook(lambda _, values, path=path: put(path + "|in", values))
     module.register_forward_hook(lambda _, inputs, values, path=path: put(path + "|out", values))
 with torch.no_grad():
-    found["output"] = read(saved["tokens"]).cpu().double()
-right = saved[goal].double().flatten()
-error = float((found[goal].flatten() - right).norm() / right.norm())
+    logits = read(saved["tokens"]).cpu().double().flatten()
+own, right = logits if goal == "output" else torch.cat(found), saved[goal].double().flatten()
+error = float((own - right).norm() / right.norm())
 print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
 sys.exit(not error <= {tolerance:.2g})
 '''

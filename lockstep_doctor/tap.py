@@ -32,7 +32,10 @@ class Tap(Protocol):
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
     ) -> OperatorTrace:
-        """Like `run`, and returns every operator that ran after `start` was seen and until `end` was."""
+        """Like `run`, and returns every operator that ran after `start` was seen and until `end` was.
+
+        An engine may return what ran before the layers, too, marked as early.
+        """
         ...
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
@@ -75,6 +78,6 @@ def trace_segment(
     before = before[: before.index(start) + 1] if start in before else before
     for begin in reversed(before):
         found = trace(begin)
-        if found.operators:
+        if not all(one.early for one in found.operators):
             return found
     return OperatorTrace()
