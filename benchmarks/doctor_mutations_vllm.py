@@ -348,17 +348,15 @@ def _lines_that_run(files: list[str]) -> Iterator[set[tuple[str, int]]]:
 
 def _work(family: str, seed: int, count: int, results: Path) -> None:
     """Scores edits until so many are kept; a line begins before an edit is made and ends with its score."""
-    signal.signal(signal.SIGPROF, _stop)
-    psutil.virtual_memory = cache(psutil.virtual_memory)  # free memory is no number of a model's
-    with tempfile.TemporaryDirectory() as folder:
-        judge = Judge(family, Path(folder))
-        text = results.read_text() if results.exists() else ""
-        done = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        if text and not text.endswith("\n"):
-            with results.open("a") as file:
-                file.write(json.dumps(asdict(Score("crashed", said=("the process died",)))) + "\n")
-            done.append({"outcome": "crashed"})
-        kept = sum(one["outcome"] == "kept" for one in done)
+    text = results.read_text() if results.exists() else ""
+    if text and not text.endswith("\n"):
+        text += json.dumps(asdict(Score("crashed", said=("the process died",))))[1:] + "\n"
+        results.write_text(text)
+    done = list(map(json.loads, text.splitlines()))
+    kept = sum(one["outcome"] == "kept" for one in done)
+    if kept >= count:
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Judge(family, Path(folder))) as judge:
         for edit in list(draw(judge.edits, f"{family} {seed}"))[len(done) :]:
             if kept >= count:
                 break
@@ -402,15 +400,17 @@ def main() -> None:
     options.results.mkdir(parents=True, exist_ok=True)
     paths = {family: options.results / f"{family}_{options.seed}.jsonl" for family in options.families}
     if options.worker:
-        (family,) = options.families
-        _work(family, options.seed, options.count, paths[family])
+        signal.signal(signal.SIGPROF, _stop)
+        psutil.virtual_memory = cache(psutil.virtual_memory)  # free memory is no number of a model's
+        for family, path in paths.items():
+            _work(family, options.seed, options.count, path)
         return
+    again = [sys.executable, "-m", "benchmarks.doctor_mutations_vllm", "--worker", "--families", *options.families]
+    again += ["--count", str(options.count), "--seed", str(options.seed), "--results", str(options.results)]
+    while subprocess.run(again, check=False).returncode and any(path.exists() for path in paths.values()):
+        print("the process died; going on", file=sys.stderr)
     print("family     kept equivalent crashed  segment opened function traced reproduction  CPU s (median, worst)")
     for family, path in paths.items():
-        again = [sys.executable, "-m", "benchmarks.doctor_mutations_vllm", "--worker", "--families", family]
-        again += ["--count", str(options.count), "--seed", str(options.seed), "--results", str(options.results)]
-        while subprocess.run(again, check=False).returncode and path.exists():
-            print(f"{family}: the process died; going on", file=sys.stderr)
         report(family, path)
 
 
