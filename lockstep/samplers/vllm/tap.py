@@ -25,7 +25,7 @@ from lockstep_doctor.operators import Frame, Operator, OperatorTrace
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _CACHE_GIB = 0.1
-_SMALLEST_BLOCK = 16
+_SMALLEST_BLOCK, _MOST_GROUPS = 16, 4
 
 
 class TappedSampler(VLLMSampler):
@@ -178,7 +178,9 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     section = SamplerSection(backend="vllm", vllm=own, max_batch_size=1, kv_cache_gib=_CACHE_GIB)
     computation = Computation.model_validate({"device": options.device, "dtype": _DTYPES[options.dtype]})
     context = context_of(read_config(str(folder)))
-    blocks = min(context, own.max_model_len or context) // _SMALLEST_BLOCK + 2  # copies of the cache are compared
+    longest = min(context, own.max_model_len or context)
+    # Copies of the cache are compared, so it is no larger than one sequence needs, in each group of layers.
+    blocks = _MOST_GROUPS * (longest // _SMALLEST_BLOCK + 1)
     sampler = TappedSampler(
         str(folder),
         section,

@@ -35,7 +35,10 @@ def weight_at(model: Any, site: Site, cut: CutPoint, width: int) -> Tensor | Non
     module = model.lm_head if owner == "logits_processor" else attrgetter(owner)(model)
     if isinstance(module, LinearBase | ParallelLMHead):
         kernel: Any = module.quant_method
-        (held,) = [x for name, x in module.named_parameters(recurse=False) if name == "weight"]
+        held = dict(module.named_parameters(recurse=False)).get("weight")
+        inputs = module.embedding_dim if isinstance(module, ParallelLMHead) else module.input_size
+        if held is None or inputs != width:
+            return None
         weight = kernel.apply(module, torch.eye(width, dtype=held.dtype, device=held.device)).T
     else:
         weight = getattr(module, "weight", None)
