@@ -34,7 +34,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class BuildLog:
-    """What ran when a model was built, twice.
+    """Lines that ran when a model was built, twice.
 
     Attributes:
         lines: In order.
@@ -96,7 +96,7 @@ def _watch(build: Callable[[], object]) -> list[_Line]:
 
 @contextmanager
 def _fill_memory() -> Iterator[None]:
-    """In the block, memory that nothing has set holds the same each time."""
+    """Context in which memory that nothing has set holds the same each time."""
     before = torch.get_deterministic_debug_mode()
     torch.use_deterministic_algorithms(True, warn_only=True)  # which fills it
     try:

@@ -431,7 +431,7 @@ def _open(
 
 
 def _find_writers(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:
-    """What loads the weight of the module at a segment's end, where the other engine has not the reference's."""
+    """The lines that load the weight of the module at a segment's end, where the engines have not the same."""
     if not isinstance(reference, ModuleTap) or not isinstance(other, LoadsWeights):
         return []
     path = (reference.address(end) or "").partition("|")[0]

@@ -101,7 +101,7 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
 
 
 def _find_residual(one: Address, addresses: Sequence[Address], found: Location) -> Tensor | None:
-    """What is added at a sum: the sum before it; None at the first one, and where nothing is summed."""
+    """The value that is added at a sum: the sum before it; None at the first, and where nothing is summed."""
     sums = {cut for address in addresses if address.is_sum for cut in address.cuts}
     order = [cut for cut in found.seen if cut in sums]
     place = order.index(one.cuts[0]) if one.cuts[0] in order else 0
