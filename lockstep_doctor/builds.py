@@ -144,6 +144,9 @@ def _numbers(held: Mapping[str, object], inside: bool = True) -> Iterator[tuple[
                 yield from _numbers_of(name, x.detach())
             case tuple() | list() if inside:
                 yield from _numbers({f"{name}[{place}]": one for place, one in enumerate(x)}, False)
+            case dict() if inside:
+                plain = {f"{name}[{key}]": one for key, one in x.items() if isinstance(one, int | float | str)}
+                yield from _numbers(plain, False)
             case nn.Module() if name == "self":
                 own = {**x.__dict__, **x.__dict__.get("_buffers", {}), **x.__dict__.get("_parameters", {})}
                 yield from _numbers({f"self.{key}": value for key, value in own.items()}, False)
