@@ -1,12 +1,17 @@
 """Score of `lockstep_doctor.locate` on faults that nobody wrote: random edits of code that models run, and of loaders.
 
     python -m benchmarks.doctor_mutations [--count 25] [--seed TEXT] [--out FOLDER] [--programs NAME ...]
+        [--vllm FILE ...]
 
 Edited are five families' code in `transformers`, the masks and angles that families share there, Lockstep's attention,
-what loads a folder, and what carries weights to a sampler. Drawn are edits of functions that run. Kept are those after
-which the program runs and is farther from the original than three times what rounding makes. The truth is the line that
-was edited. Each commit draws others, unless `--seed` says which. With `--out` the same command goes on where it was
-stopped; `--count` of a later one may be larger.
+what packs a learner's batch, the torch sampler's passes, what loads a folder, and what carries weights to a sampler.
+Drawn are edits of functions that run. Kept are those after which the program runs and is farther from the original than
+three times what rounding makes. The truth is the line that was edited. Each commit draws others, unless `--seed` says
+which. With `--out` the same command goes on where it was stopped; `--count` of a later one may be larger.
+
+Beside it stand two plainer means: the first segment that differs where nothing is replayed, and the mean of
+exp |difference|, which says that something is wrong and not where. `--vllm` adds results of
+`benchmarks.doctor_mutations_vllm`.
 """
 
 from __future__ import annotations
@@ -25,11 +30,11 @@ from benchmarks.mutate_code import draw, edits_of, seed_of_commit
 from benchmarks.mutated_programs import Program, find_programs
 from benchmarks.mutation_score import Judge, Score
 
-_FIELDS = ("segment", "in_function", "in_line", "reproduces", "first", "bare")
-_HEADER = (
-    "| Program | Kept of drawn | Equivalent | Crashed | Segment | Function in 3 | Line in 3 | Reproduction "
-    "| First difference | Bare 1.05 | CPU s, median | worst |"
-)
+_FIELDS, _BASELINES = ("segment", "in_function", "in_line", "reproduces"), ("first", "bare")
+_COLUMNS = (
+    "Part", "Kept of drawn", "Equivalent", "Crashed", "Segment", "Function in 3", "Line in 3", "Script holds",
+    "Share removed, median", "CPU s, median", "worst", "First difference, no replay: segment", "Bare 1.05 sees",
+)  # fmt: skip
 
 
 def score_program(program: Program, count: int, seed: str, done: Sequence[Score]) -> Iterator[Score]:
@@ -67,24 +72,47 @@ def remember(score: Score, file: Path | None) -> None:
             out.write(json.dumps(asdict(score)) + "\n")
 
 
+def read_vllm_scores(file: Path) -> list[Score]:
+    """Rows of a file of results of `doctor_mutations_vllm`, which knows no baseline, without rows that were cut off."""
+    family, _, _ = file.stem.rpartition("_")
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    return [
+        Score(
+            f"vLLM's {family}", row["kind"], row["file"], row["line"], row["function"], 0, row["text"], row["outcome"],
+            gap=row["gap"], segment=row["segment"], in_function=row["named"], reproduces=row["reproduces"],
+            removed=row["removed"], cpu_s=row["cpu_s"], found=tuple(row["said"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
 def table_of(scores: Sequence[Score]) -> Iterator[str]:
-    """Lines of the table: a row for each program, and one for all."""
-    yield _HEADER
-    yield "|---" * _HEADER.count(" | ") + "|---|"
-    for name in dict.fromkeys(one.program for one in scores):
-        yield _row(name, [one for one in scores if one.program == name])
+    """Lines of the table: a row for each program, one for each file that was edited, and one for all."""
+    yield f"| {' | '.join(_COLUMNS)} |"
+    yield "|---" * len(_COLUMNS) + "|"
+    for by in (lambda one: one.program, lambda one: "/".join(Path(one.file).parts[-2:])):
+        for name in dict.fromkeys(map(by, scores)):
+            yield _row(name, [one for one in scores if by(one) == name])
     yield _row("all", scores)
 
 
 def _row(name: str, scores: Sequence[Score]) -> str:
     outcomes = Counter(one.outcome for one in scores)
     kept = [one for one in scores if one.outcome == "kept"]
-    seconds = sorted(one.cpu_s for one in kept) or [0.0]
-    shares = " | ".join(f"{sum(getattr(one, field) for one in kept)}" for field in _FIELDS)
-    return (
-        f"| {name} | {len(kept)} of {len(scores)} | {outcomes['equivalent']} | {outcomes['crashed']} | {shares} "
-        f"| {seconds[len(seconds) // 2]:.1f} | {seconds[-1]:.1f} |"
+    seconds, removed = (
+        sorted(found) or [0.0] for found in ([one.cpu_s for one in kept], [one.removed for one in kept])
     )
+    before = [_count([getattr(one, field) for one in kept]) for field in _FIELDS]
+    behind = [_count([getattr(one, field) for one in kept]) for field in _BASELINES]
+    drawn = [f"{len(kept)} of {len(scores)}", f"{outcomes['equivalent']}", f"{outcomes['crashed']}"]
+    cpu_s = [f"{seconds[len(seconds) // 2]:.1f}", f"{seconds[-1]:.1f}"]
+    return f"| {' | '.join([name, *drawn, *before, f'{removed[len(removed) // 2]:.0%}', *cpu_s, *behind])} |"
+
+
+def _count(found: Sequence[bool | None]) -> str:
+    """How many hold, of those that were measured."""
+    known = [one for one in found if one is not None]
+    return "–" if not known else f"{sum(known)}" if len(known) == len(found) else f"{sum(known)} of {len(known)}"
 
 
 def main() -> None:
@@ -94,6 +122,7 @@ def main() -> None:
     parser.add_argument("--seed", help="which edits are drawn (default: the commit)")
     parser.add_argument("--out", type=Path, help="folder that remembers what is done")
     parser.add_argument("--programs", nargs="*", default=list(programs), choices=list(programs))
+    parser.add_argument("--vllm", nargs="*", type=Path, default=[], help="results of doctor_mutations_vllm")
     options = parser.parse_args()
     logging.set_verbosity_error()  # edited loaders report at length what they miss
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # lines of other threads are not seen
@@ -106,6 +135,7 @@ def main() -> None:
             remember(one, file)
             if one.outcome == "kept" and not (one.segment and one.in_function and one.reproduces):
                 print(f"  {one}", flush=True)
+    scores += [one for path in options.vllm for one in read_vllm_scores(path)]
     print(f"seed {seed}", *table_of(scores), sep="\n")
 
 

@@ -33,7 +33,7 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.mutate_code import Edit, Swap, draw, edits_of, lines_of
+from benchmarks.mutate_code import Edit, Swap, draw, edits_of, find_functions, lines_of
 from lockstep.samplers.vllm.environment import prepare
 
 prepare()  # before vLLM is imported
@@ -46,6 +46,7 @@ from vllm.model_executor.model_loader import get_model  # noqa: E402
 from lockstep.samplers.vllm.reproduction import write_vllm_reproduction  # noqa: E402
 from lockstep.samplers.vllm.tap import open_vllm  # noqa: E402
 from lockstep_doctor import ModuleTap, compare_builds, locate  # noqa: E402
+from lockstep_doctor.builds import BuildLog, watch_build  # noqa: E402
 from lockstep_doctor.engines import EngineOptions  # noqa: E402
 from lockstep_doctor.locate import nats  # noqa: E402
 from lockstep_doctor.operators import Frame  # noqa: E402
@@ -102,6 +103,7 @@ class Score:
         outcome: `kept`, `equivalent`, or `crashed`: by an exception, with the process, or for want of time.
         gap: Nats.
         segment: True if the segment that was opened ran the line, or the comparison of builds ends there.
+        opened: The same without the comparison of builds.
         named: True if its function is among those of the first three places.
         traced: The same without the comparison of builds.
         reproduces: True if the script fails with the edit and passes without it.
@@ -113,6 +115,7 @@ class Score:
     outcome: str
     gap: float = 0.0
     segment: bool = False
+    opened: bool = False
     named: bool = False
     traced: bool = False
     reproduces: bool = False
@@ -142,6 +145,7 @@ class Judge:
 
     def __init__(self, family: str, folder: Path) -> None:
         self.folder = folder
+        self._log: BuildLog | None = None
         model = build(family)
         model.save_pretrained(folder)
         self.reference = ModuleTap(model, "transformers")
@@ -152,13 +156,16 @@ class Judge:
         experts = [f"layers/fused_moe/{name}" for name in _EXPERTS if family.endswith("moe")]
         files = [os.path.normpath(root / name) for name in (*own, *_LAYERS, *experts, *_LOADING)]
         self.open()
-        floor = self._gap()
+        self.least = max(3 * self._gap(), _LEAST)
         with _lines_that_run(files) as ran:
             self._install(self._build())
             self._gap()
         assert ran, "the lines of these files are watched by their names"
-        self.least = max(3 * floor, _LEAST)
         self.edits = [edit for file in files for edit in edits_of(file) if (file, edit.line) in ran]
+        gc.unfreeze()  # vLLM hides its functions from those who look for them
+        for file in files:
+            find_functions(file)
+        gc.freeze()  # or each build would look through all of them for garbage
 
     def open(self) -> None:
         """Starts an engine."""
@@ -200,36 +207,55 @@ class Judge:
         """Makes one edit, and scores what is said about it."""
         begun = time.process_time()
         try:
-            gc.unfreeze()  # vLLM hides its functions from those who look for them
             swap = Swap.of(edit)
+            built = self._build_with(swap, swap.after)
+        except Exception as error:  # an edit may break anything
+            return _crash(error)
+        try:
+            self._install(built)
             with swap.running(swap.after):
-                self._install(self._build())
                 gap = self._gap()
             if gap <= self.least:
                 return Score("equivalent", gap)
             located = self._locate(edit, swap, gap, begun)
-        except Exception as error:  # an edit may break anything, the engine, too
-            self.close()
-            self.open()
-            return Score("crashed", said=(f"{type(error).__name__}: {error}"[:100],))
+        except Exception as error:  # the engine, too
+            self._recover()
+            return _crash(error)
         return located.score(self._reproduces(swap, located))
+
+    def _recover(self) -> None:
+        """Builds the model as it is; starts another engine if this one does not read as it did."""
+        try:
+            self._install(self._build())
+            if self._gap() <= self.least:
+                return
+        except Exception:  # so it is broken
+            pass
+        self.close()
+        self.open()
 
     def _locate(self, edit: Edit, swap: Swap, gap: float, begun: float) -> Located:
         with swap.running(swap.after):
             found = locate(self.reference, self.tap, TOKENS, self.witness)
-        built = compare_builds(*(partial(self._build_with, swap, codes) for codes in (swap.after, swap.before)))
-        where = [] if built is None else [built[0]]
+        where = self._compare_builds(swap)
         first = [frame for suspect in found.suspects[:3] for frame in suspect.operator.stack[:2]]
-        ran = [frame for operator in found.operators for frame in operator.stack]
+        opened = any(_is_at(frame, edit) for frame in found.lines)
         return Located(
             found,
             gap,
-            any(frame.file == edit.file and frame.line in lines_of(edit) for frame in ran + where),
+            opened or any(_is_at(frame, edit) for frame in where),
+            opened,
             _has_function(first + where, edit),
             _has_function(first, edit),
             time.process_time() - begun,
             (*map(str, found.segments[:2]), *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first + where)),
         )
+
+    def _compare_builds(self, swap: Swap) -> list[Frame]:
+        """The line after which the edited build differs."""
+        self._log = self._log or watch_build(partial(self._build_with, swap, swap.before))
+        built = compare_builds(partial(self._build_with, swap, swap.after), self._log)
+        return [] if built is None else [built[0]]
 
     def _build_with(self, swap: Swap, codes: Any) -> Any:
         with swap.running(codes):
@@ -255,6 +281,7 @@ class Located:
     found: Any
     gap: float
     segment: bool
+    opened: bool
     named: bool
     traced: bool
     cpu_s: float
@@ -265,6 +292,7 @@ class Located:
             "kept",
             self.gap,
             self.segment,
+            self.opened,
             self.named,
             self.traced,
             reproduces,
@@ -274,8 +302,18 @@ class Located:
         )
 
 
+def _crash(error: Exception) -> Score:
+    return Score("crashed", said=(f"{type(error).__name__}: {error}"[:100],))
+
+
+def _is_at(frame: Frame, edit: Edit) -> bool:
+    return frame.file == edit.file and frame.line in lines_of(edit)
+
+
 def _has_function(frames: list[Frame], edit: Edit) -> bool:
-    return any(frame.file == edit.file and frame.function == edit.function for frame in frames)
+    return any(
+        frame.file == edit.file and frame.function.split(".<locals>.<", 1)[0] == edit.function for frame in frames
+    )
 
 
 def _run(script: Path) -> int:
@@ -310,17 +348,15 @@ def _lines_that_run(files: list[str]) -> Iterator[set[tuple[str, int]]]:
 
 def _work(family: str, seed: int, count: int, results: Path) -> None:
     """Scores edits until so many are kept; a line begins before an edit is made and ends with its score."""
-    signal.signal(signal.SIGPROF, _stop)
-    psutil.virtual_memory = cache(psutil.virtual_memory)  # free memory is no number of a model's
-    with tempfile.TemporaryDirectory() as folder:
-        judge = Judge(family, Path(folder))
-        text = results.read_text() if results.exists() else ""
-        done = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        if text and not text.endswith("\n"):
-            with results.open("a") as file:
-                file.write(json.dumps(asdict(Score("crashed", said=("the process died",)))) + "\n")
-            done.append({"outcome": "crashed"})
-        kept = sum(one["outcome"] == "kept" for one in done)
+    text = results.read_text() if results.exists() else ""
+    if text and not text.endswith("\n"):
+        text += json.dumps(asdict(Score("crashed", said=("the process died",))))[1:] + "\n"
+        results.write_text(text)
+    done = list(map(json.loads, text.splitlines()))
+    kept = sum(one["outcome"] == "kept" for one in done)
+    if kept >= count:
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Judge(family, Path(folder))) as judge:
         for edit in list(draw(judge.edits, f"{family} {seed}"))[len(done) :]:
             if kept >= count:
                 break
@@ -344,11 +380,12 @@ def report(family: str, results: Path) -> None:
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     kept = [row for row in rows if row["outcome"] == "kept"]
     drawn = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("equivalent", "crashed")}
-    shares = [sum(row[name] for row in kept) for name in ("segment", "named", "traced", "reproduces")]
+    shares = [sum(row[name] for row in kept) for name in ("segment", "opened", "named", "traced", "reproduces")]
     seconds = sorted(row["cpu_s"] for row in kept) or [0.0]
     print(
         f"{family:10} {len(kept):4} {drawn['equivalent']:10} {drawn['crashed']:7}  "
-        f"{shares[0]:7} {shares[1]:8} {shares[2]:7} {shares[3]:12}  {seconds[len(seconds) // 2]:.1f}, {seconds[-1]:.1f}"
+        f"{shares[0]:7} {shares[1]:6} {shares[2]:8} {shares[3]:6} {shares[4]:12}  "
+        f"{seconds[len(seconds) // 2]:.1f}, {seconds[-1]:.1f}"
     )
 
 
@@ -363,15 +400,17 @@ def main() -> None:
     options.results.mkdir(parents=True, exist_ok=True)
     paths = {family: options.results / f"{family}_{options.seed}.jsonl" for family in options.families}
     if options.worker:
-        (family,) = options.families
-        _work(family, options.seed, options.count, paths[family])
+        signal.signal(signal.SIGPROF, _stop)
+        psutil.virtual_memory = cache(psutil.virtual_memory)  # free memory is no number of a model's
+        for family, path in paths.items():
+            _work(family, options.seed, options.count, path)
         return
-    print("family     kept equivalent crashed  segment function  traced reproduction  CPU s (median, worst)")
+    again = [sys.executable, "-m", "benchmarks.doctor_mutations_vllm", "--worker", "--families", *options.families]
+    again += ["--count", str(options.count), "--seed", str(options.seed), "--results", str(options.results)]
+    while subprocess.run(again, check=False).returncode and any(path.exists() for path in paths.values()):
+        print("the process died; going on", file=sys.stderr)
+    print("family     kept equivalent crashed  segment opened function traced reproduction  CPU s (median, worst)")
     for family, path in paths.items():
-        again = [sys.executable, "-m", "benchmarks.doctor_mutations_vllm", "--worker", "--families", family]
-        again += ["--count", str(options.count), "--seed", str(options.seed), "--results", str(options.results)]
-        while subprocess.run(again, check=False).returncode and path.exists():
-            print(f"{family}: the process died; going on", file=sys.stderr)
         report(family, path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import gc
 import random
 import subprocess
@@ -131,7 +130,7 @@ def apply(edit: Edit) -> ast.Module:
     """Returns an edited copy of a file's tree; every line keeps its number."""
     if edit.kind == "patch":
         return ast.parse(Path(edit.file).read_text(encoding="utf-8").replace(edit.text, edit.after))
-    edited = copy.deepcopy(tree_of(edit.file))
+    edited = ast.parse(Path(edit.file).read_text(encoding="utf-8"))
     target = list(ast.walk(edited))[edit.node]
 
     class _Replace(ast.NodeTransformer):
@@ -247,7 +246,7 @@ class Swap:
         """
         outer = edit.function.split(".<locals>", 1)[0]
         code = next(one for one in _codes_of(compile(apply(edit), edit.file, "exec")) if one.co_qualname == outer)
-        alive = [one for one in _functions_of(edit.file) if one.__code__.co_qualname == outer]
+        alive = [one for one in find_functions(edit.file) if one.__code__.co_qualname == outer]
         if not alive:
             raise ValueError(f"no function {outer} of {edit.file} is alive")
         return cls(alive, [one.__code__ for one in alive], [code] * len(alive))
@@ -284,7 +283,8 @@ def _codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 @cache
-def _functions_of(file: str) -> list[FunctionType]:
+def find_functions(file: str) -> list[FunctionType]:
+    """The functions of a file that are alive in this process when it is first asked about."""
     return [one for one in gc.get_objects() if type(one) is FunctionType and one.__code__.co_filename == file]
 
 

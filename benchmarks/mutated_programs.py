@@ -19,6 +19,7 @@ from lockstep.models import attention
 from lockstep.models.heads import inputs
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.samplers.torch.tap import SamplerTap
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing
 from lockstep.weight_sync.sender import LocalSender
@@ -91,6 +92,9 @@ FAMILIES = ("llama", "gemma2", "qwen3", "qwen3_moe", "phi3")
 TOKENS = 24
 _SHARED = ("transformers.modeling_rope_utils", "transformers.masking_utils", "transformers.integrations.sdpa_attention")
 _LOADING = ("transformers.core_model_loading", "lockstep.models.load", "lockstep.models.weight_files")
+_FROM_FILES = ("qwen3_moe", "phi3")
+_PACKING = ("lockstep.batch", "lockstep.models.cut", "lockstep.models.heads", "lockstep.models.kernels")
+_SAMPLING = ("lockstep.samplers.torch.scheduler", "lockstep.models.continuous", "lockstep.models.kernels")
 _SYNC = tuple(f"lockstep.weight_sync.{name}" for name in ("buckets", "carriers", "fingerprints", "outgoing", "sender"))
 
 Read = Callable[[nn.Module, Tensor], Tensor]
@@ -125,8 +129,13 @@ def find_programs() -> dict[str, Program]:
     """All programs, by name."""
     families = [in_transformers(family) for family in FAMILIES]
     shared = [in_transformers("gemma2", _SHARED, "masks and angles")]
-    own = [_in_lockstep("llama", ["lockstep.models.attention"]), _loaded("qwen3_moe"), _loaded("phi3"), _sent("llama")]
-    return {one.name: one for one in (*families, *shared, *own)}
+    learner = [
+        _in_lockstep("Lockstep's attention", ["lockstep.models.attention"], read_as_learner),
+        _in_lockstep("learner's packing", _PACKING, read_as_learner),
+    ]
+    sampler = _in_lockstep("torch sampler", _SAMPLING, read_as_sampler)
+    carried = [*map(_loaded, _FROM_FILES), _sent("llama")]
+    return {one.name: one for one in (*families, *shared, *learner, sampler, *carried)}
 
 
 def in_transformers(model: str, modules: Sequence[str] = (), name: str = "") -> Program:
@@ -137,10 +146,9 @@ def in_transformers(model: str, modules: Sequence[str] = (), name: str = "") -> 
     return Program(name or model, modules, lambda: build(model, kernel), read, lambda: build(model, kernel).double())
 
 
-def _in_lockstep(family: str, modules: Sequence[str]) -> Program:
-    """A family as the torch learner computes it."""
-    made, exact = (lambda: build(family, attention.NAME)), (lambda: build(family).double())
-    return Program("Lockstep's attention", modules, made, read_as_learner, exact)
+def _in_lockstep(name: str, modules: Sequence[str], reads: Read) -> Program:
+    """A llama as an engine of Lockstep computes it."""
+    return Program(name, modules, lambda: build("llama", attention.NAME), reads, lambda: build("llama").double())
 
 
 def _loaded(family: str) -> Program:
@@ -236,3 +244,9 @@ def read(model: nn.Module, tokens_T: Tensor) -> Tensor:
 def read_as_learner(model: nn.Module, tokens_T: Tensor) -> Tensor:
     """Reads a sequence as the torch learner does."""
     return model(**inputs(Batch(tokens_T, torch.tensor([len(tokens_T)])))).logits[0]
+
+
+def read_as_sampler(model: nn.Module, tokens_T: Tensor) -> Tensor:
+    """Reads a sequence as the torch sampler does that calls the modules of a model, which draws the last quarter."""
+    assert isinstance(model, PreTrainedModel)
+    return SamplerTap(model, bf16=False, prompt=3 * len(tokens_T) // 4, by_modules=True).run(tokens_T, {}).logits

@@ -43,12 +43,12 @@ class Score:
         outcome: `kept`, `equivalent` or `crashed`.
         gap: Root mean square difference of log-probabilities, nats.
         segment: True if the segment that was opened ran the line, or reads a weight that the line changed.
-        in_line: True if the line is among the first three places.
+        in_line: True if the line is among the first three places; None: not measured.
         in_function: True if its function is.
         reproduces: True if the script fails with the edit and passes without it.
         removed: Share of the gap that undoing the segments removes.
-        bare: True if the mean of exp |difference| is above 1.05.
-        first: True if the first segment with another output, without replay, ran the line.
+        bare: True if the mean of exp |difference| is above 1.05; None: not measured.
+        first: True if the first segment with another output, without replay, ran the line; None: not measured.
         cpu_s: Seconds of CPU that locating took.
         found: The segment and the first places, for people.
     """
@@ -63,12 +63,12 @@ class Score:
     outcome: str
     gap: float = 0.0
     segment: bool = False
-    in_line: bool = False
+    in_line: bool | None = None
     in_function: bool = False
     reproduces: bool = False
     removed: float = 0.0
-    bare: bool = False
-    first: bool = False
+    bare: bool | None = None
+    first: bool | None = None
     cpu_s: float = 0.0
     found: tuple[str, ...] = ()
 
@@ -121,7 +121,7 @@ class Judge:
         cpu_s = time.process_time() - begun
         where = [] if built is None else [built[0]]
         first = [frame for suspect in found.suspects[:3] for frame in suspect.operator.stack[:2]] + where
-        ran = [frame for operator in found.operators for frame in operator.stack] + where
+        ran = [*(frame for operator in found.operators for frame in operator.stack), *found.lines, *where]
         return Score(
             *about,
             "kept",

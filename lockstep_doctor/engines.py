@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -26,12 +26,14 @@ class EngineOptions:
         device: Of the weights.
         parallel: Sizes of a layout, such as `{"tp": 2}`; empty: one process.
         prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by prefill.
+        settings: Options of the engine alone, by its names.
     """
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     parallel: Mapping[str, int] = field(default_factory=dict)
     prompt: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class OpenTap(Protocol):

@@ -12,9 +12,18 @@ from torch import Tensor
 
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.file_tap import FileTap
-from lockstep_doctor.operators import Frame, Operator, find_makers, find_unknown_inputs, first_rearranged, suspects
+from lockstep_doctor.modules import ModuleTap
+from lockstep_doctor.operators import (
+    Frame,
+    Operator,
+    OperatorTrace,
+    find_makers,
+    first_other_number,
+    first_rearranged,
+    suspects,
+)
 from lockstep_doctor.statistics import CAP
-from lockstep_doctor.tap import Tap
+from lockstep_doctor.tap import LoadsWeights, Tap
 
 ENOUGH = 0.9
 """Share of the gap whose removal proves a place."""
@@ -79,6 +88,7 @@ class FaultPlace:
         removed: Share of the gap that is gone when their ends alone have the reference's values.
         suspects: Operators of the first segment, the likeliest first.
         operators: All that ran in the first segment, in either engine.
+        lines: All lines of models that did.
         values: By engine, the first segment's end, given the same inputs.
         exact: The same in float64; None: there is no witness of this cut.
         tolerance: Relative error of the first segment's end that rounding explains.
@@ -88,6 +98,7 @@ class FaultPlace:
     removed: float
     suspects: Sequence[Suspect]
     operators: Sequence[Operator]
+    lines: frozenset[Frame]
     values: Mapping[str, Tensor]
     exact: Tensor | None
     tolerance: float
@@ -156,6 +167,11 @@ class Location:
     def operators(self) -> Sequence[Operator]:
         """Operators of the first place."""
         return self.places[0].operators if self.places else ()
+
+    @property
+    def lines(self) -> frozenset[Frame]:
+        """Lines of the first place."""
+        return self.places[0].lines if self.places else frozenset()
 
     @property
     def tolerance(self) -> float:
@@ -238,10 +254,16 @@ def locate(
     for some in chosen:
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
-        suspected, ran = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
+        written = _find_writers(reference, other, end)
+        suspected, ran, lines = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
         values = dict(zip((reference.name, other.name), ends, strict=True))
         alone = removed if len(chosen) == 1 else undo(some)
-        places.append(FaultPlace(some, alone, suspected, ran, values, exact.get(end), allow(end)))
+        lines |= {frame for one in written for frame in one.operator.stack}
+        places.append(
+            FaultPlace(
+                some, alone, [*suspected[:1], *written, *suspected[1:]], ran, lines, values, exact.get(end), allow(end)
+            )
+        )
     others = [one for one in segments if not any(one in some for some in chosen)]
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
 
@@ -364,46 +386,63 @@ def _open(
     segment: Segment,
     ends: tuple[Tensor, Tensor],
     tolerance: float,
-) -> tuple[list[Suspect], list[Operator]]:
-    """The operators of a segment that begin to differ, of both engines in turn; and all that ran there.
+) -> tuple[list[Suspect], list[Operator], frozenset[Frame]]:
+    """The operators of a segment that begin to differ, of both engines in turn; all that ran there; and the lines.
 
     Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
-    reads what was made before the layers, and differs, as a mask may, the operators that made it come before it.
+    reads what was made before the layers, and differs, as a mask may, the operators that made it come before it. What
+    runs no operator, as a layer that is left out, was decided by the function around the segment.
     """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
     if isinstance(reference, FileTap):
-        return [], other.trace(tokens_T, forced, start, segment.end).operators
+        trace = other.trace(tokens_T, forced, start, segment.end)
+        return [], trace.operators, trace.lines
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
-    ran = [*own.operators, *theirs.operators]
+    around = [Suspect(tap.name, _say_around(one)) for tap, one in ((other, own), (reference, theirs)) if one.around]
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
+    are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
+    lines = own.lines | theirs.lines
+    ran = [one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)]
     here, there = (
-        sorted(some, key=lambda one: one not in makers)
+        sorted((one for one in some if one in ran), key=lambda one: one not in makers)
         for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
     )
-    if segment.missing:
+    is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
+    if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
-        found = _in_turn((other, here), (reference, there), segment.missing)
-        return [replace(one, operator=_find_caller(one.operator, less)) for one in found], ran
-    layers = next((cut for cut in right.seen if cut.layer is not None), None)
-    unknown = find_unknown_inputs(here, own, theirs, tolerance)
-    if start is not None and layers is not None and unknown:
-        expected = find_unknown_inputs(there, theirs, own, tolerance)
-        theirs, own = (tap.trace(tokens_T, forced, None, layers) for tap in (reference, other))
-        makers = [*find_makers(own, unknown), *find_makers(theirs, expected)]
-        before = [
-            [one for one in some if one in makers]
-            for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
-        ]
-        ran += [*own.operators, *theirs.operators] if any(before) else []
-        here, there = before[0] + here, before[1] + there
-    found = _in_turn((other, here), (reference, there), ())
+        here, there = (
+            [_find_caller(one, less) if segment.missing or one.early else one for one in some] for some in (here, there)
+        )
+    found = _in_turn((other, here), (reference, there), segment.missing)
+    if segment.missing:
+        return [*around[:1], *found], ran, lines
+    number = first_other_number(own, theirs)
+    if number is not None and not any(one.operator.early for one in found):
+        trace, operator = number
+        found.insert(2, Suspect((other if trace is own else reference).name, operator))
+        ran.append(operator)
     if found:
-        return found, ran
+        return found, ran, lines
     moved = first_rearranged(own, theirs, tolerance)
     # Where every value is there in its place, another one of them is handed on.
     last = [Suspect(reference.name, one) for one in theirs.operators[-1:]]
-    return ([Suspect(other.name, moved)] if moved else last), ran
+    return ([Suspect(other.name, moved)] if moved else [*around, *last]), ran, lines
+
+
+def _find_writers(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:
+    """The lines that load the weight of the module at a segment's end, where the engines have not the same."""
+    if not isinstance(reference, ModuleTap) or not isinstance(other, LoadsWeights):
+        return []
+    path = (reference.address(end) or "").partition("|")[0]
+    weight = dict(reference.model.named_parameters(remove_duplicate=False)).get(f"{path}.weight")
+    found = [] if weight is None else other.writers(end, f"{path}.weight", weight)
+    return [Suspect(other.name, one) for one in found]
+
+
+def _say_around(trace: OperatorTrace) -> Operator:
+    """The functions around a segment, as if they were one operator."""
+    return Operator("call", trace.around, (), (), ())
 
 
 def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:

@@ -61,7 +61,7 @@ class Pass:
     def begin(self) -> None:
         """Notes that the model is called, for all tokens or for some of them."""
         if self._recorder is not None:
-            self._recorder.begin(on=self._start is None)
+            self._recorder.begin(early=self._start is not None)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -77,25 +77,33 @@ class Pass:
         """Sees the value of a cut, and may overwrite it."""
         with self.pause():
             whole = value.detach() if self._share is None else self._share.gather(cut, value.detach())
-            if whole is not None:
-                self._exchange(cut, whole, value)
-        if self._recorder is not None:
-            self._recorder.on = (self._recorder.on or cut == self._start) and cut != self._end
+            is_given = whole is not None and self._exchange(cut, whole, value)
+        if self._recorder is None:
+            return
+        if is_given:
+            self._recorder.give(value)
+        if cut == self._end:
+            self._recorder.end()
+        elif cut == self._start:
+            self._recorder.start()
+        elif cut.layer is not None:
+            self._recorder.end_early()
 
-    def _exchange(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
-        """Keeps a value, and puts the forced one in its place."""
+    def _exchange(self, cut: CutPoint, whole: Tensor, value: Tensor) -> bool:
+        """Keeps a value, and puts the forced one in its place; returns if there is one."""
         start = self._count[cut]
         self._count[cut] += whole.numel()
         if self._only is None or cut in self._only:
             self._seen.setdefault(cut, []).append(whole.clone())
         other = self._forced.get(cut)
         if other is None or other.numel() < self._count[cut]:
-            return
+            return False
         piece = other.reshape(-1)[start : self._count[cut]].reshape(whole.shape)
         if self._share is None:
             value.copy_(piece)
         else:
             self._share.scatter(cut, piece, value)
+        return True
 
     def collect(self) -> dict[CutPoint, Tensor]:
         """Returns the values of the cuts, those of several visits as [T, …]."""
@@ -143,6 +151,7 @@ class ModuleTap:
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
     ) -> OperatorTrace:
         with Recorder() as recorder:
+            recorder.begin_early()
             self._read(tokens_T, Pass(forced, recorder, start, end))
         return replace(recorder.join(), split=None if self._prompt is None else (len(tokens_T), self._prompt))
 

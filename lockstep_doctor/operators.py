@@ -62,6 +62,7 @@ class Operator:
         inputs: Indices into the values of the trace.
         outputs: The same.
         scalars: The other arguments, in order.
+        early: True if it ran before the layers, for a segment that begins in one.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Operator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     scalars: tuple[Any, ...]
+    early: bool = False
 
 
 @dataclass
@@ -78,11 +80,16 @@ class OperatorTrace:
     Attributes:
         values: Copies of all tensors, on the CPU, as they were when they were made.
         operators: In order.
+        lines: All lines of models that ran, also those that call no operator, and the lines that called these.
+        around: The lines of functions that ran from before the start to after the end, innermost first: they decide
+            what runs between.
         split: Tokens of the sequence, and how many of them were read together, before the others; None: all were.
     """
 
     values: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
+    lines: frozenset[Frame] = frozenset()
+    around: tuple[Frame, ...] = ()
     split: tuple[int, int] | None = None
 
     def external(self) -> list[int]:
@@ -100,18 +107,38 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, opened: Sequence[str] = ()) -> None:
         super().__init__()
-        self.on = False
+        self.on, self.early = False, False
         self._opened = opened
+        self._entered = 0
+        self._around: tuple[Frame, ...] = ()
+        self._outside: list[FrameType] = []
         self.restart()
 
+    def __enter__(self) -> Recorder:
+        self._entered += 1
+        if self._entered == 1:
+            self._before, self._outside = sys.gettrace(), list(_active())
+            sys.settrace(self._note_line)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._entered -= 1
+        if not self._entered:
+            sys.settrace(self._before)
+            self._outside, self._begun = [], []
+
     def restart(self) -> None:
-        """Drops what was recorded."""
+        """Drops what was recorded; begins here."""
+        self._begun = self._inside()
+        self._lines = set(map(frame_of, self._begun))
         self._values: list[Tensor] = []
-        self._calls: list[OperatorTrace] = []
+        self._calls = [OperatorTrace(self._values)]
         self._index: dict[int, tuple[int, int]] = {}
         self._alive: list[Tensor] = []
         self._writes: dict[int, tuple[int, int]] = {}
-        self.begin(on=self.on)
+        self._called = False
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -120,14 +147,57 @@ class Recorder(TorchDispatchMode):
         yield
         self.on = on
 
-    def begin(self, on: bool) -> None:
-        """Begins the trace of a call."""
-        self.on = on
-        self._calls.append(OperatorTrace(self._values))
+    def begin(self, early: bool) -> None:
+        """Begins the trace of a call; the first has what was recorded before it, such as a mask that it is given."""
+        self.on, self.early = True, early
+        if self._called:
+            self._calls.append(OperatorTrace(self._values))
+        self._called = True
+
+    def begin_early(self) -> None:
+        """Records what runs before the model is called."""
+        self.on = self.early = True
+
+    def end_early(self) -> None:
+        """Notes that the layers begin."""
+        self.on, self.early = self.on and not self.early, False
+
+    def give(self, value: Tensor) -> None:
+        """Notes that a value was overwritten from outside: what follows from it follows from nothing before."""
+        if self.on:
+            with self.pause():
+                self._note_writes([value])
+                given = Operator("doctor.given.default", tuple(find_frames()), (), (self._add(value),), (), self.early)
+            self._calls[-1].operators.append(given)
+
+    def start(self) -> None:
+        """Notes that the segment begins."""
+        self.on, self.early, self._begun = True, False, self._inside()
+        self._lines.update(map(frame_of, self._begun))
+
+    def end(self) -> None:
+        """Notes that the segment ends."""
+        if self.on:
+            ended = self._inside()
+            self._around = tuple(frame_of(frame) for frame in ended if frame in self._begun)
+            self._lines.update(map(frame_of, ended))
+        self.on = False
 
     def join(self) -> OperatorTrace:
         """Returns the traces of all calls as one, see `join_traces`."""
-        return join_traces([call for call in self._calls if call.operators])
+        joined = join_traces([call for call in self._calls if call.operators])
+        return replace(joined, lines=frozenset(self._lines), around=self._around)
+
+    def _inside(self) -> list[FrameType]:
+        """The functions that are being executed, but for those that called the model."""
+        return [frame for frame in _active(2) if frame not in self._outside]
+
+    def _note_line(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
+        if not is_model_file(frame.f_code.co_filename):
+            return None
+        if self.on and not self.early:
+            self._lines.add(frame_of(frame))
+        return self._note_line
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -141,11 +211,13 @@ class Recorder(TorchDispatchMode):
         inputs = tuple(self._find(x) for x in leaves if isinstance(x, Tensor))
         outcome = func(*args, **kwargs)
         given = [x for x in tree_leaves(outcome) if isinstance(x, Tensor)]
-        written = _find_writes(func, args, kwargs)
+        written = find_writes(func, args, kwargs)
         self._note_writes(written)
         outputs = tuple(map(self._add, given or written))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
-        self._calls[-1].operators.append(Operator(str(func), tuple(_frames()), inputs, outputs, scalars))
+        self._calls[-1].operators.append(
+            Operator(str(func), tuple(find_frames()), inputs, outputs, scalars, self.early)
+        )
         return outcome
 
     def _note_writes(self, written: list[Tensor]) -> None:
@@ -162,7 +234,7 @@ class Recorder(TorchDispatchMode):
         value = self._add(tensor)
         if writes:
             self._calls[-1].operators.append(
-                Operator("aten.alias.default", tuple(_frames(3)), (written,), (value,), ())
+                Operator("aten.alias.default", tuple(find_frames(3)), (written,), (value,), (), self.early)
             )
         return value
 
@@ -184,7 +256,7 @@ def _memory(tensor: Tensor) -> int:
     return _local(tensor).untyped_storage().data_ptr()
 
 
-def _find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Returns the arguments that an operator writes its results to."""
     named = zip([one.name for one in func._schema.arguments], args, strict=False)
     values = dict(named) | kwargs
@@ -192,13 +264,17 @@ def _find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     return [x for x in written if isinstance(x, Tensor)]
 
 
-def _frames(depth: int = 2) -> Iterator[Frame]:
+def find_frames(depth: int = 2) -> Iterator[Frame]:
     """The lines of models that are being executed, innermost first; `depth` frames are the recorder's own."""
+    yield from map(frame_of, _active(depth + 1))
+
+
+def _active(depth: int = 1) -> Iterator[FrameType]:
+    """The functions of models that are being executed, innermost first."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
-        code = frame.f_code
-        if is_model_file(code.co_filename):
-            yield frame_of(frame)
+        if is_model_file(frame.f_code.co_filename):
+            yield frame
         frame = frame.f_back
 
 
@@ -221,7 +297,8 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     """
     if len(parts) < 2:
         return parts[0] if parts else OperatorTrace()
-    joined, places = OperatorTrace(), dict[tuple[int, int], int]()
+    lines = frozenset(chain.from_iterable(part.lines for part in parts))
+    joined, places = OperatorTrace(lines=lines, around=parts[0].around), dict[tuple[int, int], int]()
     same: dict[tuple[object, ...], list[tuple[int, Operator]]] = {}
     for number, part in enumerate(parts):
         met: Counter[object] = Counter()
@@ -250,7 +327,8 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
 
 def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     """Returns one trace of parts that run one behind the other."""
-    whole = OperatorTrace()
+    lines = frozenset(chain.from_iterable(part.lines for part in parts))
+    whole = OperatorTrace(lines=lines, around=next((part.around for part in parts if part.around), ()))
     for part in parts:
         known = len(whole.values)
         whole.values += part.values
@@ -313,12 +391,7 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
         or any(_are_close(numbers, x, tolerance) for x in by_size.get(len(numbers) or -value.numel(), ()))
         for value, numbers in zip(own.values, map(_sort, own.values), strict=True)
     ]
-    unset: set[int] = set()
-    for one in own.operators:
-        follows = bool(one.inputs) and unset.issuperset(one.inputs) and not one.name.split(".")[1].endswith("_")
-        if one.name.startswith(_UNSET) or follows:
-            unset.update(one.outputs)
-    for value in unset:
+    for value in _find_unset(own):
         good[value] = True
     consumers: dict[int, list[Operator]] = {}
     for one in own.operators:
@@ -338,15 +411,14 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
     ]
 
 
-def find_unknown_inputs(
-    some: Sequence[Operator], own: OperatorTrace, other: OperatorTrace, tolerance: float
-) -> list[Tensor]:
-    """Returns the values that operators read, that none of their trace made, and that the other trace has not."""
-    read = {value for one in some for value in one.inputs} & set(own.external())
-    values = [own.values[value] for value in sorted(read)]
-    return [
-        value for value in values if value.numel() and not any(same_values(value, x, tolerance) for x in other.values)
-    ]
+def _find_unset(trace: OperatorTrace) -> set[int]:
+    """The values whose numbers mean nothing."""
+    unset: set[int] = set()
+    for one in trace.operators:
+        follows = bool(one.inputs) and unset.issuperset(one.inputs) and not one.name.split(".")[1].endswith("_")
+        if one.name.startswith(_UNSET) or follows:
+            unset.update(one.outputs)
+    return unset
 
 
 def find_makers(trace: OperatorTrace, values: Sequence[Tensor]) -> list[Operator]:
@@ -372,3 +444,28 @@ def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float)
             if first.shape != second.shape or not torch.allclose(first, second, rtol=tolerance, atol=tolerance):
                 return one
     return None
+
+
+def first_other_number(own: OperatorTrace, other: OperatorTrace) -> tuple[OperatorTrace, Operator] | None:
+    """Returns the first operator before the layers that gives other whole numbers, and whose it is.
+
+    Python may have read them, as it does sizes, and what it does with them is no operator. Both engines have to run the
+    same operators; where one of them leaves some out, it is the first of these, at the line of the function that did.
+    """
+    some, its = ([one for one in trace.operators if one.early] for trace in (own, other))
+    unset = _find_unset(own)
+    for place, (one, right) in enumerate(zip(some, its, strict=False)):
+        if one.name != right.name:
+            shared = _find_shared(right.stack, one.stack)
+            return (other, replace(right, stack=shared)) if shared and place else None
+        for a, b in zip(one.outputs, right.outputs, strict=False):
+            first, second = own.values[a], other.values[b]
+            if a not in unset and not first.is_floating_point() and not torch.equal(first, second):
+                return own, one
+    return None
+
+
+def _find_shared(stack: tuple[Frame, ...], other: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The lines of a stack from the innermost function on that is in both."""
+    functions = {frame.function for frame in other}
+    return next((stack[place:] for place, frame in enumerate(stack) if frame.function in functions), ())

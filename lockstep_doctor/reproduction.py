@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import safetensors.torch
 from torch import Tensor
@@ -14,27 +15,28 @@ from lockstep_doctor.locate import Location
 from lockstep_doctor.modules import ModuleTap
 
 _SCRIPT = '''"""{what}"""
-
-import sys, torch, safetensors.torch
+import collections, sys, torch, safetensors.torch
 
 {builder}
-saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), {{}}
-goal = "{goal}"
+saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors")
+goal, found, read_to = "{goal}", [], collections.Counter()
 def put(address, values):  # the segment gets its inputs, and its output is kept
     for place, value in enumerate(values if isinstance(values, tuple) else (values,)):
         name = f"{{address}}|{{place}}"
         if name == goal:
-            found[name] = value.detach().cpu().double().clone()
+            found.append(value.detach().cpu().double().flatten())
         elif name in saved:
-            value.copy_(saved[name].reshape(value.shape))
+            piece = saved[name].flatten()[read_to[name] :][: value.numel()]
+            value.copy_(piece.reshape(value.shape) if len(piece) == value.numel() else value)
+            read_to[name] += value.numel()
 for path in {{name.split("|")[0] for name in saved if "|" in name}}:
     module = model.get_submodule(path)
     module.register_forward_pre_hook(lambda _, values, path=path: put(path + "|in", values))
     module.register_forward_hook(lambda _, inputs, values, path=path: put(path + "|out", values))
 with torch.no_grad():
-    found["output"] = read(saved["tokens"]).cpu().double()
-right = saved[goal].double().flatten()
-error = float((found[goal].flatten() - right).norm() / right.norm())
+    logits = read(saved["tokens"]).cpu().double().flatten()
+own, right = logits if goal == "output" else torch.cat(found), saved[goal].double().flatten()
+error = float((own - right).norm() / right.norm())
 print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
 sys.exit(not error <= {tolerance:.2g})
 '''
@@ -57,6 +59,15 @@ if __name__ == "__main__":  # ranks import this file again
 '''
 
 
+@runtime_checkable
+class Reproducible(Protocol):
+    """A tap that writes a script which needs its engine alone."""
+
+    def reproduce(self, folder: Path, found: Location, tokens_T: Tensor) -> Path:
+        """Like `write_reproduction`, of this engine."""
+        ...
+
+
 def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: Tensor) -> Path:
     """Writes `repro.py` and `inputs.safetensors` for the first segment of a location; returns the script.
 
@@ -72,7 +83,7 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
     script = _SCRIPT.format(what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.tolerance)
-    return _write(folder, script, inputs | {goal: _right(tap.name, found), "tokens": tokens_T})
+    return _write(folder, script, inputs | {goal: find_right(tap.name, found), "tokens": tokens_T})
 
 
 def write_engine_reproduction(
@@ -98,7 +109,7 @@ def write_engine_reproduction(
         tolerance=found.tolerance,
     )
     inputs = {str(cut): value for cut, value in found.seen.items() if cut != end}
-    return _write(folder, script, inputs | {"right": _right(engine, found), "tokens": tokens_T})
+    return _write(folder, script, inputs | {"right": find_right(engine, found), "tokens": tokens_T})
 
 
 def _say(engine: str, found: Location) -> str:
@@ -116,8 +127,8 @@ def _say_options(options: EngineOptions) -> str:
     return f"EngineOptions({', '.join(said)})"
 
 
-def _right(engine: str, found: Location) -> Tensor:
-    """The value that the segment has to give: that in float64 where that says that the engine is wrong."""
+def find_right(engine: str, found: Location) -> Tensor:
+    """Returns what the first segment has to give: in float64 where that says that the engine is wrong."""
     place = found.places[0]
     if place.exact is not None and engine in place.wrong:
         return place.exact

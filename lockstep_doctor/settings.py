@@ -84,11 +84,12 @@ class Difference:
 
 
 def find_settings(model: nn.Module) -> Iterator[ModelSetting]:
-    """Yields all settings: fields of the configuration, then modules, each with attributes, parameters and buffers."""
+    """Yields all settings: fields of the configuration, then modules, each with class, attributes, weights, buffers."""
     config = getattr(model, CONFIG, None)
     fields = vars(config) if hasattr(config, "__dict__") else {}
     yield from (ModelSetting(CONFIG, name, value) for name, value in _plain(fields))
     for path, module in model.named_modules():
+        yield ModelSetting(path, "class", type(module).__qualname__)
         yield from (ModelSetting(path, name, value) for name, value in _plain(vars(module)))
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             yield ModelSetting(path, name, tensor)
@@ -176,7 +177,7 @@ def _put(model: nn.Module, right: ModelSetting, own: Any) -> Callable[[], None]:
 def can_undo(one: Difference) -> bool:
     """True where both engines hold the setting, in one shape."""
     match one:
-        case Difference(None, _) | Difference(_, None):
+        case Difference(None, _) | Difference(_, None) | Difference(right=ModelSetting(name="class")):
             return False
         case Difference(ModelSetting(value=Tensor() as a), ModelSetting(value=Tensor() as b)):
             return a.shape == b.shape

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from lockstep_doctor.cuts import Capture, CutPoint
-from lockstep_doctor.operators import OperatorTrace
+from lockstep_doctor.operators import Operator, OperatorTrace
 
 
 class Tap(Protocol):
@@ -32,11 +32,29 @@ class Tap(Protocol):
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
     ) -> OperatorTrace:
-        """Like `run`, and returns every operator that ran after `start` was seen and until `end` was."""
+        """Like `run`, and returns every operator that ran after `start` was seen and until `end` was.
+
+        An engine may return what ran before the layers, too, marked as early.
+        """
         ...
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         """Returns how often each function of models runs, by its name with its class."""
+        ...
+
+
+@runtime_checkable
+class LoadsWeights(Protocol):
+    """A tap that can load a weight once more, and say which lines do so."""
+
+    def writers(self, cut: CutPoint, name: str, weight: Tensor) -> Sequence[Operator]:
+        """Returns the operators that write the weight of the module whose output is a cut; none where it is right.
+
+        Args:
+            cut: At the module's output.
+            name: Of the weight in the reference.
+            weight: As the reference has it.
+        """
         ...
 
 
@@ -60,6 +78,6 @@ def trace_segment(
     before = before[: before.index(start) + 1] if start in before else before
     for begin in reversed(before):
         found = trace(begin)
-        if found.operators:
+        if not all(one.early for one in found.operators):
             return found
     return OperatorTrace()

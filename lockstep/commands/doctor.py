@@ -98,6 +98,8 @@ def _add_locate(group: Parsers) -> None:
         "--model", metavar="FOLDER", dest="folder", type=path_argument, help="then MODEL is a dump that it generated"
     )
     which.add_argument("--url", help="compare the folder MODEL with a server, such as http://localhost:8000")
+    parser.add_argument("--served-model", metavar="NAME", help="of MODEL on that server (default: the first it lists)")
+    parser.add_argument("--key-env", metavar="VARIABLE", help="environment variable that holds the server's key")
     _add_columns(parser)
 
 
@@ -160,19 +162,20 @@ def _quick(options: argparse.Namespace) -> int:
 
 def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     columns = [f"{name.replace('-', '_')}_column" for name in _COLUMNS]
+    of_server = ["served_model", "key_env"]
     if options.folder is not None:
-        _refuse_unread(parser, options, "--model", ["overrides", "recipe", "out", "trust"])
+        _refuse_unread(parser, options, "--model", ["overrides", "recipe", "out", "trust", *of_server])
     elif options.url is not None:
         _refuse_unread(parser, options, "--url", ["out", *columns])
     else:
-        _refuse_unread(parser, options, "a model", columns)
+        _refuse_unread(parser, options, "a model", [*columns, *of_server])
         return _locate_model(options)
     with spare_modules():
         from lockstep.doctor.locate_dump import locate_file, locate_server
 
     if options.folder is not None:
         return locate_file(options.model, options.folder, _names(options))
-    return locate_server(_load(options), options.url)
+    return locate_server(_load(options), options.url, options.served_model, options.key_env)
 
 
 def _refuse_unread(

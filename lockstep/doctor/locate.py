@@ -39,7 +39,7 @@ from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import Pair, PairExamination, examine
 from lockstep_doctor.findings import describe_examination, tree_of
 from lockstep_doctor.modules import ModuleTap
-from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
+from lockstep_doctor.reproduction import Reproducible, write_engine_reproduction, write_reproduction
 from lockstep_doctor.tap import Tap
 
 LOCATION, REPRODUCTION = "location.json", "repro"
@@ -118,7 +118,9 @@ class EngineChoice:
             raise InputError(f"locate cannot look into {name}; name {engine}")
         sizes = {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
         device = str(resolve_device(recipe.learner.device))
-        return cls(engine, Path(recipe.model.path), EngineOptions(_TYPES[recipe.learner.dtype], device, sizes))
+        settings = recipe.sampler.vllm.model_dump(exclude_defaults=True) if engine == "vllm" else {}
+        options = EngineOptions(_TYPES[recipe.learner.dtype], device, sizes, settings=settings)
+        return cls(engine, Path(recipe.model.path), options)
 
     def but(self, **options: Any) -> EngineChoice:
         """The same with other options."""
@@ -177,6 +179,8 @@ def _examine_choices(
         tap, choice = (reference, other)[faulty], pair[faulty]
         if isinstance(tap, ModuleTap) and tap.builder:
             return found, write_reproduction(folder, tap, found.small, found.smallest)
+        if isinstance(tap, Reproducible):
+            return found, tap.reproduce(folder, found.small, found.smallest)
         return found, write_engine_reproduction(
             folder, choice.engine, choice.folder, choice.options, found.small, found.smallest
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.prompts import PromptSource
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
-from lockstep_doctor.dumps import Dump, DumpError, FieldNames, describe_dump, locate_dump, score_by_url
+from lockstep_doctor.dumps import Dump, DumpError, FieldNames, Server, describe_dump, locate_dump, score_by_url
 
 
 def locate_file(dump: str, model: str, names: FieldNames) -> int:
@@ -30,21 +31,30 @@ def locate_file(dump: str, model: str, names: FieldNames) -> int:
     return _locate(Path(dump), weights_of(model), names)
 
 
-def locate_server(loaded: Loaded, url: str) -> int:
+def locate_server(loaded: Loaded, url: str, served: str | None = None, variable: str | None = None) -> int:
     """Draws requests from a model, asks a server about them, and prints at which stage it leaves the model.
+
+    Args:
+        loaded: Names the model.
+        url: Address of the server.
+        served: Name of the model there; None: the first that it lists.
+        variable: The environment variable that holds the server's key; None: it needs none.
 
     Returns:
         The exit code.
 
     Raises:
-        InputError: The server has no log-probabilities of prompts, or the model cannot be read.
+        InputError: The server has no log-probabilities of prompts, or the model cannot be read, or there is no key.
     """
+    key = None if variable is None else os.environ.get(variable, "").strip()
+    if key == "":
+        raise InputError(f"the environment variable {variable} is not set; it holds the key of {Server(url).place}")
     recipe = loaded.expect(DoctorRecipe)
     _say("draw requests from the model")
     drawn = draw_requests(recipe, PromptSource(recipe))
     _say(f"ask the server about {len(drawn)} requests")
     try:
-        dump = score_by_url(url, list(drawn.sequences()))
+        dump = score_by_url(Server(url, served, key), list(drawn.sequences()))
     except DumpError as error:
         raise InputError(str(error)) from error
     return _locate(dump, recipe.model.path, device=str(resolve_device(recipe.learner.device)))

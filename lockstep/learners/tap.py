@@ -205,6 +205,8 @@ class RankTap:
 
         micros = MicroBatches(batch, [list(range(len(batch)))], self._lay_out, self._learner.device)
         with torch.no_grad(), visit_cuts(self._learner.model, self._paths, values, one):
+            if inside is not None:
+                inside.begin_early()
             outputs = list(self._learner._outputs(micros))
         self._own, seen, logits = frozenset(kept), one.collect(), None
         if OUTPUT in kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -11,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.doctor_mutations import read_scores, remember, table_of
+from benchmarks.doctor_mutations import read_scores, read_vllm_scores, remember, table_of
 from benchmarks.historic_faults import HISTORIC, Historic
 from benchmarks.locate_controls import BF16, FP32, HealthyPair
 from benchmarks.mutate_code import Edit, apply, draw, edited, edits_of, lines_of, patch_of
-from benchmarks.mutated_programs import find_programs
+from benchmarks.mutated_programs import find_programs, in_transformers
 from benchmarks.mutation_score import EditedTap, Judge
 
 LLAMA = str(importlib.import_module("transformers.models.llama.modeling_llama").__file__)
@@ -105,7 +106,7 @@ def test_a_mutant_is_scored_by_its_line(edit: Callable[[], Edit], tmp_path: Path
     with (tmp_path / "rows.jsonl").open("a") as out:
         out.write('{"program": "cut o')
     assert read_scores(tmp_path / "rows.jsonl") == [score]
-    assert "| llama | 1 of 1 | 0 | 0 | 1 | 1 | 1 | 1 |" in "\n".join(table_of([score]))
+    assert "| llama | 1 of 1 | 0 | 0 | 1 | 1 | 1 | 1 | 100% |" in "\n".join(table_of([score]))
 
 
 def test_an_edit_that_changes_nothing_is_equivalent_and_one_that_breaks_is_crashed() -> None:
@@ -136,3 +137,37 @@ def test_each_fault_of_the_past_is_one_patch_of_todays_code(one: Historic) -> No
 @pytest.mark.parametrize("types", [(FP32, FP32), (BF16, BF16)])
 def test_a_healthy_pair_has_no_place(types: tuple[torch.dtype, torch.dtype]) -> None:
     assert not HealthyPair("llama", "sdpa", types, True, 0).locate().places
+
+
+ATTENTION = str(importlib.import_module("lockstep.models.attention").__file__)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        patch_of(ATTENTION, "token_C = batch.starts[order_B][cells.row] +", "token_C = 0 *"),
+        patch_of(ATTENTION, "for size in (rows, width)]", "for size in (width, rows)]"),
+    ],
+    ids=["an index", "a size that Python reads"],
+)
+def test_what_a_segment_reads_is_followed_to_the_code_before_the_models_call(edit: Edit) -> None:
+    score = Judge(find_programs()["Lockstep's attention"]).score(edit)
+    assert score.outcome == "kept"
+    assert score.segment
+    assert score.in_function
+    assert score.reproduces
+
+
+@pytest.mark.parametrize("what", ["windows lost", "GELU exact, not by tanh"])
+def test_a_choice_is_found_where_it_is_made(what: str) -> None:
+    (one,) = [one for one in HISTORIC if one.what == what]
+    score = Judge(in_transformers(one.model, [f"transformers.{one.module}"])).score(one.edit)
+    assert score.in_line
+
+
+def test_results_of_vllm_stand_in_the_same_table(tmp_path: Path) -> None:
+    row = {"kind": "cast", "file": "a/b.py", "line": 1, "function": "f", "text": "x", "outcome": "kept", "gap": 1.0}
+    row |= {"segment": True, "named": False, "reproduces": True, "removed": 0.5, "cpu_s": 2.0, "said": []}
+    (tmp_path / "phi3_7.jsonl").write_text(json.dumps(row) + "\n{cut o")
+    lines = list(table_of(read_vllm_scores(tmp_path / "phi3_7.jsonl")))
+    assert lines[2] == "| vLLM's phi3 | 1 of 1 | 0 | 0 | 1 | 0 | – | 1 | 50% | 2.0 | 2.0 | – | – |"

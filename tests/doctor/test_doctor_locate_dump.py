@@ -118,6 +118,34 @@ def test_a_server_that_nobody_runs(model: Path, capsys: pytest.CaptureFixture[st
     )
 
 
+def test_a_server_with_a_key_and_several_models(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", "s3cret")
+    seen: list[Any] = []
+
+    def reply(path: str, body: dict[str, Any]) -> Any:
+        """As vLLM does, for one of its models."""
+        if path != "/v1/completions" or body["model"] != "the-second":
+            return 404
+        (column,) = score(model, torch.tensor([body["prompt"]]))
+        said = [{str(token): {"logprob": one}} for token, one in zip(body["prompt"], column.tolist(), strict=True)]
+        return {"choices": [{"prompt_logprobs": [None, *said[1:]]}]}
+
+    with serving(reply, seen) as url:
+        named = ["--url", url, "--key-env", "SERVER_KEY", "--served-model", "the-second"]
+        assert main(["doctor", "locate", str(model), *SMALL, *named]) == exit_codes.OK
+    assert set(seen) == {("/v1/completions", "Bearer s3cret")}
+    said = capsys.readouterr()
+    assert "s3cret" not in said.out + said.err
+
+
+def test_a_key_that_is_not_set(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["--url", "http://127.0.0.1:9", "--key-env", "NO_SUCH_KEY"]
+    assert main(["doctor", "locate", str(model), *SMALL, *named]) == exit_codes.INPUT
+    assert "the environment variable NO_SUCH_KEY is not set" in capsys.readouterr().err
+
+
 def test_a_dump_without_its_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dump = tmp_path / "d.jsonl"
     dump.touch()
@@ -133,6 +161,8 @@ def test_a_dump_without_its_model_is_refused(tmp_path: Path, capsys: pytest.Capt
         (["--model", "m", "--recipe", "doctor_quick"], "locate with --model does not read --recipe"),
         (["--url", "http://h", "--out", "o"], "locate with --url does not read --out"),
         (["--url", "http://h", "--top-p-column", "p"], "locate with --url does not read --top-p-column"),
+        (["--served-model", "m"], "locate with a model does not read --served-model"),
+        (["--model", "m", "--key-env", "K"], "locate with --model does not read --key-env"),
         (["--mask-column", "p"], "locate with a model does not read --mask-column"),
         (["--url", "http://h", "--model", "m"], "argument --model: not allowed with argument --url"),
     ],

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lockstep_doctor import CutPoint, Frame, Location, ModuleTap, compare_builds, locate, write_reproduction
+from lockstep_doctor.builds import watch_build
 
 CONFIG = LlamaConfig(
     vocab_size=97,
@@ -105,6 +106,16 @@ def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
     assert found.suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 
+def test_a_call_that_is_left_out_is_among_the_lines_of_its_segment() -> None:
+    def skip(model: Any) -> None:
+        layer = model.model.layers[1]
+        layer.mlp.forward = lambda states: states
+
+    found, _ = find(skip)
+    ran = {line.function.rpartition(">.")[2] or line.function for line in found.lines}
+    assert {"<lambda>", "LlamaDecoderLayer.forward"} <= ran
+
+
 def test_equal_models_have_no_place() -> None:
     found, _ = find(lambda model: None)
     assert (found.gap, list(found.segments), list(found.suspects)) == (0.0, [], [])
@@ -154,6 +165,35 @@ def test_two_builds_differ_after_a_line() -> None:
     found = compare(-0.5, -0.5, -0.6)
     assert found is not None
     assert (found[0].function, found[1]) == ("_Angles.__init__", "self.scaling")
+
+
+def fill(weight: Tensor, place: slice) -> None:
+    weight.data[place].copy_(torch.ones(2))
+
+
+class _Loaded(nn.Module):
+    """A weight whose memory is set by a function alone, in parts."""
+
+    def __init__(self, plans: Iterator[list[slice]]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4))
+        for place in next(plans):
+            fill(self.weight, place)
+
+
+def test_two_builds_differ_where_a_weight_is_written() -> None:
+    right, wrong = [slice(0, 2), slice(2, 4)], [slice(0, 2), slice(1, 3)]
+
+    def compare(*plans: list[slice]) -> tuple[Frame, str] | None:
+        """The reference is built twice, then the other one."""
+        each = iter(plans)
+        return compare_builds(lambda: _Loaded(each), watch_build(lambda: _Loaded(each)))
+
+    assert compare(right, right, right) is None
+    found = compare(right, right, wrong)
+    assert found is not None
+    assert (found[0].function, found[1]) == ("fill", "weight")
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 class _Left:

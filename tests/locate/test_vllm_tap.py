@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from doctor_tables import SMALL
 from located import TOKENS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
+from lockstep import exit_codes
+from lockstep.cli import main
 from lockstep.errors import InputError
 from lockstep_doctor import CutPoint, Location, ModuleTap, locate
 from lockstep_doctor.engines import EngineOptions
@@ -36,6 +40,7 @@ SIZES = {
     "initializer_range": 0.2,
 }
 """Heads as wide as vLLM's kernel wants them: the script knows nothing of those that Lockstep widens."""
+FAULT = "for layer in model.model.layers: layer.self_attn.attn.impl.scale *= 0.8\n"
 
 
 @contextmanager
@@ -141,6 +146,12 @@ def drop_residual(model: Any) -> None:
     norm.forward = forward
 
 
+def leave_out_residual(model: Any) -> None:
+    """The norm adds nothing to its input, and hands on the input alone."""
+    norm = model.model.layers[1].post_attention_layernorm
+    norm.forward = lambda x, residual, plain=norm.forward: plain(x, torch.zeros_like(residual))
+
+
 @pytest.mark.parametrize(
     ("fault", "stage", "function"),
     [
@@ -148,6 +159,7 @@ def drop_residual(model: Any) -> None:
         (move_theta, "attn", "RotaryEmbedding.forward_cpu"),
         (shrink_mlp, "resid_mid", "shrink_mlp.<locals>.<lambda>"),
         (drop_residual, "mlp_norm", "drop_residual.<locals>.forward"),
+        (leave_out_residual, "mlp_norm", "leave_out_residual.<locals>.<lambda>"),
     ],
 )
 def test_a_fault_in_vllm_has_its_line(llama: Path, fault: Callable[[Any], None], stage: str, function: str) -> None:
@@ -162,6 +174,61 @@ def test_a_fault_in_vllm_has_its_line(llama: Path, fault: Callable[[Any], None],
     assert found.errors["hf"] < 1e-6 < 1e-3 < found.errors["vllm"]
 
 
+def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path) -> None:
+    with opened(llama) as tap:
+        model_of(tap).model.start_layer = 1
+        found = find(llama, tap)
+    assert found.segments[0].missing
+    assert found.suspects[0].engine == "vllm"
+    assert found.suspects[0].operator.stack[0].function == "LlamaModel.forward"
+
+
+def test_a_weight_that_is_loaded_wrongly_has_its_loader(llama: Path) -> None:
+    with opened(llama) as tap:
+        model_of(tap).model.layers[1].mlp.down_proj.quant_method = _Twice(model_of(tap).model.layers[1].mlp.down_proj)
+        found = find(llama, tap)
+    assert [str(segment.end) for segment in found.segments] == ["layers.1.down"]
+    (loader,) = [one.operator for one in found.suspects if one.operator.name == "aten.copy_.default"]
+    assert any("weight_loader" in frame.function for frame in loader.stack)
+
+
+class _Twice:
+    """The kernel of a layer, with another weight."""
+
+    def __init__(self, layer: Any) -> None:
+        self._plain = layer.quant_method
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def apply(self, *inputs: Any) -> Tensor:
+        return self._plain.apply(*inputs) * 2
+
+
+def test_the_command_writes_a_script_of_vllm_alone(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+    plain = CPUAttentionBackendImpl.__init__
+
+    def scaled(self: Any, *inputs: Any, **named: Any) -> None:
+        plain(self, *inputs, **named)
+        self.scale *= 0.8
+
+    monkeypatch.setattr(CPUAttentionBackendImpl, "__init__", scaled)
+    options = ["backends=[hf,vllm]", "sampler=vllm", "sampler.vllm.max_model_len=48", *SMALL]
+    assert main(["doctor", "locate", str(llama), "--out", str(tmp_path), *options]) == exit_codes.BROKEN
+    (found,) = json.loads((tmp_path / "location.json").read_text())
+    script = Path(found["reproduction"])
+    text = script.read_text()
+    assert "max_model_len=48" in text
+    assert "lockstep" not in text.replace(str(llama), "").replace(str(tmp_path), "")
+    assert run(script) == 0  # in a process without the fault
+    script.write_text(text.replace("\ndef put(", f"{FAULT}\ndef put(", 1))
+    assert run(script) == 1
+
+
 def test_the_script_needs_vllm_alone_and_fails_on_the_fault(llama: Path, tmp_path: Path) -> None:
     from lockstep.samplers.vllm.reproduction import write_vllm_reproduction
 
@@ -170,9 +237,8 @@ def test_the_script_needs_vllm_alone_and_fails_on_the_fault(llama: Path, tmp_pat
         script = write_vllm_reproduction(tmp_path, tap, find(llama, tap), TOKENS)
     text = script.read_text()
     assert "lockstep" not in text.replace(str(llama), "")
-    fault = "for layer in model.model.layers: layer.self_attn.attn.impl.scale *= 0.8\n"
     assert run(script) == 0
-    script.write_text(text.replace("\ndef put(", f"{fault}\ndef put(", 1))
+    script.write_text(text.replace("\ndef put(", f"{FAULT}\ndef put(", 1))
     assert run(script) == 1
 
 

@@ -58,14 +58,15 @@ class SamplerTap:
         lm: A causal language model with Lockstep's attention.
         bf16: Compute as a bf16 learner does.
         prompt: Tokens that are read by prefill; the others are decoded one by one; None: all by prefill.
+        by_modules: Call the model's modules, as the sampler does those that no `TokenStep` has.
     """
 
-    def __init__(self, lm: PreTrainedModel, bf16: bool, prompt: int | None = None) -> None:
+    def __init__(self, lm: PreTrainedModel, bf16: bool, prompt: int | None = None, by_modules: bool = False) -> None:
         self.model, self._bf16, self._prompt = lm, bf16, prompt
         self.name = "torch sampler" if prompt is None else "torch sampler decoding"
         self._paths = find_watched(lm)
         self._values = values_by_name(name_cuts(self._paths))
-        self._step = TokenStep(lm, bf16) if can_step(lm) else None
+        self._step = TokenStep(lm, bf16) if can_step(lm) and not by_modules else None
         self._order: Sequence[CutPoint] = ()
 
     def run(
@@ -84,6 +85,7 @@ class SamplerTap:
         def trace(begin: CutPoint | None) -> OperatorTrace:
             rows = PassShare()
             with Recorder() as recorder:
+                recorder.begin_early()
                 self._read(tokens_T, Pass(forced, recorder, begin, end, rows), rows)
             return replace(recorder.join(), split=(len(tokens_T), self._prompt or len(tokens_T)))
 

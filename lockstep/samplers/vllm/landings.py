@@ -99,7 +99,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
     }
     layerwise.initialize_layerwise_reload(model)
     try:
-        places = _plainly_loaded(model)
+        places = take_plain_loaders(model)
         with torch.no_grad(), _Copies() as seen:
             model.load_weights(as_in_files(network, given).items())
     except (LookupError, ValueError, TypeError, RuntimeError, AssertionError, AttributeError) as error:
@@ -124,7 +124,7 @@ class _Copies(TorchDispatchMode):
         return args[0] if func in _ALIASED else func(*args, **(kwargs or {}))
 
 
-def _plainly_loaded(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
+def take_plain_loaders(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
     """Maps memory to parameters and buffers, while loaders run at once, which a reload would defer."""
     places: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for layer in model.modules():

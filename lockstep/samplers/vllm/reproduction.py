@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from lockstep.samplers.vllm.tap import Address, VLLMTap
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.locate import Location
+from lockstep_doctor.reproduction import find_right
 
 _SCRIPT = '''"""{what}"""
 
@@ -21,8 +22,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model is in this proce
 from vllm import LLM, SamplingParams
 
 saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), dict()
-llm = LLM({model!r}, dtype="{dtype}", skip_tokenizer_init=True, enforce_eager=True, enable_prefix_caching=False,
-          max_num_seqs=1, kv_cache_memory_bytes=2**27, enable_chunked_prefill=False, max_num_batched_tokens={tokens})
+llm = LLM({model!r}, {arguments})
 model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
 
 def put(address, values):  # calls get their saved arguments and give their saved results; one result is kept
@@ -70,19 +70,29 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
         name: value
         for one in tap.addresses()
         if one != goal and any(cut in found.seen and cut.layer in (None, end.layer) for cut in one.cuts)
-        for name, value in _arguments(one, found)
+        for name, value in _arguments(one, found, _find_residual(one, tap.addresses(), found))
+    }
+    arguments = {
+        "dtype": str(tap.dtype).removeprefix("torch."),
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "max_num_seqs": 1,
+        "kv_cache_memory_bytes": 2**27,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(2048, len(tokens_T)),
+        **tap.arguments,
     }
     script = _SCRIPT.format(
         what=f"vLLM: {found.segments[0]} gives other values than the reference, for the same inputs.",
         model=str(tap.folder.resolve()),
-        dtype=str(tap.dtype).removeprefix("torch."),
-        tokens=max(2048, len(tokens_T)),
+        arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
         goal=f"{goal.path}|{goal.end}",
         pick=_pick(goal, end),
         tolerance=found.tolerance,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    kept = inputs | {"right": _tokens_first(found.seen[end], len(tokens_T)), "tokens": tokens_T}
+    kept = inputs | {"right": _tokens_first(find_right(tap.name, found), len(tokens_T)), "tokens": tokens_T}
     safetensors.torch.save_file(
         {name: value.contiguous().clone() for name, value in kept.items()}, folder / "inputs.safetensors"
     )
@@ -90,7 +100,15 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
     return folder / "repro.py"
 
 
-def _arguments(one: Address, found: Location) -> Iterator[tuple[str, Tensor]]:
+def _find_residual(one: Address, addresses: Sequence[Address], found: Location) -> Tensor | None:
+    """The value that is added at a sum: the sum before it; None at the first, and where nothing is summed."""
+    sums = {cut for address in addresses if address.is_sum for cut in address.cuts}
+    order = [cut for cut in found.seen if cut in sums]
+    place = order.index(one.cuts[0]) if one.cuts[0] in order else 0
+    return found.seen[order[place - 1]] if one.is_sum and place else None
+
+
+def _arguments(one: Address, found: Location, residual: Tensor | None) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a call, as vLLM has them."""
     count = len(found.seen[CutPoint("logits")].reshape(-1, found.seen[CutPoint("logits")].shape[-1]))
     values = [_tokens_first(found.seen[cut], count) for cut in one.cuts if cut in found.seen]
@@ -98,8 +116,8 @@ def _arguments(one: Address, found: Location) -> Iterator[tuple[str, Tensor]]:
         return
     if one.sizes:
         values = [torch.cat([value.reshape(count, -1) for value in values], -1)]
-    if one.is_sum:
-        values.append(torch.zeros_like(values[0]))
+    if residual is not None:
+        values = [values[0] - residual.reshape(values[0].shape), residual]
     for place, value in enumerate(values):
         yield f"{one.path}|{one.end}|{place}", value
 

@@ -62,11 +62,9 @@ class Site:
         return [(self.cuts[0], output if torch.equal(residual, sum_TD) else output + (residual - sum_TD))]
 
     def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
-        """Gives the arguments of a sum another one: the first is all of it."""
+        """Gives the arguments of a sum another one: the first is what the others leave, so that these still count."""
         first, *others = [x[: len(sum_TD)] for x in value if isinstance(x, Tensor)]
-        first.copy_(sum_TD)
-        for other in others:
-            other.zero_()
+        first.copy_(sum_TD - sum(others))
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,16 @@ from torch import Tensor
 
 from lockstep.config import VLLM, Computation, SamplerSection
 from lockstep.errors import InputError
+from lockstep.models.folder import context_of, read_config
 from lockstep.samplers.vllm.sampler import VLLMSampler, pick_logprobs
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
 from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.locate import Location
 from lockstep_doctor.operators import Frame, Operator, OperatorTrace
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _CACHE_GIB = 0.1
+_SMALLEST_BLOCK, _MOST_GROUPS = 16, 4
 
 
 class TappedSampler(VLLMSampler):
@@ -55,6 +58,11 @@ class TappedSampler(VLLMSampler):
         """vLLM's own engine."""
         return self._engine
 
+    def find_writers(self, cut: CutPoint, name: str, weight: Tensor) -> list[dict[str, Any]]:
+        """Returns what `TappedWorker.show_writers` does, as plain values."""
+        right = safetensors.torch.save({"weight": weight.contiguous()})
+        return json.loads(self._on_worker("show_writers", json.dumps({"cut": str(cut), "name": name}), right))
+
     def sites(self) -> list[dict[str, Any]]:
         """Returns the sites of all cuts in the model, as plain values."""
         return json.loads(self._on_worker("tap_sites"))
@@ -78,12 +86,15 @@ class VLLMTap:
         sampler: Reads one sequence alone.
         folder: What it has read.
         dtype: Of weights and activations.
+        arguments: Of vLLM's engine, that were chosen for it.
     """
 
     name = "vllm"
 
-    def __init__(self, sampler: TappedSampler, folder: Path, dtype: torch.dtype) -> None:
-        self._sampler, self.folder, self.dtype = sampler, folder, dtype
+    def __init__(
+        self, sampler: TappedSampler, folder: Path, dtype: torch.dtype, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        self._sampler, self.folder, self.dtype, self.arguments = sampler, folder, dtype, arguments or {}
 
     @property
     def engine(self) -> Any:
@@ -114,12 +125,25 @@ class VLLMTap:
         header, values, _ = self._sampler.look(tokens_T.tolist(), asked, forced)
         count = sum(name.startswith("#") for name in values)
         return OperatorTrace(
-            [values[f"#{number}"] for number in range(count)], list(map(_operator, header["operators"]))
+            [values[f"#{number}"] for number in range(count)],
+            list(map(_operator, header["operators"])),
+            frozenset(Frame(**line) for line in header["lines"]),
+            tuple(Frame(**line) for line in header["around"]),
         )
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         header, _, _ = self._sampler.look(tokens_T.tolist(), {"functions": True}, {})
         return Counter(header["functions"])
+
+    def writers(self, cut: CutPoint, name: str, weight: Tensor) -> list[Operator]:
+        """Implements `tap.LoadsWeights`."""
+        return list(map(_operator, self._sampler.find_writers(cut, name, weight.detach().cpu().to(self.dtype))))
+
+    def reproduce(self, folder: Path, found: Location, tokens_T: Tensor) -> Path:
+        """Implements `reproduction.Reproducible`."""
+        from lockstep.samplers.vllm.reproduction import write_vllm_reproduction
+
+        return write_vllm_reproduction(folder, self, found, tokens_T)
 
 
 def _operator(plain: Mapping[str, Any]) -> Operator:
@@ -141,6 +165,8 @@ def _scalar(plain: Any) -> Any:
 def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     """Implements `lockstep_doctor.engines.OpenTap`: vLLM in this process, for one sequence at a time.
 
+    Settings are fields of `config.VLLM`; it always computes eagerly.
+
     Raises:
         InputError: vLLM is not installed, does not take the model, or cannot compute as asked.
     """
@@ -148,13 +174,24 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
         raise InputError(
             "the doctor looks into one worker of vLLM, in fp32 or bf16, by prefill; leave the layout empty"
         )
-    section = SamplerSection(backend="vllm", vllm=VLLM(enforce_eager=True), max_batch_size=1, kv_cache_gib=_CACHE_GIB)
+    own = VLLM.model_validate({**options.settings, "enforce_eager": True})
+    section = SamplerSection(backend="vllm", vllm=own, max_batch_size=1, kv_cache_gib=_CACHE_GIB)
     computation = Computation.model_validate({"device": options.device, "dtype": _DTYPES[options.dtype]})
-    sampler = TappedSampler(str(folder), section, computation, options={"enable_prefix_caching": False})
+    context = context_of(read_config(str(folder)))
+    longest = min(context, own.max_model_len or context)
+    # Copies of the cache are compared, so it is no larger than one sequence needs, in each group of layers.
+    blocks = _MOST_GROUPS * (longest // _SMALLEST_BLOCK + 1)
+    sampler = TappedSampler(
+        str(folder),
+        section,
+        computation,
+        options={"enable_prefix_caching": False, "num_gpu_blocks_override": blocks},
+    )
+    chosen = own.model_dump(exclude={"engine_args", "enforce_eager"}, exclude_none=True) | dict(own.engine_args)
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     try:
-        yield VLLMTap(sampler, folder, options.dtype)
+        yield VLLMTap(sampler, folder, options.dtype, chosen)
     finally:
         sampler.close()
         cleanup_dist_env_and_memory()

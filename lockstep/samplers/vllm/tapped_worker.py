@@ -10,10 +10,13 @@ from operator import attrgetter
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
+from vllm.config import set_current_vllm_config
 
 from lockstep.samplers.vllm.sites import Site, find_sites
 from lockstep.samplers.vllm.worker import WeightReceiver
+from lockstep.samplers.vllm.writers import watch_writers, weight_at
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.modules import Pass, count_functions
 from lockstep_doctor.operators import Frame, Recorder
@@ -126,6 +129,8 @@ class TappedWorker(WeightReceiver):
                 "operators": [
                     asdict(replace(one, stack=_without_machinery(one.stack))) for one in self._trace.operators
                 ],
+                "lines": [asdict(one) for one in self._trace.lines],
+                "around": [asdict(one) for one in _without_machinery(self._trace.around)],
             },
             default=str,
         )
@@ -150,6 +155,29 @@ class TappedWorker(WeightReceiver):
                 for site in find_sites(self._model, self._network).sites
             ]
         )
+
+    def show_writers(self, asked: str, right: bytes) -> str:
+        """Returns, as JSON, the operators that load the weight of the module at a cut; none where it is right.
+
+        Args:
+            asked: The `cut`, and the weight's `name` in `transformers`, as JSON.
+            right: The weight as it should be, as safetensors.
+        """
+        name, cut = (json.loads(asked)[key] for key in ("name", "cut"))
+        weight = safetensors.torch.load(right)["weight"]
+        point = CutPoint.parse(cut)
+        config = self.vllm_config.model_config
+        with set_current_vllm_config(self.vllm_config):
+            for site in find_sites(self._model, self._network).sites:
+                if site.end != "out" or point not in site.cuts:
+                    continue
+                own = weight_at(self._model, site, point, weight.shape[-1])
+                if own is None or own.dim() != weight.dim() or torch.equal(own[: len(weight)].cpu(), weight):
+                    continue
+                with torch.device(self.device):
+                    found = watch_writers(self._model, config, self._network, name)
+                return json.dumps([asdict(replace(one, stack=_without_machinery(one.stack))) for one in found])
+        return json.dumps([])
 
     def _tap_at(self, site: Site) -> None:
         """Visits the cuts of a site whenever it is called."""
