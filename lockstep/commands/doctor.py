@@ -135,9 +135,10 @@ def _load(options: argparse.Namespace) -> Loaded:
 def _measure(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.table import table
+        from lockstep.doctor.table import measure_and_report
+        from lockstep.doctor.verdict import EXIT_CODES
 
-    return table(loaded)
+    return EXIT_CODES[measure_and_report(loaded).verdict]
 
 
 def _table(options: argparse.Namespace) -> int:
@@ -195,17 +196,18 @@ def _locate_model(options: argparse.Namespace) -> int:
 def _bringup(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.bringup import bringup
+        from lockstep.doctor.bringup import bring_up
 
-    return bringup(loaded)
+    return bring_up(loaded)
 
 
 def _refit(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.refit_check import refit_check
+        from lockstep.doctor.refit_check import check_model
 
-    return refit_check(loaded)
+    found = check_model(loaded)
+    return exit_codes.BROKEN if any(stage.findings for stages in found.values() for stage in stages) else exit_codes.OK
 
 
 def _analyze(options: argparse.Namespace) -> int:
