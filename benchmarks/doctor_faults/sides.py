@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.in_process import InProcessBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions, DType
-from lockstep.models.heads import inputs
 
 Alteration = Callable[[PreTrainedModel], None]
 """Change to a model after loading, such as patches or casts; applied to every copy."""
@@ -88,22 +86,13 @@ class FaultySide(InProcessBackend):
         for model in self._models.values():
             _copy(fresh, model)
 
-    def logits(self, tokens_T: Tensor) -> Tensor:
-        """Logits of one sequence alone, in the type that the backend takes its log-softmax of, [T, V]."""
-        raise NotImplementedError
-
 
 class HFSide(FaultySide, HFBackend):
-    @torch.no_grad()
-    def logits(self, tokens_T: Tensor) -> Tensor:
-        return self.model()(input_ids=tokens_T[None], use_cache=False).logits[0]
+    """Plain `transformers`."""
 
 
 class TorchSide(FaultySide, TorchBackend):
-    @torch.no_grad()
-    def logits(self, tokens_T: Tensor) -> Tensor:
-        with self.computing(self._usual):
-            return self.model()(**inputs(Batch(tokens_T, torch.tensor([tokens_T.numel()])))).logits[0]
+    """The torch learner and sampler."""
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import pairwise, product
 from typing import Literal
 
@@ -178,11 +177,7 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
 
 def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) -> Iterator[Observation]:
     """Checks the routers of a mixture: experts never chosen, and choices that differ between backends."""
-    prompts = Batch(
-        torch.tensor([token for request in requests for token in request.tokens]),
-        torch.tensor([len(request.tokens) for request in requests]),
-    )
-    prompts = prompts.with_columns({"mask": prompts.position > 0})
+    sequences = [torch.tensor(request.tokens) for request in requests]
     chosen: dict[str, Mapping[str, torch.Tensor]] = {}
     for name, backend in backends.items():
         experts = count_experts(backend.config())
@@ -191,8 +186,7 @@ def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) 
         if not isinstance(backend, InProcessBackend):
             yield Observation("experts", name, "SKIPPED", "it does not show its routers")
             continue
-        score = partial(backend.score, prompts, Conditions(batch_size=1))
-        chosen[name] = record_experts(backend.model(), int(backend.config()["num_experts_per_tok"]), score)
+        chosen[name] = record_experts(backend, sequences)
         idle = {layer: sorted(set(range(experts)) - set(ids.unique().tolist())) for layer, ids in chosen[name].items()}
         never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
         said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"

@@ -233,9 +233,8 @@ def probe_of(folder: str) -> Batch:
 
 def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:
     """Renders a table, and the findings below it."""
-    rows = [
-        ("engine", "stage", "tensors", "read whole", "by kernel", "received only", "mean |Δ|", "seconds", "verdict")
-    ]
+    head = ("engine", "stage", "tensors", "read whole", "by kernel", "received only", "mean |Δ|", "seconds", "verdict")
+    rows: list[tuple[str, ...]] = [head]
     found: list[str] = []
     for backend, stages in results.items():
         for one in stages:

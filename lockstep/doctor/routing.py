@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from lockstep.doctor.backends.in_process import InProcessBackend
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _ROUTERS = (".gate", ".router")
@@ -18,14 +20,14 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
 
 
-def record_experts(model: nn.Module, chosen: int, passes: Callable[[], object]) -> dict[str, Tensor]:
-    """Returns ids of the chosen experts, by the router's name, of all tokens of some passes [N, k].
+def record_experts(backend: InProcessBackend, sequences: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
 
     Args:
-        model: The model.
-        chosen: Experts of a token, where a router only gives logits.
-        passes: Runs the model.
+        backend: Shows its model.
+        sequences: Token ids [T], each read alone.
     """
+    chosen = int(backend.config()["num_experts_per_tok"])  # where a router only gives logits
     found: dict[str, list[Tensor]] = {}
 
     def note(name: str, output: Any) -> None:
@@ -35,9 +37,10 @@ def record_experts(model: nn.Module, chosen: int, passes: Callable[[], object]) 
         found.setdefault(name, []).append(ids.reshape(-1, ids.shape[-1]).cpu())
 
     with ExitStack() as hooks:
-        for name, module in model.named_modules():
+        for name, module in backend.model().named_modules():
             if name.endswith(_ROUTERS):
                 handle = module.register_forward_hook(lambda _, inputs, output, *, name=name: note(name, output))
                 hooks.callback(handle.remove)
-        passes()
+        for tokens in sequences:
+            backend.logits(tokens)
     return {name: torch.cat(ids) for name, ids in found.items()}

@@ -16,9 +16,9 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, BackendScores, Conditions
 from lockstep.doctor.measure import Bench
+from lockstep.doctor.measure_table import measure_table
 from lockstep.doctor.plan import cells_of, requests_for
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.table import measure_table
 from lockstep.report.progress import show_progress
 
 

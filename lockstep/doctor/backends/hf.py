@@ -72,6 +72,10 @@ class HFBackend(InProcessBackend):
             rows += zip(chunk, *self.draw(model, chunk, sampling, asked), strict=True)
         return _join(rows, sampling)
 
+    @torch.no_grad()
+    def logits(self, tokens_T: Tensor) -> Tensor:
+        return self.model()(input_ids=tokens_T[None].to(self.device), use_cache=False).logits[0].cpu()
+
     def token_ids(self, batch: Batch) -> Sequences:
         """Returns the token ids to score."""
         return batch.sequences()

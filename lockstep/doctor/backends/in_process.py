@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lockstep.config import Device
@@ -23,7 +23,7 @@ _NO_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_version"
 
 
 class InProcessBackend(ABC):
-    """Part of `doctor.base.Backend`; scoring and drawing are each backend's own.
+    """Part of `doctor.base.Backend`; scoring, drawing and reading are each backend's own.
 
     Args:
         folder: A Hugging Face folder.
@@ -59,6 +59,10 @@ class InProcessBackend(ABC):
     @abstractmethod
     def attention(self, conditions: Conditions) -> str:
         """The attention that the backend computes with, by its name in `transformers`."""
+
+    @abstractmethod
+    def logits(self, tokens_T: Tensor) -> Tensor:
+        """Logits of one sequence alone, in the type that the backend takes its log-softmax of, [T, V]."""
 
     def read_config(self) -> PreTrainedConfig:
         """The model's configuration."""

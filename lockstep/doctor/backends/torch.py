@@ -12,7 +12,7 @@ from lockstep.batch import Batch
 from lockstep.doctor.backends.in_process import InProcessBackend
 from lockstep.doctor.base import USUAL, BackendScores, Conditions
 from lockstep.models import attention
-from lockstep.models.heads import LogitsHead
+from lockstep.models.heads import LogitsHead, inputs
 from lockstep.models.open_kernels import explain_padding, open_kernels
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -48,6 +48,12 @@ class TorchBackend(InProcessBackend):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         asked = self._usual.but(conditions)
         return self.sampler(self.model(asked), asked).generate(requests, sampling)
+
+    @torch.no_grad()
+    def logits(self, tokens_T: Tensor) -> Tensor:
+        one = Batch(tokens_T, torch.tensor([tokens_T.numel()])).to(self.device)
+        with self.computing(self._usual):
+            return self.model()(**inputs(one)).logits[0].cpu()
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         """log π of the masked tokens [N], 0 elsewhere."""
