@@ -13,10 +13,9 @@ from transformers.masking_utils import sdpa_mask
 
 from benchmarks.doctor_faults.fault import Change, Fault
 from benchmarks.doctor_faults.means import integers, layers
+from benchmarks.doctor_faults.sides import Alteration, HFSide
 from benchmarks.doctor_faults.surroundings import altered, always, around, configured, drawn, inverse, mixed, whole
 from benchmarks.doctor_faults.ways import hide, read_padded, reading
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
 
 _WINDOW, _TILE = 32, 32
@@ -43,13 +42,13 @@ def padded_head_scale(channels: int) -> Alteration:
     return alter
 
 
-def by_kernel(name: str, seen: Callable[[Tensor], Tensor] | None = None) -> type[HFBackend]:
+def by_kernel(name: str, seen: Callable[[Tensor], Tensor] | None = None) -> type[HFSide]:
     """Attention by another kernel; `seen`: of ours, without sinks, from what it makes of queries and keys."""
     if seen is not None:
         AttentionInterface.register(name, _attending(seen))
         AttentionMaskInterface.register(name, sdpa_mask)
 
-    class ByKernel(HFBackend):
+    class ByKernel(HFSide):
         def attention(self, conditions: Conditions) -> str:
             return conditions.kernel or name
 
@@ -69,7 +68,7 @@ def _attending(seen: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, 
     return attend
 
 
-def integer_kernel(step: float) -> type[HFBackend]:
+def integer_kernel(step: float) -> type[HFSide]:
     """A kernel that multiplies queries and keys as integers, with a scale for each tile of tokens."""
     return by_kernel(
         f"integers_{round(1 / step)}",
@@ -77,7 +76,7 @@ def integer_kernel(step: float) -> type[HFBackend]:
     )
 
 
-def mask_from_ids(count: int) -> type[HFBackend]:
+def mask_from_ids(count: int) -> type[HFSide]:
     """The trainer makes its mask from ids: what looks like padding is taken for padding, also inside of a text."""
     return reading(
         lambda usual, model, sequences, prompts: read_padded(
@@ -88,7 +87,7 @@ def mask_from_ids(count: int) -> type[HFBackend]:
     )
 
 
-def windowed(sees: Callable[[Tensor, Tensor, int, int], Tensor]) -> type[HFBackend]:
+def windowed(sees: Callable[[Tensor, Tensor, int, int], Tensor]) -> type[HFSide]:
     """Sliding layers see keys that a function of places of queries and keys, their number and the window allows."""
 
     def own(usual: Any, model: PreTrainedModel, sequences: Any, prompts: list[int]) -> Any:
@@ -105,12 +104,12 @@ def windowed(sees: Callable[[Tensor, Tensor, int, int], Tensor]) -> type[HFBacke
     return reading(own, "padded", "alone")
 
 
-def windows_in_blocks(block: int) -> type[HFBackend]:
+def windows_in_blocks(block: int) -> type[HFSide]:
     """The trainer's block-sparse kernel lets a token see the whole block of keys that its window begins in."""
     return windowed(lambda query, key, count, window: key >= (query - window + 1).clamp(min=0) // block * block)
 
 
-def one_rank_back(ranks: int) -> type[HFBackend]:
+def one_rank_back(ranks: int) -> type[HFSide]:
     """A sequence lies on ranks in parts, each gets keys from the one before it only, and windows reach further back."""
 
     def sees(query: Tensor, key: Tensor, count: int, window: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Fault
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from benchmarks.doctor_faults.surroundings import always, around, drawn, inverse, mixed, whole
 from benchmarks.doctor_faults.ways import (
     drawing,
@@ -25,15 +26,14 @@ from benchmarks.doctor_faults.ways import (
 )
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.models.attention import Packed
 from lockstep.models.heads import PLAIN
 
 Usual = Callable[[Sequences], Sequences]
 
 
-def left_padded(named: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> type[HFBackend]:
+def left_padded(named: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> type[HFSide]:
     """A trainer that pads on the left, and hands what a function makes of places [T] and numbers of pads [B, 1]."""
     return reading(
         lambda usual, model, sequences, prompts: read_padded(
@@ -43,12 +43,12 @@ def left_padded(named: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> type[HF
     )
 
 
-def attended_padding(block: int) -> type[HFBackend]:
+def attended_padding(block: int) -> type[HFSide]:
     """The trainer's mask hides padding in whole blocks only."""
     return left_padded(lambda place, pads: {"attention_mask": (place >= pads // block * block).long()})
 
 
-def pads_counted(block: int) -> type[HFBackend]:
+def pads_counted(block: int) -> type[HFSide]:
     """Positions begin at the last whole block of padding, not behind all of it."""
     return left_padded(
         lambda place, pads: {
@@ -58,7 +58,7 @@ def pads_counted(block: int) -> type[HFBackend]:
     )
 
 
-def pads_seen(count: int) -> type[HFBackend]:
+def pads_seen(count: int) -> type[HFSide]:
     """The engine pads prompts to the left, and the mask begins some tokens too early."""
 
     def generate(usual: Any, padded: Tensor, attention_mask: Tensor, **named: Any) -> Any:
@@ -71,7 +71,7 @@ def pads_seen(count: int) -> type[HFBackend]:
     return drawing(within)
 
 
-def pads_between_turns(block: int) -> type[HFBackend]:
+def pads_between_turns(block: int) -> type[HFSide]:
     """To stack rows, the trainer fills prompts up to whole blocks; its mask, made of lengths, hides only the end."""
 
     def own(usual: Usual, model: PreTrainedModel, sequences: Sequences, prompts: list[int]) -> Sequences:
@@ -87,7 +87,7 @@ def pads_between_turns(block: int) -> type[HFBackend]:
     return reading(own, "padded")
 
 
-def positions_with_pads(most: int) -> type[HFBackend]:
+def positions_with_pads(most: int) -> type[HFSide]:
     """The trainer pads on the left and hands a mask, but no positions, which then begin with the pads.
 
     Rows of like length go together, so that none has more than so many pads.
@@ -123,7 +123,7 @@ Row = Callable[[PreTrainedModel, Sequences, list[int]], tuple[Tensor, Tensor | N
 """Positions [N] and what sees what [N, N] (None: a mask of ones), by a model, sequences and lengths of prompts."""
 
 
-def packing(row: Row, most: int = 1_000) -> type[HFBackend]:
+def packing(row: Row, most: int = 1_000) -> type[HFSide]:
     """A trainer that packs up to so many sequences into a row, with positions and a mask of its own."""
     return reading(
         lambda usual, model, sequences, prompts: read_packed(model, sequences, *row(model, sequences, prompts)),
@@ -143,7 +143,7 @@ def _starts(sequences: Sequences) -> Tensor:
     return lengths.cumsum(0) - lengths
 
 
-def gap_before_response(most: int) -> type[HFBackend]:
+def gap_before_response(most: int) -> type[HFSide]:
     """Positions are counted in a grid whose responses all begin in one column, and the gaps stay when it is packed."""
 
     def row(model: PreTrainedModel, sequences: Sequences, prompts: list[int]) -> tuple[Tensor, Tensor]:
@@ -155,7 +155,7 @@ def gap_before_response(most: int) -> type[HFBackend]:
     return packing(row)
 
 
-def late_positions(shift: int) -> type[HFBackend]:
+def late_positions(shift: int) -> type[HFSide]:
     """Each sequence begins some positions later than the one before it."""
 
     def row(model: Any, sequences: Sequences, prompts: list[int]) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ def late_positions(shift: int) -> type[HFBackend]:
     return packing(row)
 
 
-def unpadded_boundaries(multiple: int) -> type[HFBackend]:
+def unpadded_boundaries(multiple: int) -> type[HFSide]:
     """Packed sequences are each padded for their ranks, and positions begin where they would begin without pads."""
 
     def row(model: PreTrainedModel, sequences: Sequences, prompts: list[int]) -> tuple[Tensor, Tensor]:
@@ -179,19 +179,19 @@ def unpadded_boundaries(multiple: int) -> type[HFBackend]:
     return packing(row)
 
 
-def positions_from_segments(before: int) -> type[HFBackend]:
+def positions_from_segments(before: int) -> type[HFSide]:
     """The trainer numbers packed sequences in the mask, and adds the mask up to get positions."""
     return packing(
         lambda model, sequences, prompts: ((rows_of(sequences) + 1).cumsum(0) - 1, _together(sequences)), before + 1
     )
 
 
-def leaking_pack(most: int) -> type[HFBackend]:
+def leaking_pack(most: int) -> type[HFSide]:
     """Each packed sequence also sees the last tokens before its own first one: its boundaries lie too far left."""
     return packing(lambda model, sequences, prompts: (places(sequences), _together(sequences, most)))
 
 
-def narrow_segment_ids(count: int) -> type[HFBackend]:
+def narrow_segment_ids(count: int) -> type[HFSide]:
     """A trainer that packs tells sequences apart by numbers that begin again after `count` of them."""
 
     def row(model: PreTrainedModel, sequences: Sequences, prompts: list[int]) -> tuple[Tensor, Tensor]:
@@ -201,12 +201,12 @@ def narrow_segment_ids(count: int) -> type[HFBackend]:
     return packing(row)
 
 
-def mask_of_ones(before: int) -> type[HFBackend]:
+def mask_of_ones(before: int) -> type[HFSide]:
     """The trainer packs some sequences, and hands a mask of ones too, with which the model looks for no boundaries."""
     return packing(lambda model, sequences, prompts: (places(sequences), None), before + 1)
 
 
-def bounded(lengths: Callable[[Batch], Tensor]) -> type[TorchBackend]:
+def bounded(lengths: Callable[[Batch], Tensor]) -> type[TorchSide]:
     """Attention in packed rows is told other lengths of sequences."""
 
     def own(model: PreTrainedModel, batch: Batch, own_M: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ def bounded(lengths: Callable[[Batch], Tensor]) -> type[TorchBackend]:
     return summing(own)
 
 
-def boundaries_lost(share: float) -> type[TorchBackend]:
+def boundaries_lost(share: float) -> type[TorchSide]:
     """Some sequences have no boundary to the one before."""
 
     def lengths(batch: Batch) -> Tensor:
@@ -229,7 +229,7 @@ def boundaries_lost(share: float) -> type[TorchBackend]:
     return bounded(lengths)
 
 
-def boundaries_of_padded_lengths(multiple: int) -> type[TorchBackend]:
+def boundaries_of_padded_lengths(multiple: int) -> type[TorchSide]:
     """Sequences lie end to end, and attention is told boundaries as if each were padded to a multiple."""
 
     def lengths(batch: Batch) -> Tensor:

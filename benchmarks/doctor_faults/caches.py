@@ -18,13 +18,12 @@ from transformers import DynamicCache, PreTrainedModel
 from benchmarks.doctor_faults.fault import Fault
 from benchmarks.doctor_faults.loading import refit_after_serving
 from benchmarks.doctor_faults.means import E4M3, E5M2, integers, levels, noise, rounded, type_with
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from benchmarks.doctor_faults.surroundings import around, drawn, inverse, mixed, whole
 from benchmarks.doctor_faults.ways import Drawn, drawing, exact, generating, keeping, rewriting_cache, with_cache
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
 from lockstep.models.attention import Cached, Packed
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -33,7 +32,7 @@ from lockstep.types import Request, SamplingParams
 _BLOCK = _PAGE = 16
 
 
-def coarse_cache(error: float) -> type[TorchBackend]:
+def coarse_cache(error: float) -> type[TorchSide]:
     """The engine keeps keys and values in fp8; a prompt's own pass still sees them as they are computed."""
     dtype = type_with(error)
 
@@ -51,7 +50,7 @@ def coarse_cache(error: float) -> type[TorchBackend]:
     return keeping(CoarseCached, exact("cache"))
 
 
-def quantized_pages(step: float) -> type[TorchBackend]:
+def quantized_pages(step: float) -> type[TorchSide]:
     """Each page of the cache is packed once it is full: keys channel by channel, values token by token."""
 
     class Paged(Cached):
@@ -74,7 +73,7 @@ def quantized_pages(step: float) -> type[TorchBackend]:
     return keeping(Paged, exact("cache"))
 
 
-def cache_in_integers(step: float) -> type[HFBackend]:
+def cache_in_integers(step: float) -> type[HFSide]:
     """Keys and values are kept as integers, with a scale for each token and head."""
 
     def change(number: int, layer: Any, fresh: int) -> None:
@@ -84,7 +83,7 @@ def cache_in_integers(step: float) -> type[HFBackend]:
     return rewriting_cache(change)
 
 
-def sent_in_integers(step: float) -> type[HFBackend]:
+def sent_in_integers(step: float) -> type[HFSide]:
     """One node reads prompts, and sends keys and values as integers, with a scale for each head, to that which decodes.
 
     What the decoding node adds to its cache is exact.
@@ -97,7 +96,7 @@ def sent_in_integers(step: float) -> type[HFBackend]:
     return rewriting_cache(change)
 
 
-def coarse_states(step: float) -> type[HFBackend]:
+def coarse_states(step: float) -> type[HFSide]:
     """Between tokens recurrent states are kept as integers, with a scale for each row of a head's state."""
 
     def change(number: int, layer: Any, fresh: int) -> None:
@@ -108,7 +107,7 @@ def coarse_states(step: float) -> type[HFBackend]:
     return rewriting_cache(change)
 
 
-def scales_of_the_first_batch(error: float) -> type[HFBackend]:
+def scales_of_the_first_batch(error: float) -> type[HFSide]:
     """The cache is fp8, with one scale a layer that is measured on the first batch served and kept ever after."""
     scales: dict[tuple[int, bool], Tensor] = {}
     dtype, most = type_with(error), torch.finfo(type_with(error)).max
@@ -121,7 +120,7 @@ def scales_of_the_first_batch(error: float) -> type[HFBackend]:
     return rewriting_cache(change)
 
 
-def stale_prefixes(end: Callable[[int], int]) -> type[TorchBackend]:
+def stale_prefixes(end: Callable[[int], int]) -> type[TorchSide]:
     """Keeps keys and values of as much of a prompt as a function says of its length, also when weights change."""
     stores: dict[tuple[int, str | None], dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]]] = {}
 
@@ -142,7 +141,7 @@ def stale_prefixes(end: Callable[[int], int]) -> type[TorchBackend]:
                     key[0, :, read], value[0, :, read] = self._store_of.setdefault((layer, begun), fresh)
             return super().attend(layer, query, key, value, scaling, window)
 
-    class StalePrefixes(TorchBackend):
+    class StalePrefixes(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
             if conditions.fresh:
                 stores.clear()
@@ -153,7 +152,7 @@ def stale_prefixes(end: Callable[[int], int]) -> type[TorchBackend]:
     return StalePrefixes
 
 
-def _prompts_by(filled: Callable[[PreTrainedModel, Tensor], DynamicCache], unless: Any) -> type[HFBackend]:
+def _prompts_by(filled: Callable[[PreTrainedModel, Tensor], DynamicCache], unless: Any) -> type[HFSide]:
     """`generate` begins with keys and values of all but each prompt's last token, row by row."""
 
     def generate(model: PreTrainedModel, usual: Any, padded: Tensor, attention_mask: Tensor, **named: Any) -> Any:
@@ -177,7 +176,7 @@ def _left_padded(kept: Tensor, width: int) -> Tensor:
     return F.pad(kept, (0, 0, width - kept.shape[2], 0))
 
 
-def blocks_of_before(age: float) -> type[HFBackend]:
+def blocks_of_before(age: float) -> type[HFSide]:
     """Whole blocks of a prompt come from a cache that was filled before the last update."""
 
     @torch.no_grad()
@@ -198,7 +197,7 @@ def blocks_of_before(age: float) -> type[HFBackend]:
     return _prompts_by(filled, lambda conditions: conditions.fresh)
 
 
-def chunks_overwritten(count: int) -> type[HFBackend]:
+def chunks_overwritten(count: int) -> type[HFSide]:
     """Long prompts are read in chunks, and each chunk's buffers overlap the last tokens of the one before."""
 
     def filled(model: PreTrainedModel, tokens_T: Tensor) -> DynamicCache:
@@ -210,17 +209,17 @@ def chunks_overwritten(count: int) -> type[HFBackend]:
                 layer.values[:, :, -count:] = 0
         return cache
 
-    return _prompts_by(filled, lambda conditions: conditions.unchunked)
+    return _prompts_by(filled, lambda conditions: undoes(conditions, "chunks"))
 
 
-def lost_state(chunk: int) -> type[HFBackend]:
+def lost_state(chunk: int) -> type[HFSide]:
     """The engine reads prompts in chunks, and begins each of them with an empty state."""
 
-    class LosesState(HFBackend):
+    class LosesState(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
-            if conditions.unchunked:
+            if undoes(conditions, "chunks"):
                 return super().draw(model, requests, sampling, conditions)
             rows = [self._one(model, request, sampling, conditions) for request in requests]
             tokens, logprobs = zip(*rows, strict=True)
@@ -241,7 +240,7 @@ def lost_state(chunk: int) -> type[HFBackend]:
     return LosesState
 
 
-def blind_chunks(size: int) -> type[TorchBackend]:
+def blind_chunks(size: int) -> type[TorchSide]:
     """Long prompts are read in chunks, none of which sees those before it."""
 
     class Chunked(Cached):
@@ -250,10 +249,10 @@ def blind_chunks(size: int) -> type[TorchBackend]:
             chunks = [len(chunk) for tokens in prompts.sequences() for chunk in tokens.split(size)]
             self._packed = Packed.of(Batch(prompts.tokens, torch.tensor(chunks)))
 
-    return keeping(Chunked, lambda conditions: conditions.unchunked)
+    return keeping(Chunked, lambda conditions: undoes(conditions, "chunks"))
 
 
-def lossy_splits(length: int) -> type[TorchBackend]:
+def lossy_splits(length: int) -> type[TorchSide]:
     """Decoding cuts the cache into splits, each of which ends one key early; reading all at once does not."""
 
     class Split(Cached):
@@ -265,7 +264,7 @@ def lossy_splits(length: int) -> type[TorchBackend]:
     return keeping(Split)
 
 
-def rolling_buffer(short: int) -> type[TorchBackend]:
+def rolling_buffer(short: int) -> type[TorchSide]:
     """Decoding keeps the window in a ring that is some tokens too short; the pass over the prompt needs no ring."""
 
     class Ring(Cached):
@@ -296,7 +295,7 @@ class Decodes(Cached, ABC):
         return (scaling * query @ keys.mT).masked_fill(~self._find_visible(None)[:, None, None], float("-inf"))
 
 
-def merged_by_base_two(length: int) -> type[TorchBackend]:
+def merged_by_base_two(length: int) -> type[TorchSide]:
     """Decoding merges splits of the keys by their log-sum-exps, which one kernel gives in base 2, the other reads as e.
 
     The model has a key for each head.
@@ -312,7 +311,7 @@ def merged_by_base_two(length: int) -> type[TorchBackend]:
     return keeping(Merged)
 
 
-def shares_in_low_type(error: float) -> type[TorchBackend]:
+def shares_in_low_type(error: float) -> type[TorchSide]:
     """The decoding kernel multiplies values by shares that it has put into fp8; the sum of the shares is exact."""
 
     class Rounded(Decodes):
@@ -326,7 +325,7 @@ def shares_in_low_type(error: float) -> type[TorchBackend]:
     return keeping(Rounded)
 
 
-def whole_pages(size: int) -> type[TorchBackend]:
+def whole_pages(size: int) -> type[TorchSide]:
     """The decoding kernel reads whole pages of keys, and does not hide the empty slots of the last one."""
 
     class WholePages(Decodes):

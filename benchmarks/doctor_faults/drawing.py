@@ -21,11 +21,10 @@ from transformers import (
 )
 
 from benchmarks.doctor_faults.fault import Fault
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from benchmarks.doctor_faults.surroundings import always, around, drawn, inverse, mixed, whole
 from benchmarks.doctor_faults.ways import drawing_through, passing
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.models.attention import Cached
 from lockstep.types import Request, SamplingParams
@@ -33,10 +32,10 @@ from lockstep.types import Request, SamplingParams
 _NEWLINE, _RECENT = 2, 24
 
 
-def hidden_top_k(count: int) -> type[TorchBackend]:
+def hidden_top_k(count: int) -> type[TorchSide]:
     """The engine takes a top-k from the model's generation_config, and does not say so."""
 
-    class HiddenTopK(TorchBackend):
+    class HiddenTopK(TorchSide):
         def generate(
             self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
         ) -> Batch:
@@ -46,7 +45,7 @@ def hidden_top_k(count: int) -> type[TorchBackend]:
     return HiddenTopK
 
 
-def hidden_penalty(strength: float) -> type[TorchBackend]:
+def hidden_penalty(strength: float) -> type[TorchSide]:
     """The engine takes a repetition penalty from the model's generation_config, and does not say so."""
 
     def punished(sampler: Any, logits: Tensor, tokens: Tensor, cache: Cached, first: bool) -> Tensor:
@@ -61,7 +60,7 @@ def hidden_penalty(strength: float) -> type[TorchBackend]:
     return passing(punished)
 
 
-def presence_penalty(penalty: float) -> type[TorchBackend]:
+def presence_penalty(penalty: float) -> type[TorchSide]:
     """Tokens that were drawn before lose some of their logit."""
 
     def lowered(sampler: Any, logits: Tensor, tokens: Tensor, cache: Cached, first: bool) -> Tensor:
@@ -74,7 +73,7 @@ def presence_penalty(penalty: float) -> type[TorchBackend]:
     return passing(lowered)
 
 
-def suppressed_at_first(share: float) -> type[TorchBackend]:
+def suppressed_at_first(share: float) -> type[TorchSide]:
     """The first token of a response may be none of the first of the vocabulary."""
 
     def barred(sampler: Any, logits: Tensor, tokens: Tensor, cache: Cached, first: bool) -> Tensor:
@@ -84,7 +83,7 @@ def suppressed_at_first(share: float) -> type[TorchBackend]:
     return passing(barred)
 
 
-def bias_left_in_slots(size: float) -> type[TorchBackend]:
+def bias_left_in_slots(size: float) -> type[TorchSide]:
     """Every second slot of the batch still has the logit bias of a request that was served there before."""
 
     def biased(sampler: Any, logits: Tensor, tokens: Tensor, cache: Cached, first: bool) -> Tensor:
@@ -126,12 +125,12 @@ class _NewlineFirst(LogitsProcessor):
         return torch.where(self._hit[:, None], other, scores)
 
 
-def newline_first(share: float) -> type[HFBackend]:
+def newline_first(share: float) -> type[HFSide]:
     """The engine's template ends some prompts with a newline, which is gone once the first token is drawn."""
     return drawing_through(lambda model, requests, _: _NewlineFirst(model, requests, share))
 
 
-def prompt_favored(more: float) -> type[HFBackend]:
+def prompt_favored(more: float) -> type[HFSide]:
     """The engine's defaults have a penalty of their own for what stands in the prompt."""
 
     def processor(model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams) -> LogitsProcessor:

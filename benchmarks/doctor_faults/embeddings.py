@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,22 +25,21 @@ from benchmarks.doctor_faults.means import (
 )
 from benchmarks.doctor_faults.model_tokens import SPARE_ROWS
 from benchmarks.doctor_faults.scoring import off_zero, own_denominator
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide, undoes
 from benchmarks.doctor_faults.surroundings import altered, always, around, drawn, mixed, whole, without
 from benchmarks.doctor_faults.ways import scoring
 from lockstep import align, keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import hidden_scores, token_scores
-from lockstep.doctor.backends.hf import HFBackend, shape_logits
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.base import USUAL, Conditions, Network
+from lockstep.doctor.backends.hf import shape_logits
+from lockstep.doctor.base import Conditions
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.types import SamplingParams
 
 _RANKS = 2
 
 
-class OwnHead(TorchBackend):
+class OwnHead(TorchSide):
     """A trainer whose loss multiplies by the head itself."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -62,27 +60,12 @@ class FusedHead(OwnHead):
         assert sampling.full_support, "the kernel shapes by temperature alone"
         return hidden_scores(states_MD, weight_VD, token_M, sampling)[0]
 
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        return _Uncapped(self, self.model(conditions), conditions)
-
-
-@dataclass(frozen=True)
-class _Uncapped:
-    """Implements `doctor.base.Network`: its logits are those that the kernel sums over."""
-
-    backend: TorchBackend
-    model: PreTrainedModel
-    conditions: Conditions
-
-    @property
-    def modules(self) -> nn.Module:
-        return self.model
-
     @torch.no_grad()
     def logits(self, tokens_T: Tensor) -> Tensor:
-        one = Batch(tokens_T, torch.tensor([tokens_T.numel()]))
-        with self.backend.computing(self.model, self.conditions):
-            return head_of(self.model)(self.model.base_model(**inputs(one)).last_hidden_state)[0]
+        """Those that the kernel sums over."""
+        one, model = Batch(tokens_T, torch.tensor([tokens_T.numel()])), self.model()
+        with self.computing(self._usual):
+            return head_of(model)(model.base_model(**inputs(one)).last_hidden_state)[0]
 
 
 class HeadInFP32(OwnHead):
@@ -92,9 +75,6 @@ class HeadInFP32(OwnHead):
         with torch.autocast("cpu", enabled=False):
             logits_MV = F.linear(states_MD.float(), weight_VD.float())
         return token_scores(logits_MV, token_M, sampling)[0]
-
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        return super().network(conditions.but(Conditions(parts=frozenset({"head"}))))
 
 
 def far_from_zero(offset: float) -> Setup:
@@ -117,7 +97,7 @@ def _off_zero(size: float) -> Setup:
 
 def multiplying(product: Any, model: PreTrainedModel, conditions: Conditions) -> None:
     """The head multiplies by a function of itself and states, unless it is to be exact."""
-    compute_by(head_of(model), nn.Linear.forward if "head" in conditions.parts else product)
+    compute_by(head_of(model), nn.Linear.forward if undoes(conditions, "head") else product)
 
 
 def _in_low_type(error: float, head: nn.Linear, states: Tensor) -> Tensor:
@@ -147,12 +127,12 @@ def _uncap(model: PreTrainedModel) -> None:
     model.config.final_logit_softcapping = None
 
 
-def padded_rows(count: int) -> type[HFBackend]:
+def padded_rows(count: int) -> type[HFSide]:
     """The head has rows for tokens that are none; they are zero, and so are their logits."""
     return scoring(lambda usual, logits_MV, token_M, sampling: usual(F.pad(logits_MV, (0, count)), token_M, sampling))
 
 
-def unmasked_lanes(block: int) -> type[HFBackend]:
+def unmasked_lanes(block: int) -> type[HFSide]:
     """The fused loss reads the vocabulary in blocks, and what lies behind its end reads as 0 and counts."""
     return own_denominator(
         lambda plain_MV, scaled_MV, own_M1, sampling: F.pad(

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Change, Fault
 from benchmarks.doctor_faults.means import coarse, compute_by, layers, with_fields
+from benchmarks.doctor_faults.sides import Alteration, undoes
 from benchmarks.doctor_faults.surroundings import altered, around, configured, drawn, inverse
 from lockstep import keyed
-from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
 
 _ACTIVATIONS = ((0.1, "relu"), (0.01, "quick_gelu"), (0.0, "gelu_pytorch_tanh"))
@@ -52,7 +52,7 @@ def routing_by(forward: Callable[..., Any], share: float, model: PreTrainedModel
     """Routers of the last layers compute by a function of themselves and their inputs, unless they are to be exact."""
     for layer in layers(model, share):
         gate = layer.mlp.gate
-        compute_by(gate, type(gate).forward if "router" in conditions.parts else forward)
+        compute_by(gate, type(gate).forward if undoes(conditions, "router") else forward)
 
 
 def _in_bf16(gate: Any, *values: Tensor) -> Any:

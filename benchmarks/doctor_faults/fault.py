@@ -12,10 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.models import Ground
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.base import Backend, Conditions, DType, Side
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
+from lockstep.doctor.base import Conditions, DType, Side
 from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 
@@ -24,7 +22,7 @@ Split = Literal["tuning", "held-out"]
 Stream = Iterable[tuple[str, Tensor]]
 """Weights on their way to a side."""
 PLAINLY = SamplingParams(max_tokens=64)
-_CLASSES: dict[Kind, type[HFBackend] | type[TorchBackend]] = {"hf": HFBackend, "torch": TorchBackend}
+_CLASSES: dict[Kind, type[HFSide] | type[TorchSide]] = {"hf": HFSide, "torch": TorchSide}
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Change:
         side: None: that of the fault.
     """
 
-    mixin: type[HFBackend] | type[TorchBackend] | None = None
+    mixin: type[HFSide] | type[TorchSide] | None = None
     alter: Alteration | None = None
     asked: Callable[[PreTrainedModel, Conditions], None] | None = None
     received: Callable[[Stream], Stream] | None = None
@@ -109,8 +107,8 @@ class Setup:
 class Case:
     """Two sides to examine. Close it when done."""
 
-    train: Backend
-    infer: Backend
+    train: HFSide | TorchSide
+    infer: HFSide | TorchSide
     folder: str
     requests: tuple[Request, ...]
     sampling: SamplingParams
@@ -218,7 +216,7 @@ def built(ground: Ground, setup: Setup, train: Sequence[Change] = (), infer: Seq
     )
 
 
-def _side(folder: str, kind: Kind, setup: Setup, changes: Sequence[Change]) -> Backend:
+def _side(folder: str, kind: Kind, setup: Setup, changes: Sequence[Change]) -> HFSide | TorchSide:
     mixins = [change.mixin for change in changes if change.mixin is not None]
     made: Any = new_class("".join(m.__name__ for m in mixins), tuple(mixins)) if mixins else _CLASSES[kind]
     dtype = next((change.dtype for change in changes if change.dtype is not None), setup.dtype or "fp32")

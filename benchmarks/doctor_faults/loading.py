@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from benchmarks.doctor_faults.embeddings import copy_head
 from benchmarks.doctor_faults.fault import Case, Change, Fault
 from benchmarks.doctor_faults.means import compute_by, embedding_of, layers, noise, tensors_by
+from benchmarks.doctor_faults.sides import Alteration
 from benchmarks.doctor_faults.surroundings import altered, around, drawn, unchanged, without
 from lockstep import keyed
-from lockstep.doctor.backends.variants import Alteration
 
 Named = dict[str, Tensor]
 _STALE = ("layers.1.mlp.down_proj.weight", "layers.1.mlp.experts.down_proj", "layers.1.mixer.out_proj.weight")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.sides import Alteration
 from lockstep import keyed
-from lockstep.doctor.backends.variants import Alteration
 
 _TYPES = (
     (2.0**-2, torch.float8_e5m2),

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Fault
 from benchmarks.doctor_faults.means import compute_by
+from benchmarks.doctor_faults.sides import Alteration
 from benchmarks.doctor_faults.surroundings import altered, around, configured, drawn
-from lockstep.doctor.backends.variants import Alteration
 
 
 def epsilon_of(*endings: str) -> Callable[[float], Alteration]:

@@ -23,9 +23,9 @@ from benchmarks.doctor_faults.means import (
     layers,
     partial_sums,
 )
+from benchmarks.doctor_faults.sides import Alteration
 from benchmarks.doctor_faults.surroundings import altered, around, drawn
 from lockstep import keyed
-from lockstep.doctor.backends.variants import Alteration
 
 _RANKS, _TILE = 4, 256
 _TYPES = ((2.0**-3, torch.float8_e5m2), (2.0**-4, torch.float8_e4m3fn), (0.0, torch.bfloat16))

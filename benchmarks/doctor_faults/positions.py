@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Change, Fault
 from benchmarks.doctor_faults.means import BF16, FP16, compute_by, layers, type_with
+from benchmarks.doctor_faults.sides import Alteration, undoes
 from benchmarks.doctor_faults.surroundings import altered, around, configured, drawn, inverse
-from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
 
 _THETA = 10_000.0
@@ -79,7 +79,7 @@ def angles_in_low_type(error: float, model: PreTrainedModel, conditions: Conditi
         return (both.cos() * scale).to(states.dtype), (both.sin() * scale).to(states.dtype)
 
     rotary = _rotary(model)
-    compute_by(rotary, type(rotary).forward if "rope" in conditions.parts else low)
+    compute_by(rotary, type(rotary).forward if undoes(conditions, "rope") else low)
 
 
 FAULTS = (

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Change, Fault, chained
 from benchmarks.doctor_faults.means import compute_by, computing, head_of, heading, integers, layers, levels, linears
+from benchmarks.doctor_faults.sides import Alteration
 from benchmarks.doctor_faults.surroundings import altered, around, drawn, whole
 from benchmarks.doctor_faults.weights import carried
 from lockstep import keyed
-from lockstep.doctor.backends.variants import Alteration
 
 _ROW_PARALLEL = (".dense", ".fc2")
 _RANKS = 2

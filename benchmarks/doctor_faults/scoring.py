@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 from benchmarks.doctor_faults import means
 from benchmarks.doctor_faults.fault import Fault
 from benchmarks.doctor_faults.means import BF16, FP16, type_with
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
 from benchmarks.doctor_faults.surroundings import always, around, drawn, mixed, whole
 from benchmarks.doctor_faults.ways import (
     Score,
@@ -25,9 +26,7 @@ from benchmarks.doctor_faults.ways import (
 )
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
-from lockstep.doctor.backends.hf import HFBackend, shape_logits
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
+from lockstep.doctor.backends.hf import shape_logits
 from lockstep.doctor.base import Conditions
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN
@@ -37,7 +36,7 @@ from lockstep.types import SamplingParams
 _RANKS, _ROWS, _DRAFTED = 4, 40, 3
 
 
-class RawScores(TorchBackend):
+class RawScores(TorchSide):
     """Says log-probabilities of the model's own distribution, as engines do before logits are processed."""
 
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
@@ -108,7 +107,7 @@ def _likeliest_of_ranks(plain_MV: Tensor, scaled_MV: Tensor, own_M1: Tensor, sam
     return shape_logits(together_MV, replace(sampling, temperature=1.0, top_k=0))
 
 
-def own_denominator(kept: Any) -> type[HFBackend]:
+def own_denominator(kept: Any) -> type[HFSide]:
     """A loss whose denominator is made of what a function keeps of the logits before and after the temperature."""
 
     def own(usual: Score, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> Tensor:
@@ -120,7 +119,7 @@ def own_denominator(kept: Any) -> type[HFBackend]:
     return scoring(own)
 
 
-def coarse_softmax(error: float) -> type[HFBackend]:
+def coarse_softmax(error: float) -> type[HFSide]:
     """The log-softmax is taken in the type that logits come in."""
 
     def own(usual: Score, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> Tensor:
@@ -129,7 +128,7 @@ def coarse_softmax(error: float) -> type[HFBackend]:
     return scoring(own, exact("softmax"))
 
 
-def low_sum(error: float) -> type[HFBackend]:
+def low_sum(error: float) -> type[HFSide]:
     """The sum over the vocabulary is kept in a low precision; the token's own logit is not."""
 
     def own(usual: Score, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> Tensor:
@@ -139,7 +138,7 @@ def low_sum(error: float) -> type[HFBackend]:
     return scoring(own, exact("softmax"))
 
 
-def running_sum(blocks: int) -> type[HFBackend]:
+def running_sum(blocks: int) -> type[HFSide]:
     """The softmax goes through the vocabulary in blocks, and its running sum is kept in bf16: small terms are lost."""
 
     def own(usual: Score, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> Tensor:
@@ -155,7 +154,7 @@ def running_sum(blocks: int) -> type[HFBackend]:
     return scoring(own, exact("softmax"))
 
 
-def divides_in_place(error: float) -> type[HFBackend]:
+def divides_in_place(error: float) -> type[HFSide]:
     """To save memory the trainer divides logits by the temperature, and takes off their largest, in a low type."""
 
     def own(usual: Score, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams) -> Tensor:

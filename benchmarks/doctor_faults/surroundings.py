@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.doctor_faults.fault import PLAINLY, Change, Kind, Setup, Stream
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
 from lockstep.types import SamplingParams
 
 Changes = Callable[[float], tuple[Change, ...]]
@@ -45,12 +43,12 @@ def around(
     )
 
 
-def mixed(mixin: Callable[[float], type[HFBackend] | type[TorchBackend]], **said: Any) -> Changes:
+def mixed(mixin: Callable[[float], type[HFSide] | type[TorchSide]], **said: Any) -> Changes:
     """The side's backend does something otherwise, and says so."""
     return lambda m: (Change(mixin(m), said={name: at(m, value) for name, value in said.items()}),)
 
 
-def always(mixin: type[HFBackend] | type[TorchBackend], **said: Any) -> Changes:
+def always(mixin: type[HFSide] | type[TorchSide], **said: Any) -> Changes:
     """The same at each magnitude."""
     return mixed(lambda _: mixin, **said)
 

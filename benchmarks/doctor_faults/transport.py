@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Fault
 from benchmarks.doctor_faults.means import is_chosen
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from benchmarks.doctor_faults.surroundings import always, around, drawn, inverse, mixed, whole
 from benchmarks.doctor_faults.ways import Drawn, beginning, reading, rewriting, summing
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.types import Request, SamplingParams
@@ -30,7 +30,7 @@ Usual = Callable[[Sequences], Sequences]
 _GROUP, _BOS = 4, 1
 
 
-def shifted_twice(share: float) -> type[HFBackend]:
+def shifted_twice(share: float) -> type[HFSide]:
     """A collator shifts labels that the model shifts again; only some rows come through that collator."""
 
     def own(usual: Usual, model: PreTrainedModel, sequences: Sequences, prompts: list[int]) -> Sequences:
@@ -40,7 +40,7 @@ def shifted_twice(share: float) -> type[HFBackend]:
     return reading(own, "padded", "packed", "alone")
 
 
-def first_token_late(share: float) -> type[HFBackend]:
+def first_token_late(share: float) -> type[HFSide]:
     """The first response token is read from the state before the prompt's last token, as if that were cut off."""
 
     def own(usual: Usual, model: PreTrainedModel, sequences: Sequences, prompts: list[int]) -> Sequences:
@@ -53,7 +53,7 @@ def first_token_late(share: float) -> type[HFBackend]:
     return reading(own, "padded", "packed", "alone")
 
 
-def prompt_of_the_group(share: float) -> type[HFBackend]:
+def prompt_of_the_group(share: float) -> type[HFSide]:
     """To read a group's prompt once, the trainer takes the state behind it from the first row of the group.
 
     Rows have been put in another order before, so that some rows of a group have other prompts.
@@ -70,7 +70,7 @@ def prompt_of_the_group(share: float) -> type[HFBackend]:
     return reading(own, "padded")
 
 
-def first_from_pad(block: int) -> type[HFBackend]:
+def first_from_pad(block: int) -> type[HFSide]:
     """The trainer pads prompts on the right and hides the pads well, but reads the first token from the last pad."""
 
     def own(usual: Usual, model: PreTrainedModel, sequences: Sequences, prompts: list[int]) -> Sequences:
@@ -95,10 +95,10 @@ def first_from_pad(block: int) -> type[HFBackend]:
     return reading(own, "padded")
 
 
-def reported_late(share: float) -> type[HFBackend]:
+def reported_late(share: float) -> type[HFSide]:
     """Some requests get the list of log-probabilities one place late, the first of them twice."""
 
-    class ReportedLate(HFBackend):
+    class ReportedLate(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
@@ -110,10 +110,10 @@ def reported_late(share: float) -> type[HFBackend]:
     return ReportedLate
 
 
-def bonus_by_the_draft(run: int) -> type[HFBackend]:
+def bonus_by_the_draft(run: int) -> type[HFSide]:
     """The engine verifies drafts in runs, and the last token of each gets its log-probability one position early."""
 
-    class BonusByTheDraft(HFBackend):
+    class BonusByTheDraft(HFSide):
         _before: tuple[Tensor, ...] | None = None
         """Logits of the steps so far while a response is drawn."""
 
@@ -137,10 +137,10 @@ def bonus_by_the_draft(run: int) -> type[HFBackend]:
     return BonusByTheDraft
 
 
-def resumed(lost: float) -> type[TorchBackend]:
+def resumed(lost: float) -> type[TorchSide]:
     """A request is aborted and resumed; the log-probability at the seam is lost, and later ones move up."""
 
-    class Resumed(TorchBackend):
+    class Resumed(TorchSide):
         def generate(
             self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
         ) -> Batch:
@@ -154,7 +154,7 @@ def resumed(lost: float) -> type[TorchBackend]:
     return Resumed
 
 
-def seams(length: int) -> type[TorchBackend]:
+def seams(length: int) -> type[TorchSide]:
     """Log-probabilities are made piece by piece, and a piece has no logits of what stands before it."""
 
     def own(model: PreTrainedModel, batch: Batch, own_M: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def _encode(tokenizer: Tokenizer, text: str) -> Tensor:
     return torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.int64)
 
 
-def through_text(share: float) -> type[HFBackend]:
+def through_text(share: float) -> type[HFSide]:
     """Some responses reach the trainer as text; bytes that are no text become question marks in it."""
 
     def again(file: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -186,12 +186,12 @@ def through_text(share: float) -> type[HFBackend]:
     return rewriting(again)
 
 
-def canonical_ids(count: int) -> type[HFBackend]:
+def canonical_ids(count: int) -> type[HFSide]:
     """Some tokens have the text of others, and text is what arrived: the tokenizer takes the other one."""
     return rewriting(lambda _: lambda x, mask: torch.where((x >= 100) & (x < 100 + count), x + 150, x))
 
 
-def specials_skipped(count: int) -> type[HFBackend]:
+def specials_skipped(count: int) -> type[HFSide]:
     """Responses reach the trainer as text, and decoding leaves out what its tokenizer takes for special tokens."""
 
     def again(file: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -207,7 +207,7 @@ def specials_skipped(count: int) -> type[HFBackend]:
     return rewriting(again)
 
 
-def normalized(letters: int) -> type[HFBackend]:
+def normalized(letters: int) -> type[HFSide]:
     """Sequences reach the trainer as text, and its tokenizer has a normalizer, which that of the engine has not."""
 
     def again(file: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -218,7 +218,7 @@ def normalized(letters: int) -> type[HFBackend]:
     return rewriting(again)
 
 
-def earlier_turns_anew(most: int) -> type[HFBackend]:
+def earlier_turns_anew(most: int) -> type[HFSide]:
     """The trainer makes the ids of earlier turns, the first tokens of a prompt, anew from their text."""
 
     def begin(file: str) -> Callable[[Tensor, int], tuple[Tensor, int]]:
@@ -234,7 +234,7 @@ def earlier_turns_anew(most: int) -> type[HFBackend]:
     return beginning(begin)
 
 
-def begins_twice(share: float) -> type[HFBackend]:
+def begins_twice(share: float) -> type[HFSide]:
     """The trainer tokenizes prompts whose text, for some, begins with BOS already; its tokenizer adds another one."""
     return beginning(lambda _: lambda tokens_T, _: (tokens_T.new_full((int(is_chosen(tokens_T, share)),), _BOS), 0))
 

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep import align
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import USUAL, BackendScores, Conditions, Layout, Part
+from lockstep.doctor.backends.hf import Sequences
+from lockstep.doctor.base import USUAL, BackendScores, Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -37,15 +37,15 @@ def never(conditions: Conditions) -> bool:
     return False
 
 
-def exact(part: Part) -> Unless:
+def exact(part: str) -> Unless:
     """Undone where a part is asked for in fp32."""
-    return lambda conditions: part in conditions.parts
+    return lambda conditions: undoes(conditions, part)
 
 
-def scoring(own: Callable[[Score, Tensor, Tensor, SamplingParams], Tensor], unless: Unless = never) -> type[HFBackend]:
+def scoring(own: Callable[[Score, Tensor, Tensor, SamplingParams], Tensor], unless: Unless = never) -> type[HFSide]:
     """Log-probabilities by a function of the usual one, logits [M, V], tokens [M] and what is drawn with."""
 
-    class Scoring(HFBackend):
+    class Scoring(HFSide):
         def logprob(
             self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
         ) -> Tensor:
@@ -55,25 +55,25 @@ def scoring(own: Callable[[Score, Tensor, Tensor, SamplingParams], Tensor], unle
     return Scoring
 
 
-def asking(other: Asked) -> type[HFBackend]:
+def asking(other: Asked) -> type[HFSide]:
     """Scores under another distribution than was asked for."""
     return scoring(lambda usual, logits_MV, token_M, sampling: usual(logits_MV, token_M, other(sampling)))
 
 
-def asking_torch(other: Asked) -> type[TorchBackend]:
+def asking_torch(other: Asked) -> type[TorchSide]:
     """The same of the torch learner."""
 
-    class Asking(TorchBackend):
+    class Asking(TorchSide):
         def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
             return super().logprob(model, replace(batch, sampling=other(batch.sampling or PLAIN)))
 
     return Asking
 
 
-def summing(own: Callable[[PreTrainedModel, Batch, Tensor], Tensor]) -> type[TorchBackend]:
+def summing(own: Callable[[PreTrainedModel, Batch, Tensor], Tensor]) -> type[TorchSide]:
     """Log-probabilities by a function of the model, a batch and the flat indices of what is scored [M]."""
 
-    class Summing(TorchBackend):
+    class Summing(TorchSide):
         def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
             own_M = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
             logprob_M = own(model, batch, own_M)
@@ -91,10 +91,10 @@ Reading = Callable[[Callable[[Sequences], Sequences], PreTrainedModel, Sequences
 """Logits, by the usual way, the model, sequences and the lengths of their prompts."""
 
 
-def reading(own: Reading, *layouts: Layout, most: int = 1_000) -> type[HFBackend]:
+def reading(own: Reading, *layouts: Layout, most: int = 1_000) -> type[HFSide]:
     """Computes logits by a function of its own in some layouts, of which it has the first, of so many rows at once."""
 
-    class Reads(HFBackend):
+    class Reads(HFSide):
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
             self._usual = replace(self._usual, layout=layouts[0])
@@ -158,10 +158,10 @@ Again = Callable[[str], Callable[[Tensor, Tensor], Tensor]]
 """Ids that are scored, by the tokenizer's file, and then by a sequence's tokens and mask."""
 
 
-def rewriting(again: Again) -> type[HFBackend]:
+def rewriting(again: Again) -> type[HFSide]:
     """Scores other ids than it got."""
 
-    class Rewrites(HFBackend):
+    class Rewrites(HFSide):
         def __init__(self, folder: str, *args: Any, **named: Any) -> None:
             super().__init__(folder, *args, **named)
             self._again = again(str(Path(folder) / "tokenizer.json"))
@@ -176,10 +176,10 @@ Begin = Callable[[str], Callable[[Tensor, int], tuple[Tensor, int]]]
 """Other first ids and how many they stand for, by the tokenizer's file, then by tokens and the prompt's length."""
 
 
-def beginning(begin: Begin) -> type[HFBackend]:
+def beginning(begin: Begin) -> type[HFSide]:
     """Scores responses behind other first tokens than it got."""
 
-    class Begins(HFBackend):
+    class Begins(HFSide):
         def __init__(self, folder: str, *args: Any, **named: Any) -> None:
             super().__init__(folder, *args, **named)
             self._begin = begin(str(Path(folder) / "tokenizer.json"))
@@ -202,10 +202,10 @@ def beginning(begin: Begin) -> type[HFBackend]:
 Within = Callable[[PreTrainedModel, Sequence[Request], SamplingParams], AbstractContextManager[object]]
 
 
-def drawing(within: Within, unless: Unless = never) -> type[HFBackend]:
+def drawing(within: Within, unless: Unless = never) -> type[HFSide]:
     """Draws inside of a context."""
 
-    class Draws(HFBackend):
+    class Draws(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
@@ -217,7 +217,7 @@ def drawing(within: Within, unless: Unless = never) -> type[HFBackend]:
     return Draws
 
 
-def rewriting_cache(change: Callable[[int, Any, int], None]) -> type[HFBackend]:
+def rewriting_cache(change: Callable[[int, Any, int], None]) -> type[HFSide]:
     """After each pass, layers of the cache are changed, by their number, themselves and how many tokens are new."""
 
     def changed(module: Any, values: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -248,7 +248,7 @@ def generating(model: PreTrainedModel, generate: Callable[..., Any]) -> Iterator
 Processing = Callable[[PreTrainedModel, Sequence[Request], SamplingParams], LogitsProcessor]
 
 
-def drawing_through(processor: Processing) -> type[HFBackend]:
+def drawing_through(processor: Processing) -> type[HFSide]:
     """Puts logits through one more processor while it draws, before all others."""
 
     def within(
@@ -264,10 +264,10 @@ def drawing_through(processor: Processing) -> type[HFBackend]:
     return drawing(within)
 
 
-def sampling_by(sampler: type[StaticSampler], unless: Unless = never) -> type[TorchBackend]:
+def sampling_by(sampler: type[StaticSampler], unless: Unless = never) -> type[TorchSide]:
     """Draws with another sampler."""
 
-    class Samples(TorchBackend):
+    class Samples(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
             if unless(conditions):
                 return super().sampler(model, conditions)
@@ -286,12 +286,12 @@ def with_cache(cache: Callable[[Batch, int], Cached]) -> type[StaticSampler]:
     return Keeps
 
 
-def keeping(cache: Callable[[Batch, int], Cached], unless: Unless = never) -> type[TorchBackend]:
+def keeping(cache: Callable[[Batch, int], Cached], unless: Unless = never) -> type[TorchSide]:
     """Draws with another cache."""
     return sampling_by(with_cache(cache), unless)
 
 
-def passing(own: Callable[[Any, Tensor, Tensor, Cached, bool], Tensor]) -> type[TorchBackend]:
+def passing(own: Callable[[Any, Tensor, Tensor, Cached, bool], Tensor]) -> type[TorchSide]:
     """Logits go through a function of a sampler, themselves, tokens, the cache, and whether they are the first."""
 
     class Passes(StaticSampler):

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from benchmarks.doctor_faults.fault import Change, Fault, Stream
 from benchmarks.doctor_faults.means import E4M3, E5M2, by_blocks, integers, layers, linears, rounded, type_with
 from benchmarks.doctor_faults.models import HEADS
+from benchmarks.doctor_faults.sides import Alteration
 from benchmarks.doctor_faults.surroundings import altered, around, drawn, inverse, whole
-from lockstep.doctor.backends.variants import Alteration
 
 Way = Callable[[str, Tensor], tuple[str, Tensor]]
 _MOST = 6.0

@@ -162,7 +162,7 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
     steps = dict[int, float]()
     for size in rows if "generate" in backend.capabilities else ():
         requests = [Request((0,), keyed.key("estimate", row)) for row in range(size)]
-        beside = Conditions(batch_size=size) if "batch_size" in backend.capabilities else Conditions()
+        beside = Conditions(batch_size=size)
         sampling = SamplingParams(min(_STEPS, backend.context - 1))
         backend.generate(requests, SamplingParams(1), beside)
         steps[size] = _time(partial(backend.generate, requests, sampling, beside)) / sampling.max_tokens

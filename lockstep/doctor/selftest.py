@@ -1,4 +1,4 @@
-"""`lockstep doctor selftest`: faults put into copies of small models, and how many of them `locate` finds."""
+"""`lockstep doctor selftest`: faults put into copies of a small model, and how many of them `locate` finds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep import exit_codes
+from lockstep.doctor.render import markdown_table
 from lockstep_doctor import ModuleTap, PairExamination, examine
 
 _SIZES = {
@@ -26,8 +27,9 @@ _SIZES = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
+    "mlp_only_layers": [0, 2],
 }
-_LAYER = "model.layers.1"
+_LAYER, _DENSE = "model.layers.1", "model.layers.2"
 _TOKENS, _REQUESTS = 24, 4
 
 
@@ -69,26 +71,23 @@ def _wrap(path: str, become: Callable[[Tensor], Tensor]) -> Callable[[Any], None
     return change
 
 
-_DENSE = (
+FAULTS = (
     InjectedFault("attention is scaled otherwise", "attn", _scale(f"{_LAYER}.self_attn", "scaling", 0.8)),
     InjectedFault("rotary angles turn twice as fast", "rotary_emb", _scale("model.rotary_emb", "inv_freq", 2.0)),
     InjectedFault(
         "a norm has another epsilon", "attn_norm", _scale(f"{_LAYER}.input_layernorm", "variance_epsilon", 1e5)
     ),
-    InjectedFault("a weight is stale", "down", _scale(f"{_LAYER}.mlp.down_proj", "weight", 1.03)),
+    InjectedFault("a weight is stale", "down", _scale(f"{_DENSE}.mlp.down_proj", "weight", 1.03)),
     InjectedFault("heads lie in another order", "o", _wrap(f"{_LAYER}.self_attn.o_proj", lambda x: x.flip(-1))),
     InjectedFault("positions are one off", "v", _wrap(f"{_LAYER}.self_attn.v_proj", lambda x: x.roll(1, 1))),
-    InjectedFault("a branch is zero", "up", _wrap(f"{_LAYER}.mlp.up_proj", torch.zeros_like)),
+    InjectedFault("a branch is zero", "up", _wrap(f"{_DENSE}.mlp.up_proj", torch.zeros_like)),
     InjectedFault("the embedding is scaled", "embed", _wrap("model.embed_tokens", lambda x: 1.1 * x)),
     InjectedFault("the residual is in bf16", "resid_in", _wrap("model.layers.0", lambda x: x.bfloat16().float())),
     InjectedFault("the head is in bf16", "logits", _wrap("lm_head", lambda x: x.bfloat16().float())),
-)
-_SPARSE = (
     InjectedFault("the router has other weights", "router", _scale(f"{_LAYER}.mlp.gate", "weight", 1.3)),
     InjectedFault("experts have other weights", "experts", _scale(f"{_LAYER}.mlp.experts", "down_proj", 1.1)),
 )
-FAULTS = {"qwen3": _DENSE, "qwen3_moe": _SPARSE}
-"""Injected faults by model family."""
+"""Of attention, dense layers, experts, and around the layers."""
 
 
 def selftest(seed: int = 0) -> int:
@@ -100,27 +99,26 @@ def selftest(seed: int = 0) -> int:
     Returns:
         The exit code: OK where each fault is in its place, and nothing is found in healthy copies.
     """
-    rows = [row for family, faults in FAULTS.items() for row in _test_family(family, faults, seed)]
-    print("| case | place | found | |\n|---|---|---|---|")
-    for name, stage, found, is_right in rows:
-        print(f"| {name} | {stage or 'none'} | {found or 'none'} | {'right' if is_right else 'WRONG'} |")
-    right = sum(is_right for *_, is_right in rows)
+    rows = list(_test(seed))
+    print(markdown_table(["case", "place", "found", ""], rows))
+    right = sum(row[-1] == "right" for row in rows)
     print(f"\n{right} of {len(rows)} cases are right")
     return exit_codes.OK if right == len(rows) else exit_codes.BROKEN
 
 
-def _test_family(family: str, faults: tuple[InjectedFault, ...], seed: int) -> Iterator[tuple[str, str, str, bool]]:
+def _test(seed: int) -> Iterator[tuple[str, str, str, str]]:
     """The name of each case, the stage of its fault, those that were found, and whether that is right."""
-    model = _build(family, seed)
-    for fault in faults:
+    model = _build(seed)
+    for fault in FAULTS:
         faulty = copy.deepcopy(model)
         with torch.no_grad():
             fault.change(faulty)
         stages = _find_stages(_examine(model, faulty, torch.float32, seed))
-        yield f"{family}: {fault.name}", fault.stage, ", ".join(stages), stages == [fault.stage]
+        yield fault.name, fault.stage, ", ".join(stages) or "none", "right" if stages == [fault.stage] else "WRONG"
     for dtype in (torch.float32, torch.bfloat16):
         found = _examine(model, copy.deepcopy(model).to(dtype), dtype, seed)
-        yield f"{family}: healthy in {dtype}", "", ", ".join(_find_stages(found)), found.agrees
+        stages = ", ".join(_find_stages(found)) or "none"
+        yield f"healthy in {dtype}", "none", stages, "right" if found.agrees else "WRONG"
 
 
 def _examine(model: Any, other: nn.Module, dtype: torch.dtype, seed: int) -> PairExamination:
@@ -136,15 +134,12 @@ def _find_stages(found: PairExamination) -> list[str]:
     return [place.segments[0].end.stage.partition(".")[0] for place in found.location.places]
 
 
-def _build(family: str, seed: int) -> Any:
-    usual = AutoConfig.for_model(family)
-    sizes = {name: size for name, size in _SIZES.items() if hasattr(usual, name)}
+def _build(seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = AutoConfig.for_model(family, **sizes, pad_token_id=None)
+        config = AutoConfig.for_model("qwen3_moe", **_SIZES, pad_token_id=None)
         model: Any = AutoModelForCausalLM.from_config(config).eval()
         for parameter in model.parameters():
             parameter.data.copy_(0.15 * torch.randn_like(parameter) + float(parameter.ndim == 1))
-    if "num_experts" in sizes:
-        model.set_experts_implementation("eager")  # torch has no grouped products in float64
+    model.set_experts_implementation("eager")  # torch has no grouped products in float64
     return model
