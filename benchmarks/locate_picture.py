@@ -26,7 +26,7 @@ HEIGHT = 330
 
 def measure() -> tuple[list[CutPoint], list[float], list[float]]:
     """The cuts of a small Llama, and the error at each of a copy whose attention is scaled by 0.8 in one layer."""
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     torch.manual_seed(0)
     right: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=LAYERS, initializer_range=0.1)).eval()
     wrong = copy.deepcopy(right)

@@ -21,7 +21,7 @@ _SCHEMA = 2
 
 @dataclass(frozen=True)
 class DumpAnalysis:
-    """What a dump says.
+    """Verdict on a dump, and the findings.
 
     Attributes:
         judgement: The verdict, by limits for bf16.

@@ -64,7 +64,7 @@ def bound(totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, a
 
 
 def standard_errors(totals: Tensor, allowed: float) -> float:
-    """How far a mean over tokens [G, 2] is beyond ±`allowed`, in standard errors as a normal distribution has them."""
+    """Distance of a mean over tokens [G, 2] beyond ±`allowed`, in standard errors as a normal distribution has them."""
     value, error, _ = _jackknife(totals, mean)
     beyond, freedom = max(0.0, abs(value) - allowed), totals.shape[0] - 1
     if not beyond or not freedom:

@@ -1,4 +1,4 @@
-"""What is wrong with the weights that an engine holds, described by measurement: fingerprints now and before."""
+"""Faults in the weights that an engine holds, described by measurement: fingerprints now and before."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _behind_kernels(now: Refitted, engine: SamplerPool) -> dict[str, str]:
 
 
 def _describe(name: str, why: str, now: Refitted, before: Mapping[str, Mapping[str, Sent]], engine: SamplerPool) -> str:
-    """What is in the place of a tensor that has other bits."""
+    """Says what is in the place of a tensor that has other bits."""
     for state, sent in before.items():
         if now.holds(name, sent):
             return f"is still that of {state}"

@@ -87,7 +87,7 @@ FAULTS = (
     InjectedFault("the router has other weights", "router", _scale(f"{_LAYER}.mlp.gate", "weight", 1.3)),
     InjectedFault("experts have other weights", "experts", _scale(f"{_LAYER}.mlp.experts", "down_proj", 1.1)),
 )
-"""Of attention, dense layers, experts, and around the layers."""
+"""Faults of attention, dense layers, experts, and around the layers."""
 
 
 def selftest(seed: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""What the commands that measure by backends have in common: a folder of results, progress, and the backends."""
+"""Common part of the commands that measure by backends: a folder of results, progress, and the backends."""
 
 from __future__ import annotations
 

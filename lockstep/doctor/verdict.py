@@ -126,11 +126,11 @@ def judge(
         sampling: The distribution that was scored, and drawn from; None: temperature 1, all tokens.
         tails: `judge_tails` of all cells; where it passes, it decides for a cell too small to bound so rare a thing.
     """
-    clauses = _Side("infer", infer_drawn, floor_M, limits, cells, sampling).clauses()
+    clauses = _DrawnBy("infer", infer_drawn, floor_M, limits, cells, sampling).clauses()
     if train_drawn is not None:
         if floor_M is not None and train_floor_M is None:
             raise InputError("tokens of the training side need a floor of their own; measure it on them")
-        clauses += _Side("train", train_drawn.swap(), train_floor_M, limits, cells, sampling).clauses()
+        clauses += _DrawnBy("train", train_drawn.swap(), train_floor_M, limits, cells, sampling).clauses()
     if tails is not None and tails.verdict == "PASS":
         clauses = [
             replace(tails, name=clause.name, side=clause.side)
@@ -145,7 +145,7 @@ def judge(
 
 def judge_tails(parts: Sequence[Compared], limits: DoctorLimits) -> Clause:
     """The clause on outliers over several cells together: 5,000 tokens without one are needed to certify 1 in 1,000."""
-    return _Side("infer", pool(parts), None, limits).outliers()
+    return _DrawnBy("infer", pool(parts), None, limits).outliers()
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
@@ -155,7 +155,7 @@ def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _DrawnBy:
     """Tokens that one side drew; `compared` has it in the place of the inference side."""
 
     side: Side
@@ -275,5 +275,5 @@ class _Side:
 
 
 def _decide(low: float, high: float, limit: float) -> Verdict:
-    """Whether a figure between two bounds is within a largest value."""
+    """Decides if a figure between two bounds is within a largest value."""
     return "FAIL" if low > limit else "PASS" if high <= limit else "INCONCLUSIVE"
