@@ -2,8 +2,9 @@
 
     pass of T tokens     o + n(T) / r seconds,  n(T) = T · (2 · weights of a token + 2 · layers · queries · T)
     decoding step        s(b) + b · 2 · layers · queries · length / r seconds,  b rows side by side
-    cell                 steps of each drawer; then, for each sequence that is rescored and each kind of score, a pass
-                         of every backend and two of the witness per type; the shortest cells are asked again
+    cell                 steps of each drawer, after a pass over the text before them; then, for each sequence that is
+                         rescored and each kind of score, a pass of every backend and two of the witness per type; the
+                         shortest cells are asked again
     memory               weights of each model in this process, logits of a pass, attention's weights of a chunk, and
                          keys and values of the largest batch, which plain transformers copies at each step
 
@@ -26,9 +27,9 @@ from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import CHUNK
 from lockstep.doctor.backends.in_process import InProcessBackend
 from lockstep.doctor.base import Backend, Conditions, DType
-from lockstep.doctor.measure import floor_conditions, kinds_of
+from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, kinds_of, scores_kind
 from lockstep.doctor.options import DoctorGrid
-from lockstep.doctor.plan import Cell, drawers_of, range_of, rescore_limit
+from lockstep.doctor.plan import ROOM, Cell, drawers_of, range_of, rescore_limit
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.types import Request, SamplingParams
 
@@ -118,20 +119,20 @@ def count_seconds(
     grid: DoctorGrid, sizes: Sizes,
 ) -> float:  # fmt: skip
     """Seconds of a cell with so many sequences."""
-    generating = [name for name, backend in backends.items() if "generate" in backend.capabilities]
-    steps = {name: cell.length * speeds[name].step_s(sizes, cell.batch_size, cell.length) for name in generating}
-    scoring = {
-        name: speed.pass_s(sizes, cell.length)
-        * sum(kind == "plain" or "shaped" in backends[name].capabilities for kind in kinds_of(cell.sampling, backends))
-        for name, speed in speeds.items()
-    }
-    witnessed = sum(speed.pass_s(sizes, cell.length) for speed in floor) * len(kinds_of(cell.sampling, backends))
-    drawers, rescored = drawers_of(cell, grid, generating), min(count, rescore_limit(cell, grid))
-    seconds = math.ceil(count / cell.batch_size) * sum(steps[name] for name in drawers)
-    seconds += len(drawers) * rescored * (sum(scoring.values()) + witnessed)
+    rescored, repeated, seconds = min(count, rescore_limit(cell, grid)), min(REPEATED, cell.decoded), 0.0
+    step_s = {name: speeds[name].step_s(sizes, cell.batch_size, cell.length) for name in find_generating(backends)}
+    for drawer in drawers_of(cell, grid, list(step_s)):
+        kinds = kinds_of(cell.sampling, backends, drawer)
+        passes = [
+            speeds[name] for name in backends for kind in kinds if scores_kind(backends[name], kind, cell.sampling)
+        ]
+        passes += [speed for speed in floor for _ in kinds]
+        seconds += math.ceil(count / cell.batch_size) * cell.decoded * step_s[drawer]
+        seconds += rescored * sum(speed.pass_s(sizes, cell.length) for speed in passes)
+        seconds += rescored * speeds[drawer].pass_s(sizes, cell.beginning) if cell.beginning else 0.0
     if cell.length == min(grid.lengths):
-        again = sum(steps[name] + cell.batch_size * speeds[name].pass_s(sizes, cell.length) for name in generating)
-        seconds += grid.repeats * again
+        again = [repeated * step_s[name] + cell.batch_size * speeds[name].pass_s(sizes, repeated) for name in step_s]
+        seconds += grid.repeats * sum(again)
     return seconds
 
 
@@ -140,7 +141,7 @@ def count_bytes(
 ) -> int:
     """Bytes that this process holds at most; those of engines and of learners over ranks are theirs."""
     here = [backend for backend in backends.values() if isinstance(backend, InProcessBackend)]
-    copies = 2 * _FP32 + sum(2 for dtype in dtypes if dtype != "fp32")  # the witness, by two kernels
+    copies = _FP32 + sum(_size(dtype) for dtype in dtypes)  # the witness: exact, and as each type rounds
     copies += sum(_FP32 if backend.held == "fp32" else _size(backend.settings()["dtype"]) for backend in here)
     longest = max((cell.length for cell in cells), default=1)
     tokens = max(longest, min(grid.pass_tokens, max(grid.batch_sizes) * longest))
@@ -154,7 +155,7 @@ def count_bytes(
 def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None) -> Speed:
     """Times passes of two lengths, and steps at some batch sizes where the backend generates."""
     asked = conditions or Conditions()
-    short, long = (min(tokens, backend.context) for tokens in (_SHORT, _LONG))
+    short, long = (min(tokens, backend.context - ROOM) for tokens in (_SHORT, _LONG))
     backend.score(_sequence(short, sizes), asked)  # opens models and kernels
     seconds = {tokens: _time(partial(backend.score, _sequence(tokens, sizes), asked)) for tokens in (short, long)}
     more = count_operations(sizes, long) - count_operations(sizes, short)

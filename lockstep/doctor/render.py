@@ -13,13 +13,21 @@ from lockstep.plan.sizes import readable
 
 def markdown(found: TableResult) -> str:
     """Renders the table, then remarks on it."""
-    head = ["Length", "Data", "Method", "Batch", *(f"{train} vs {infer}" for train, infer in found.pairs)]
-    lines = [_line(head), _line(["---:", "---", "---", "---:", *("---" for _ in found.pairs)])]
+    head = [
+        "Length",
+        "Data",
+        "Method",
+        "Batch",
+        *(f"{train} vs {infer}" for train, infer in found.pairs),
+        *found.refused,
+    ]
+    lines = [_line(head), _line(["---:", "---", "---", "---:", *("---" for _ in head[4:])])]
     for number, row in enumerate(found.rows):
         cell = row.cell
         shown = [_format_pair(found.of(number, pair)) for pair in found.pairs] if row.state == "measured" else []
         named = [f"{cell.length:,}", cell.data, cell.method.name, str(cell.batch_size)]
-        lines.append(_line([*named, *(shown or [row.state] * len(found.pairs))]))
+        shown = shown or [row.state] * len(found.pairs)
+        lines.append(_line([*named, *shown, *("refused" for _ in found.refused)]))
     spent = f"it took {found.seconds / 60:.1f} minutes and {readable(found.memory)}"
     said = [
         *found.notes,
