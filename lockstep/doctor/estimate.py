@@ -5,8 +5,9 @@
     cell                 steps of each drawer, after a pass over the text before them; then, for each sequence that is
                          rescored and each kind of score, a pass of every backend and two of the witness per type; the
                          shortest cells are asked again
-    memory               weights of each model in this process, logits of a pass, attention's weights of a chunk, and
-                         keys and values of the largest batch, which plain transformers copies at each step
+    memory               what is held once passes were timed, which opens every model; beside it logits of a pass and
+                         attention's weights of a chunk, or keys and values of the largest batch, which plain
+                         transformers copies at each step
 
 o, r and s(b) are measured: passes of 16 and of 512 tokens, and 8 steps at each batch size.
 """
@@ -111,7 +112,7 @@ def estimate(
         return sum(count_seconds(cell, count, backends, speeds, floor, grid, sizes) for cell, count in pairs)
 
     fewest, most = count_all(low for low, _ in ranges), count_all(high for _, high in ranges)
-    return TableEstimate(fewest, most, count_bytes(backends, dtypes, grid, cells, sizes))
+    return TableEstimate(fewest, most, peak_bytes() + count_bytes(backends, grid, cells, sizes))
 
 
 def count_seconds(
@@ -136,20 +137,19 @@ def count_seconds(
     return seconds
 
 
-def count_bytes(
-    backends: Mapping[str, Backend], dtypes: Sequence[DType], grid: DoctorGrid, cells: Sequence[Cell], sizes: Sizes
-) -> int:
-    """Bytes that this process holds at most; those of engines and of learners over ranks are theirs."""
-    here = [backend for backend in backends.values() if isinstance(backend, InProcessBackend)]
-    copies = _FP32 + sum(_size(dtype) for dtype in dtypes)  # the witness: exact, and as each type rounds
-    copies += sum(_FP32 if backend.held == "fp32" else _size(backend.settings()["dtype"]) for backend in here)
+def count_bytes(backends: Mapping[str, Backend], grid: DoctorGrid, cells: Sequence[Cell], sizes: Sizes) -> int:
+    """Bytes beside the weights that this process holds at most; those of engines and of other ranks are theirs."""
     longest = max((cell.length for cell in cells), default=1)
     tokens = max(longest, min(grid.pass_tokens, max(grid.batch_sizes) * longest))
     chunk = min(CHUNK, longest)
     passed = _FP32 * (2 * tokens * sizes.vocabulary + 3 * sizes.heads * chunk * longest + 4 * tokens * sizes.hidden)
-    drawn = [cell for cell in cells for one in [drawers_of(cell, grid, list(backends))] if here and one]
-    cache = max((2 * _FP32 * cell.batch_size * cell.length * sizes.cache for cell in drawn), default=0)
-    return peak_bytes() + copies * sizes.policy + max(passed, cache)
+    drawn = [
+        cell.batch_size * cell.decoded + min(cell.batch_size, rescore_limit(cell, grid)) * cell.beginning
+        for cell in cells
+        for name in drawers_of(cell, grid, find_generating(backends))
+        if isinstance(backends[name], InProcessBackend)
+    ]
+    return max(passed, 2 * _FP32 * sizes.cache * max(drawn, default=0))
 
 
 def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None) -> Speed:
@@ -171,8 +171,9 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
 
 
 def peak_bytes() -> int:
-    """Most bytes that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Most bytes that this process has held so far, and its GPU."""
+    on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + on_gpu
 
 
 def _time(work: Callable[[], object]) -> float:
@@ -184,7 +185,3 @@ def _time(work: Callable[[], object]) -> float:
 def _sequence(tokens: int, sizes: Sizes) -> Batch:
     ids = torch.arange(tokens) * 7 % sizes.vocabulary
     return Batch(ids, torch.tensor([tokens]), {"mask": torch.arange(tokens) > 0})
-
-
-def _size(dtype: DType) -> int:
-    return _FP32 if dtype == "fp32" else 2
