@@ -1,4 +1,4 @@
-"""Writes lockstep/api/options.py: the keyword arguments of each algorithm as typed dicts, from the sections of recipes.
+"""Writes lockstep/api/options.py: keyword arguments of algorithms and of the doctor, as typed dicts, from recipes.
 
 make face
 """
@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.config import Section, registry
+from lockstep.doctor.options import DoctorRecipe
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "lockstep/api/options.py"
@@ -49,6 +50,7 @@ def main() -> None:
         for name, kind in recipes
         if "algorithm" not in registry.list_code({"algorithm": name})
     ]
+    blocks.append(doctor_block(written))
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
     subprocess.run(
@@ -67,6 +69,13 @@ def recipe_block(kind: type[Section], written: dict[type, str]) -> str:
             told = SHORT[name].format(told)
         lines.append(f"{name}: {told}")
     return block(kind.__name__.removesuffix("Recipe") + "Options", f"Options of `{kind.__name__}`.", lines)
+
+
+def doctor_block(written: dict[type, str]) -> str:
+    """The typed dict of the doctor's recipe, whose model is an argument of its own."""
+    fields = {name: field for name, field in DoctorRecipe.model_fields.items() if name not in ("algorithm", "model")}
+    lines = [f"{name}: {spell(field.annotation, written)}" for name, field in fields.items()]
+    return block("DoctorOptions", "Options of `DoctorRecipe`.", lines)
 
 
 def section_name(kind: type[Section], written: dict[type, str]) -> str:

@@ -48,7 +48,7 @@ def main() -> None:
         command = ["doctor", "table", str(folder / "model" / "final"), BACKENDS]
         if dtype != "fp32":
             command.append(f"learner.dtype={dtype}")
-        with counting_cpu(folder / f"{dtype}.jsonl"):
+        with count_cpu(folder / f"{dtype}.jsonl"):
             if not (folder / dtype / "table.md").is_file():
                 run([*command, f"run.folder={folder / dtype}"])
         if options.save:
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 @contextmanager
-def counting_cpu(log: Path) -> Iterator[None]:
+def count_cpu(log: Path) -> Iterator[None]:
     """Adds a line with the CPU seconds of all that ran, and the largest process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:

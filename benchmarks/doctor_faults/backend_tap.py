@@ -1,4 +1,4 @@
-"""A backend as `lockstep_doctor` sees it: the modules of its network, and the column that it delivers."""
+"""A backend as `lockstep_doctor` sees it: the modules of its model, and the column that it delivers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from benchmarks.doctor_faults.sides import FaultySide
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import shape_logits
-from lockstep.doctor.base import Backend
 from lockstep.models.heads import PLAIN
 from lockstep.types import SamplingParams
 from lockstep_doctor import Capture, CutPoint, ModuleTap
 
 
 class BackendTap(ModuleTap):
-    """Reads a sequence alone by the network of a backend, and looks its column up in what the backend said.
+    """Reads a sequence alone by the model of a backend, and looks its column up in what the backend said.
 
     Args:
         backend: Shows its modules.
@@ -26,9 +26,9 @@ class BackendTap(ModuleTap):
         column_N: What the backend said about it.
     """
 
-    def __init__(self, backend: Backend, name: str, batch: Batch, column_N: Tensor) -> None:
-        network, sampling = backend.network(), batch.sampling or PLAIN
-        super().__init__(network.modules, name, read=lambda _, tokens_T: process(network.logits(tokens_T), sampling))
+    def __init__(self, backend: FaultySide, name: str, batch: Batch, column_N: Tensor) -> None:
+        sampling = batch.sampling or PLAIN
+        super().__init__(backend.model(), name, read=lambda _, tokens_T: process(backend.logits(tokens_T), sampling))
         self._said = {
             tuple(tokens.tolist()): (column, mask)
             for tokens, column, mask in zip(

@@ -8,10 +8,10 @@ from typing import Any
 
 from benchmarks.doctor_faults.fault import PLAINLY, Case, Change, Setup, built
 from benchmarks.doctor_faults.model_ground import Ground
-from lockstep.doctor.backends.hf import HFBackend
+from benchmarks.doctor_faults.sides import HFSide
 
 
-class Eager(HFBackend):
+class Eager(HFSide):
     """With the plain attention kernel."""
 
     def __init__(self, *args: Any, **named: Any) -> None:

@@ -10,16 +10,14 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.model_ground import Ground
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.base import Backend, DType, Side
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
+from lockstep.doctor.base import DType, Side
 from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 
 Kind = Literal["hf", "torch"]
 PLAINLY = SamplingParams(max_tokens=64)
-_CLASSES: dict[Kind, type[HFBackend] | type[TorchBackend]] = {"hf": HFBackend, "torch": TorchBackend}
+_CLASSES: dict[Kind, type[HFSide] | type[TorchSide]] = {"hf": HFSide, "torch": TorchSide}
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Change:
     """
 
     side: Side
-    mixin: type[HFBackend] | type[TorchBackend] | None = None
+    mixin: type[HFSide] | type[TorchSide] | None = None
     alter: Alteration | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     dtype: DType | None = None
@@ -85,8 +83,8 @@ def anyhow(magnitude: float) -> Setup:
 class Case:
     """Two sides to examine. Close it when done."""
 
-    train: Backend
-    infer: Backend
+    train: HFSide | TorchSide
+    infer: HFSide | TorchSide
     folder: str
     requests: tuple[Request, ...]
     sampling: SamplingParams
@@ -192,7 +190,7 @@ def built(ground: Ground, setup: Setup, changes: Sequence[Change]) -> Case:
     )
 
 
-def _side(folder: str, kind: Kind, setup: Setup, changes: Sequence[Change]) -> Backend:
+def _side(folder: str, kind: Kind, setup: Setup, changes: Sequence[Change]) -> HFSide | TorchSide:
     mixins = [change.mixin for change in changes if change.mixin is not None]
     made: Any = new_class("".join(m.__name__ for m in mixins), tuple(mixins)) if mixins else _CLASSES[kind]
     dtype = next((change.dtype for change in changes if change.dtype is not None), setup.dtype or "fp32")

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Change, Fault, Setup
 from benchmarks.doctor_faults.means import embedding_of, head_of, some_layers
+from benchmarks.doctor_faults.sides import TorchSide, undoes
 from lockstep import keyed
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Conditions
+from lockstep.doctor.base import USUAL, Conditions
 
 _SOFTCAP = 30.0
 
@@ -21,7 +21,7 @@ _SOFTCAP = 30.0
 def missing_bias(share: float) -> tuple[Change, ...]:
     """The engine's layers have no bias, and its loader skips what it has no place for."""
 
-    class SkipsUnknown(TorchBackend):
+    class SkipsUnknown(TorchSide):
         def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
             known = {name for name, _ in self.weights()}
             super().load((name, tensor) for name, tensor in stream if name in known)
@@ -100,13 +100,13 @@ def far_from_zero(offset: float) -> Setup:
 def coarse_router(share: float) -> tuple[Change, ...]:
     """The engine's routers compute in bf16."""
 
-    class CoarseRouter(TorchBackend):
-        def model(self, conditions: Conditions) -> PreTrainedModel:
+    class CoarseRouter(TorchSide):
+        def model(self, conditions: Conditions = USUAL) -> PreTrainedModel:
             model = super().model(conditions)
             for layer in some_layers(model, share):
                 gate = layer.get_submodule("mlp.gate")
                 usual = type(gate).forward.__get__(gate)
-                gate.forward = usual if "router" in conditions.parts else _in_bf16(usual)
+                gate.forward = usual if undoes(conditions, "router") else _in_bf16(usual)
             return model
 
     return (Change("infer", CoarseRouter),)

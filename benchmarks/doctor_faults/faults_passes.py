@@ -14,11 +14,11 @@ from transformers import DynamicCache, PreTrainedModel
 from benchmarks.doctor_faults.fault import Change, Fault, Setup
 from benchmarks.doctor_faults.kept import KnowsPrompts
 from benchmarks.doctor_faults.means import E4M3, E5M2, rounded, some_layers, summed, type_with
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -28,14 +28,14 @@ from lockstep.types import Request, SamplingParams
 _Forward = Callable[..., Tensor]
 
 
-def keeping(cache: type[Cached]) -> type[TorchBackend]:
+def keeping(cache: type[Cached]) -> type[TorchSide]:
     """A backend whose sampler keeps keys and values in another cache."""
 
     class Sampler(StaticSampler):
         def _cache(self, prompts: Batch, capacity: int) -> Cached:
             return cache(prompts, capacity)
 
-    class Keeps(TorchBackend):
+    class Keeps(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
@@ -78,9 +78,9 @@ def coarse_cache(error: float) -> tuple[Change, ...]:
         def _cache(self, prompts: Batch, capacity: int) -> Cached:
             return CoarseCached(prompts, capacity)
 
-    class CoarseCache(TorchBackend):
+    class CoarseCache(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
-            if "cache" in conditions.parts:
+            if undoes(conditions, "cache"):
                 return super().sampler(model, conditions)
             return CoarseSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
@@ -113,7 +113,7 @@ def two_ranks(share: float) -> tuple[Change, ...]:
     the same fault can be made with a real all-reduce.
     """
 
-    class TwoRanks(TorchBackend):
+    class TwoRanks(TorchSide):
         def settings(self) -> dict[str, Any]:
             return {**super().settings(), "tensor_parallel_size": 2}
 
@@ -127,11 +127,11 @@ def lost_state(inverse: float) -> tuple[Change, ...]:
     """The engine reads prompts in chunks, and begins each of them with an empty state."""
     chunk = round(1 / inverse)
 
-    class LosesState(HFBackend):
+    class LosesState(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> tuple[Tensor, Tensor]:
-            if conditions.unchunked:
+            if undoes(conditions, "chunks"):
                 return super().draw(model, requests, sampling, conditions)
             rows = [self._one(model, request, sampling, conditions) for request in requests]
             tokens, logprobs = zip(*rows, strict=True)

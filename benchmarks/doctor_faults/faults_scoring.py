@@ -12,15 +12,15 @@ from transformers import PreTrainedModel
 from benchmarks.doctor_faults.fault import Change, Fault
 from benchmarks.doctor_faults.kept import KnowsPrompts, cooler
 from benchmarks.doctor_faults.means import BF16, FP16, is_chosen, type_with
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import USUAL, Conditions, Layout
 from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
 
 
-class RawScores(TorchBackend):
+class RawScores(TorchSide):
     """Says log-probabilities of the model's own distribution, as engines do before logits are processed."""
 
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
@@ -48,7 +48,7 @@ def first_token_late(share: float) -> tuple[Change, ...]:
 def padded_rows(rows: float) -> tuple[Change, ...]:
     """The head has rows for tokens that are none; they are zero, and so are their logits."""
 
-    class PaddedRows(HFBackend):
+    class PaddedRows(HFSide):
         def logprob(
             self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
         ) -> Tensor:
@@ -61,11 +61,11 @@ def padded_rows(rows: float) -> tuple[Change, ...]:
 def coarse_softmax(error: float) -> tuple[Change, ...]:
     """The log-softmax is taken in the type that logits come in."""
 
-    class CoarseSoftmax(HFBackend):
+    class CoarseSoftmax(HFSide):
         def logprob(
             self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
         ) -> Tensor:
-            if "softmax" in conditions.parts:
+            if undoes(conditions, "softmax"):
                 return super().logprob(logits_MV, token_M, sampling, conditions)
             own = logits_MV.to(type_with(error)).log_softmax(-1)
             return own.gather(-1, token_M[:, None])[:, 0].float()
@@ -76,7 +76,7 @@ def coarse_softmax(error: float) -> tuple[Change, ...]:
 def hidden_top_k(inverse: float) -> tuple[Change, ...]:
     """The engine takes a top-k from the model's generation_config, and tells nobody."""
 
-    class HiddenTopK(TorchBackend):
+    class HiddenTopK(TorchSide):
         def generate(
             self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
         ) -> Batch:

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from benchmarks.doctor_faults.fault import Case, Change, Fault, Setup
 from benchmarks.doctor_faults.kept import step
 from benchmarks.doctor_faults.means import embedding_of, head_of
+from benchmarks.doctor_faults.sides import TorchSide
 from lockstep.batch import Batch
-from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.static import StaticSampler
@@ -72,7 +72,7 @@ class _Reusing(Cached):
         return super().attend(layer, query, key, value, scaling, window)
 
 
-class StalePrefixes(TorchBackend):
+class StalePrefixes(TorchSide):
     """Keeps the keys and values of prompts, all but those of the last token, also when weights change."""
 
     end = -1

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from benchmarks.doctor_faults.fault import Case, Change
 from benchmarks.doctor_faults.kept import step
 from benchmarks.doctor_faults.second_layers import coarse, partial_sums
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
+from benchmarks.doctor_faults.sides import Alteration, TorchSide
 
 _POST = ("post_attention_layernorm", "post_mlp_layernorm")
 _USUAL_BASE = 10_000.0
@@ -65,7 +64,7 @@ def experts_moved(last: int, count: int) -> tuple[Change, ...]:
         chosen = any(layer in name for layer in wrong)
         return torch.cat([tensor[:_MOVED].roll(1, 0), tensor[_MOVED:]]) if chosen else tensor
 
-    class Moving(TorchBackend):
+    class Moving(TorchSide):
         def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
             super().load((name, moved(name, tensor)) for name, tensor in stream)
 

@@ -8,15 +8,15 @@ from transformers import PreTrainedModel
 from benchmarks.doctor_faults.faults_passes import Packs
 from benchmarks.doctor_faults.faults_weights import StalePrefixes
 from benchmarks.doctor_faults.kept import KnowsPrompts
+from benchmarks.doctor_faults.sides import TorchSide, undoes
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import Sequences
-from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached, Packed
 from lockstep.samplers.torch.static import StaticSampler
 
 
-def blind_chunks(size: int) -> type[TorchBackend]:
+def blind_chunks(size: int) -> type[TorchSide]:
     """Long prompts are read in chunks, none of which sees those before it."""
 
     class Chunked(Cached):
@@ -29,9 +29,9 @@ def blind_chunks(size: int) -> type[TorchBackend]:
         def _cache(self, prompts: Batch, capacity: int) -> Cached:
             return Chunked(prompts, capacity)
 
-    class BlindChunks(TorchBackend):
+    class BlindChunks(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
-            made = StaticSampler if conditions.unchunked else Sampler
+            made = StaticSampler if undoes(conditions, "chunks") else Sampler
             return made(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return BlindChunks

@@ -14,17 +14,17 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import EncoderRepetitionPenaltyLogitsProcessor, LogitsProcessor, PreTrainedModel
 
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend, Sequences, shape_logits
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences, shape_logits
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.types import Request, SamplingParams
 
 _RANKS = 4
 
 
-class DividesLogprobs(HFBackend):
+class DividesLogprobs(HFSide):
     """The engine gives log-probabilities of temperature 1, and its client divides these, instead of logits."""
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
@@ -32,7 +32,7 @@ class DividesLogprobs(HFBackend):
         return raw_M / sampling.divisor
 
 
-class _OwnDenominator(HFBackend):
+class _OwnDenominator(HFSide):
     """A trainer with a loss of its own."""
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
@@ -63,7 +63,7 @@ class LikeliestOfEachRank(_OwnDenominator):
         return shape_logits(together_MV, replace(sampling, temperature=1.0, top_k=0))
 
 
-def unmasked_lanes(block: int) -> type[HFBackend]:
+def unmasked_lanes(block: int) -> type[HFSide]:
     """The fused loss reads the vocabulary in blocks, and what lies behind its end reads as 0 and counts."""
 
     class UnmaskedLanes(_OwnDenominator):
@@ -73,10 +73,10 @@ def unmasked_lanes(block: int) -> type[HFBackend]:
     return UnmaskedLanes
 
 
-def resumed(lost: float) -> type[TorchBackend]:
+def resumed(lost: float) -> type[TorchSide]:
     """A request is aborted and resumed; the log-probability at the seam is lost, and later ones move up."""
 
-    class Resumed(TorchBackend):
+    class Resumed(TorchSide):
         def generate(
             self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
         ) -> Batch:
@@ -91,7 +91,7 @@ def resumed(lost: float) -> type[TorchBackend]:
     return Resumed
 
 
-class ThroughUTF8(HFBackend):
+class ThroughUTF8(HFSide):
     """Responses reach the trainer as text, in which bytes that are no text have become question marks."""
 
     def __init__(self, folder: str, *values: Any, **named: Any) -> None:
@@ -107,7 +107,7 @@ class ThroughUTF8(HFBackend):
         return torch.tensor(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.int64)
 
 
-def prompt_favoured(penalty: float) -> type[HFBackend]:
+def prompt_favoured(penalty: float) -> type[HFSide]:
     """The engine's defaults have a penalty of their own for what stands in the prompt."""
 
     def processor(model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams) -> LogitsProcessor:

@@ -11,10 +11,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fourth_ground import VOCABULARY
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
 from lockstep import keyed
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Conditions
 
 _RANKS = 4
@@ -33,7 +31,7 @@ def angles_unscaled(model: PreTrainedModel) -> None:
     rotary.attention_scaling = 1.0
 
 
-class CapsScores(HFBackend):
+class CapsScores(HFSide):
     """Computes attention by the plain kernel, which caps scores; the fused one of the other side ignores the cap."""
 
     def attention(self, conditions: Conditions) -> str:
@@ -108,7 +106,7 @@ def _over_ranks(experts: Any, usual: Callable[..., Tensor], dtype: torch.dtype) 
     return forward
 
 
-class ExpertParallel(TorchBackend):
+class ExpertParallel(TorchSide):
     """Says how many ranks it computes on."""
 
     def settings(self) -> Mapping[str, Any]:

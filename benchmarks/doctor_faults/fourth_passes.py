@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.faults_passes import keeping
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.types import Request, SamplingParams
@@ -20,17 +20,17 @@ from lockstep.types import Request, SamplingParams
 Drawn = tuple[Tensor, Tensor]
 
 
-def coarse_states(step: float) -> type[HFBackend]:
+def coarse_states(step: float) -> type[HFSide]:
     """Between tokens recurrent states are kept as integers, with a scale for each row of a head's state."""
 
-    class CoarseStates(HFBackend):
+    class CoarseStates(HFSide):
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "state_dtype": f"int{round(1 / step).bit_length() + 1}"}
 
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
-            if "cache" in conditions.parts:
+            if undoes(conditions, "cache"):
                 return super().draw(model, requests, sampling, conditions)
             hook = model.register_forward_hook(_states_kept(step))
             try:
@@ -52,7 +52,7 @@ def _states_kept(step: float) -> Callable[..., None]:
     return keep
 
 
-def rolling_buffer(short: int) -> type[TorchBackend]:
+def rolling_buffer(short: int) -> type[TorchSide]:
     """Decoding keeps the window in a ring that is some tokens too short; the pass over the prompt needs no ring."""
 
     class Ring(Cached):
@@ -62,7 +62,7 @@ def rolling_buffer(short: int) -> type[TorchBackend]:
     return keeping(Ring)
 
 
-class PacksConvolutions(HFBackend):
+class PacksConvolutions(HFSide):
     """A trainer packs; attention is told where sequences begin, convolutions are not."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
@@ -70,10 +70,10 @@ class PacksConvolutions(HFBackend):
         self._usual = replace(self._usual, layout="packed")
 
 
-def mask_from_ids(count: int) -> type[HFBackend]:
+def mask_from_ids(count: int) -> type[HFSide]:
     """The trainer makes its mask from ids: what looks like padding is taken for padding, also inside of a text."""
 
-    class MaskFromIds(HFBackend):
+    class MaskFromIds(HFSide):
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout == "packed":
                 return super().compute_logits(model, sequences, layout)

@@ -13,11 +13,11 @@ from tokenizers.normalizers import NFC, NFKC
 from torch import Tensor
 from transformers import PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Conditions
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN, inputs
@@ -28,7 +28,7 @@ _ROWS = 40
 _FEW = 3
 
 
-class ColdRowsOnly(TorchBackend):
+class ColdRowsOnly(TorchSide):
     """Logits are scored in pieces of so many rows a sequence; the piece that is left over misses the temperature."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -42,7 +42,7 @@ class ColdRowsOnly(TorchBackend):
         return column(torch.where(place_M < count_M // _ROWS * _ROWS, cold_M, plain_M), own, batch)
 
 
-class JointSupport(HFBackend):
+class JointSupport(HFSide):
     """Finds the nucleus among all tokens, where the sampler finds it among those that top-k has left."""
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
@@ -64,17 +64,17 @@ class _Prefilled(StaticSampler):
         return super()._logits(tokens, position, cache, keep)
 
 
-class PrefillElsewhere(TorchBackend):
+class PrefillElsewhere(TorchSide):
     """Prompts are read on another node, which reports the first token by other rules than the node that goes on."""
 
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
         return _Prefilled(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
 
-def normalised(letters: int) -> type[HFBackend]:
+def normalised(letters: int) -> type[HFSide]:
     """Sequences reach the trainer as text, and its tokenizer has a normaliser, which that of the engine has not."""
 
-    class Normalised(HFBackend):
+    class Normalised(HFSide):
         def __init__(self, folder: str, *values: Any, **named: Any) -> None:
             super().__init__(folder, *values, **named)
             file = str(Path(folder) / "tokenizer.json")
@@ -91,14 +91,14 @@ def normalised(letters: int) -> type[HFBackend]:
     return Normalised
 
 
-def running_sum(blocks: int) -> type[HFBackend]:
+def running_sum(blocks: int) -> type[HFSide]:
     """The softmax goes through the vocabulary in blocks, and its running sum is kept in bf16: small terms are lost."""
 
-    class RunningSum(HFBackend):
+    class RunningSum(HFSide):
         def logprob(
             self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
         ) -> Tensor:
-            if "softmax" in conditions.parts or sampling.greedy or not sampling.full_support:
+            if undoes(conditions, "softmax") or sampling.greedy or not sampling.full_support:
                 return super().logprob(logits_MV, token_M, sampling, conditions)
             scaled_MV = logits_MV.float() / sampling.temperature
             above_MV = scaled_MV - scaled_MV.amax(-1, keepdim=True)
@@ -110,7 +110,7 @@ def running_sum(blocks: int) -> type[HFBackend]:
     return RunningSum
 
 
-class CapsLast(TorchBackend):
+class CapsLast(TorchSide):
     """The trainer's loss divides by the temperature first, and caps what comes out."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:

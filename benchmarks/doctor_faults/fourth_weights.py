@@ -10,9 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Case, Change
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from lockstep import keyed
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
 
 _RANK = 4
 _BLOCK = 16
@@ -48,7 +47,7 @@ def head_norms_swapped(last: int, count: int) -> tuple[Change, ...]:
             return name
         return name.replace("q_norm", "k_norm") if "q_norm" in name else name.replace("k_norm", "q_norm")
 
-    class Renaming(HFBackend):
+    class Renaming(HFSide):
         def load(self, stream: Sent) -> None:
             super().load((other(name), tensor) for name, tensor in stream)
 
@@ -68,7 +67,7 @@ def experts_in_blocks(step: float) -> tuple[Change, ...]:
     def rounded(name: str, tensor: Tensor) -> Tensor:
         return _blocks(tensor, elements) if ".experts." in name else tensor
 
-    class InBlocks(TorchBackend):
+    class InBlocks(TorchSide):
         def load(self, stream: Sent) -> None:
             super().load((name, rounded(name, tensor)) for name, tensor in stream)
 

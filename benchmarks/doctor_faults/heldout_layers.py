@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.second_layers import layers
-from lockstep.doctor.backends.variants import Alteration
+from benchmarks.doctor_faults.sides import Alteration
 
 
 def counted_by_stage(size: int) -> Alteration:

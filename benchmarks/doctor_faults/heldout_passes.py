@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.faults_passes import Decodes, Packs, keeping, packing_rows
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.static import StaticSampler
@@ -24,7 +24,7 @@ Drawn = tuple[Tensor, Tensor]
 _BLOCK = 16
 
 
-def sent_in_integers(size: float) -> type[HFBackend]:
+def sent_in_integers(size: float) -> type[HFSide]:
     """One node reads prompts, and sends keys and values as integers, with a scale for each head, to that which decodes.
 
     What the decoding node adds to its cache is exact.
@@ -38,11 +38,11 @@ def sent_in_integers(size: float) -> type[HFBackend]:
                 scale = kept_BHTD.abs().amax((-2, -1), keepdim=True) * size
                 kept_BHTD.copy_((kept_BHTD / scale).round() * scale)
 
-    class SentInIntegers(HFBackend):
+    class SentInIntegers(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
-            if "cache" in conditions.parts:
+            if undoes(conditions, "cache"):
                 return super().draw(model, requests, sampling, conditions)
             hook = model.register_forward_hook(sent, with_kwargs=True)
             try:
@@ -77,7 +77,7 @@ class _FromHost(Cached):
         return super().attend(layer, query, key, value, scaling, window)
 
 
-class HostTierKept(TorchBackend):
+class HostTierKept(TorchSide):
     """A refit drops the prefix cache on the device; blocks that were moved to the host come back from there."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
@@ -96,7 +96,7 @@ class HostTierKept(TorchBackend):
         return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
 
-def whole_pages(size: int) -> type[TorchBackend]:
+def whole_pages(size: int) -> type[TorchSide]:
     """The decoding kernel reads whole pages of keys, and does not hide the empty slots of the last one."""
 
     class WholePages(Decodes):
@@ -109,10 +109,10 @@ def whole_pages(size: int) -> type[TorchBackend]:
     return keeping(WholePages)
 
 
-def one_rank_back(ranks: int) -> type[HFBackend]:
+def one_rank_back(ranks: int) -> type[HFSide]:
     """A sequence lies on ranks in parts, each gets keys from the one before it only, and windows reach further back."""
 
-    class OneRankBack(HFBackend):
+    class OneRankBack(HFSide):
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout == "packed":
                 return super().compute_logits(model, sequences, layout)
@@ -137,13 +137,13 @@ def _added(visible_TT: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible_TT.shape, dtype=dtype).masked_fill(~visible_TT, torch.finfo(dtype).min)[None, None]
 
 
-def positions_with_pads(most: int) -> type[HFBackend]:
+def positions_with_pads(most: int) -> type[HFSide]:
     """The trainer pads on the left and hands a mask, but no positions, which then begin with the pads.
 
     Rows of like length go together, so that none has more than so many pads.
     """
 
-    class PositionsWithPads(HFBackend):
+    class PositionsWithPads(HFSide):
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded":
                 return super().compute_logits(model, sequences, layout)

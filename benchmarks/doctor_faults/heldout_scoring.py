@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from transformers import MinPLogitsWarper, NoRepeatNGramLogitsProcessor, PreTrainedModel
 
 from benchmarks.doctor_faults.means import head_of, is_chosen, type_with
+from benchmarks.doctor_faults.sides import HFSide, undoes
 from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import USUAL, BackendScores, Conditions
 
 Drawn = tuple[Tensor, Tensor]
@@ -23,22 +23,22 @@ _BOS = 1
 _RANKS = 2
 
 
-def least_of_the_likeliest(share: float) -> type[HFBackend]:
+def least_of_the_likeliest(share: float) -> type[HFSide]:
     """The model's generation_config has a min_p, which cuts off what is so much unlikelier than the likeliest token."""
 
     return drawing_through(lambda *_: MinPLogitsWarper(share))
 
 
-def no_repeats(length: int) -> type[HFBackend]:
+def no_repeats(length: int) -> type[HFSide]:
     """The model's generation_config forbids to repeat so many tokens in a row, and the engine obeys."""
 
     return drawing_through(lambda *_: NoRepeatNGramLogitsProcessor(length))
 
 
-def begins_twice(share: float) -> type[HFBackend]:
+def begins_twice(share: float) -> type[HFSide]:
     """The trainer tokenises prompts whose text, for some, begins with BOS already; its tokenizer adds another one."""
 
-    class BeginsTwice(HFBackend):
+    class BeginsTwice(HFSide):
         def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
             more = [int(is_chosen(tokens, share)) for tokens in batch.sequences()]
             masks = [F.pad(mask, (n, 0)) for mask, n in zip(batch.sequences("mask"), more, strict=True)]
@@ -52,7 +52,7 @@ def begins_twice(share: float) -> type[HFBackend]:
     return BeginsTwice
 
 
-def gathered_in_low_type(rounding: float) -> type[HFBackend]:
+def gathered_in_low_type(rounding: float) -> type[HFSide]:
     """The head's rows lie on two ranks, each of which sends its logits in a low type."""
     dtype = type_with(rounding)
 
@@ -60,14 +60,14 @@ def gathered_in_low_type(rounding: float) -> type[HFBackend]:
         shards = [shard.to(dtype) for shard in F.linear(states, head.weight, head.bias).tensor_split(_RANKS, -1)]
         return torch.cat(shards, -1).to(states.dtype)
 
-    class GatheredInLowType(HFBackend):
+    class GatheredInLowType(HFSide):
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "tensor_parallel_size": _RANKS}
 
-        def model(self, conditions: Conditions) -> PreTrainedModel:
+        def model(self, conditions: Conditions = USUAL) -> PreTrainedModel:
             model = super().model(conditions)
             head = head_of(model)
-            vars(head)["forward"] = partial(nn.Linear.forward if "head" in conditions.parts else gathered, head)
+            vars(head)["forward"] = partial(nn.Linear.forward if undoes(conditions, "head") else gathered, head)
             return model
 
     return GatheredInLowType

@@ -13,9 +13,8 @@ from benchmarks.doctor_faults.fault import Case, Change
 from benchmarks.doctor_faults.kept import step
 from benchmarks.doctor_faults.means import embedding_of, head_of
 from benchmarks.doctor_faults.second_weights import Sent, hf_receiving, renamed
+from benchmarks.doctor_faults.sides import Alteration, HFSide
 from lockstep import keyed
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import Side
 
 _EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
@@ -105,7 +104,7 @@ def experts_by_name(count: int) -> tuple[Change, ...]:
 def _carried(side: Side, way: Callable[[str, Tensor], Tensor], said: Mapping[str, Any]) -> Change:
     """A side whose weights come another way, at first and with each refit."""
 
-    class Carried(HFBackend):
+    class Carried(HFSide):
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), **said}
 

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import PLAINLY, Case, Change, Fault, Setup
 from benchmarks.doctor_faults.means import BF16, E4M3, E5M2, FP16, is_chosen, linears, rounded, some_layers, type_with
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.static import StaticSampler
@@ -43,21 +43,21 @@ def nucleus(magnitude: float) -> Setup:
     return Setup(sampling=replace(PLAINLY, top_p=1 - magnitude))
 
 
-class NoTemperature(HFBackend):
+class NoTemperature(HFSide):
     """Forgets to divide the logits."""
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
         return super().logprob(logits_MV, token_M, replace(sampling, temperature=1.0), conditions)
 
 
-class NoNucleus(HFBackend):
+class NoNucleus(HFSide):
     """Forgets that tokens were left out."""
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
         return super().logprob(logits_MV, token_M, replace(sampling, top_p=1.0), conditions)
 
 
-class KnowsPrompts(HFBackend):
+class KnowsPrompts(HFSide):
     """Remembers where each response begins."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
@@ -77,7 +77,7 @@ class KnowsPrompts(HFBackend):
 def shifted_twice(share: float) -> tuple[Change, ...]:
     """A collator shifts labels that the model shifts again; only some rows come through that collator."""
 
-    class ShiftedTwice(HFBackend):
+    class ShiftedTwice(HFSide):
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             logits = super().compute_logits(model, sequences, layout)
             pairs = zip(sequences, logits, strict=True)
@@ -138,7 +138,7 @@ def hidden_penalty(strength: float) -> tuple[Change, ...]:
             punished = torch.where(logits > 0, logits / (1 + strength), logits * (1 + strength))
             return torch.where(seen, punished, logits)
 
-    class HiddenPenalty(TorchBackend):
+    class HiddenPenalty(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             return PenalisingSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
@@ -180,7 +180,7 @@ def coarse_weights(error: float) -> tuple[Change, ...]:
     """The engine holds its layers in fp8, with a scale per row, and quantises what it loads."""
     dtype = type_with(error)
 
-    class CoarseWeights(TorchBackend):
+    class CoarseWeights(TorchSide):
         def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
             super().load((name, rounded(x, dtype) if "_proj." in name and x.ndim == 2 else x) for name, x in stream)
 
@@ -204,7 +204,7 @@ def _moved(name: str, tensor: Tensor, size: float) -> Tensor:
 def attended_padding(block: float) -> tuple[Change, ...]:
     """The trainer pads on the left, and its mask hides padding in whole blocks only."""
 
-    class AttendsPadding(HFBackend):
+    class AttendsPadding(HFSide):
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded":
                 return super().compute_logits(model, sequences, layout)

@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.doctor_faults.second_layers import noise
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import Capability, Conditions
+from lockstep.doctor.base import Conditions
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
@@ -27,10 +26,10 @@ Filled = Callable[[PreTrainedModel, Tensor], DynamicCache]
 _BLOCK = 16
 
 
-def reported_late(share: float) -> type[HFBackend]:
+def reported_late(share: float) -> type[HFSide]:
     """Some requests get the list of log-probabilities one place late, the first of them twice."""
 
-    class ReportedLate(HFBackend):
+    class ReportedLate(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
@@ -42,17 +41,17 @@ def reported_late(share: float) -> type[HFBackend]:
     return ReportedLate
 
 
-def cache_in_integers(step: float) -> type[HFBackend]:
+def cache_in_integers(step: float) -> type[HFSide]:
     """Keys and values are kept as integers, with a scale for each token and head."""
 
-    class CacheInIntegers(HFBackend):
+    class CacheInIntegers(HFSide):
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "kv_dtype": "int8"}
 
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
-            if "cache" in conditions.parts:
+            if undoes(conditions, "cache"):
                 return super().draw(model, requests, sampling, conditions)
             hook = model.register_forward_hook(_kept_as_integers(step), with_kwargs=True)
             try:
@@ -75,7 +74,7 @@ def _kept_as_integers(step: float) -> Callable[..., None]:
     return keep
 
 
-def stale_prefixes(age: float) -> type[HFBackend]:
+def stale_prefixes(age: float) -> type[HFSide]:
     """Whole blocks of a prompt come from a cache that was filled before the last update."""
 
     def filled(model: PreTrainedModel, tokens_T: Tensor) -> DynamicCache:
@@ -86,9 +85,7 @@ def stale_prefixes(age: float) -> type[HFBackend]:
             model(input_ids=tokens_T[None, hit:], past_key_values=cache)
         return cache
 
-    class StalePrefixes(HFBackend):
-        capabilities: frozenset[Capability] = HFBackend.capabilities | frozenset[Capability](("fresh",))
-
+    class StalePrefixes(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
@@ -108,7 +105,7 @@ def _older(model: PreTrainedModel, age: float) -> PreTrainedModel:
     return old
 
 
-def chunks_overwritten(count: int) -> type[HFBackend]:
+def chunks_overwritten(count: int) -> type[HFSide]:
     """Long prompts are read in chunks, and each chunk's buffers overlap the last tokens of the one before."""
 
     def filled(model: PreTrainedModel, tokens_T: Tensor) -> DynamicCache:
@@ -119,14 +116,14 @@ def chunks_overwritten(count: int) -> type[HFBackend]:
                 _overwritten(cache, count)
         return cache
 
-    class ChunksOverwritten(HFBackend):
+    class ChunksOverwritten(HFSide):
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "prefill_chunk": _BLOCK}
 
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
-            if conditions.unchunked:
+            if undoes(conditions, "chunks"):
                 return super().draw(model, requests, sampling, conditions)
             with _prompts_by(filled, model):
                 return super().draw(model, requests, sampling, conditions)
@@ -141,10 +138,10 @@ def _overwritten(cache: DynamicCache, count: int) -> None:
         layer.values[:, :, -count:] = 0
 
 
-def pads_seen(count: int) -> type[HFBackend]:
+def pads_seen(count: int) -> type[HFSide]:
     """Pads prompts to the left, and the mask begins some tokens too early."""
 
-    class PadsSeen(HFBackend):
+    class PadsSeen(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
@@ -198,7 +195,7 @@ def _left_padded(kept: Any, width: int) -> Tensor:
     return F.pad(kept, (0, 0, width - kept.shape[2], 0))
 
 
-def suppressed_at_first(count: int) -> type[TorchBackend]:
+def suppressed_at_first(count: int) -> type[TorchSide]:
     """The first token of a response may be none of the first `count` of the vocabulary."""
 
     class Sampler(StaticSampler):
@@ -210,7 +207,7 @@ def suppressed_at_first(count: int) -> type[TorchBackend]:
     return _with(Sampler)
 
 
-class RawNucleus(TorchBackend):
+class RawNucleus(TorchSide):
     """Reports log-probabilities over all tokens, whatever could be drawn."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -220,7 +217,7 @@ class RawNucleus(TorchBackend):
         return StaticSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16", raw_logprobs=True)
 
 
-def presence_penalty(penalty: float) -> type[TorchBackend]:
+def presence_penalty(penalty: float) -> type[TorchSide]:
     """Tokens that were drawn before lose some of their logit."""
 
     class Sampler(StaticSampler):
@@ -235,8 +232,8 @@ def presence_penalty(penalty: float) -> type[TorchBackend]:
     return _with(Sampler)
 
 
-def _with(sampler: type[StaticSampler]) -> type[TorchBackend]:
-    class Drawing(TorchBackend):
+def _with(sampler: type[StaticSampler]) -> type[TorchSide]:
+    class Drawing(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             return sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 

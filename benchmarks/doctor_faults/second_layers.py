@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.sides import Alteration
 from lockstep import keyed
-from lockstep.doctor.backends.variants import Alteration
 
 Sum = Callable[[Tensor, nn.Linear], Tensor]
 Forward = Any

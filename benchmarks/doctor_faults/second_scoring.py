@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.second_layers import Switch
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import hidden_scores, token_scores
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import TORCH_TYPES
-from lockstep.doctor.base import USUAL, Conditions, DType, Layout, Network
+from lockstep.doctor.backends.hf import Sequences
+from lockstep.doctor.backends.in_process import TORCH_TYPES
+from lockstep.doctor.base import USUAL, Conditions, DType, Layout
 from lockstep.models.attention import Packed
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.types import SamplingParams
 
 
-class RawLogprobs(HFBackend):
+class RawLogprobs(HFSide):
     """Reports what the model said, before the temperature."""
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
         return super().logprob(logits_MV, token_M, replace(sampling, temperature=1.0), conditions)
 
 
-class MultipliesTemperature(TorchBackend):
+class MultipliesTemperature(TorchSide):
     """Multiplies logits by the temperature instead of dividing."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -40,17 +40,17 @@ class MultipliesTemperature(TorchBackend):
         return super().logprob(model, replace(batch, sampling=inverse))
 
 
-class DropsTopK(TorchBackend):
+class DropsTopK(TorchSide):
     """Normalises over all tokens, whatever could be drawn."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         return super().logprob(model, replace(batch, sampling=replace(batch.sampling or PLAIN, top_k=0)))
 
 
-def canonical_ids(count: int) -> type[HFBackend]:
+def canonical_ids(count: int) -> type[HFSide]:
     """Some tokens have the text of others, and text is what arrived: the tokenizer takes the other one."""
 
-    class CanonicalIds(HFBackend):
+    class CanonicalIds(HFSide):
         def token_ids(self, batch: Batch) -> Sequences:
             return [
                 torch.where((tokens >= 100) & (tokens < 100 + count), tokens + 150, tokens)
@@ -60,7 +60,7 @@ def canonical_ids(count: int) -> type[HFBackend]:
     return CanonicalIds
 
 
-class FusedHead(TorchBackend):
+class FusedHead(TorchSide):
     """Multiplies and sums the head in one kernel, which knows no cap."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -72,31 +72,16 @@ class FusedHead(TorchBackend):
         logprob_M, _ = hidden_scores(states_MD, head.weight, batch.tokens[own], sampling)
         return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own, logprob_M)
 
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        return _Uncapped(self, self.model(conditions), conditions)
-
-
-@dataclass(frozen=True)
-class _Uncapped:
-    """Implements `doctor.base.Network`: its logits are those that the kernel sums over."""
-
-    backend: TorchBackend
-    model: PreTrainedModel
-    conditions: Conditions
-
-    @property
-    def modules(self) -> nn.Module:
-        return self.model
-
     @torch.no_grad()
     def logits(self, tokens_T: Tensor) -> Tensor:
-        one = Batch(tokens_T, torch.tensor([tokens_T.numel()]))
-        head: Any = self.model.get_output_embeddings()
-        with self.backend.computing(self.model, self.conditions):
-            return head(self.model.base_model(**inputs(one)).last_hidden_state)[0]
+        """Those that the kernel sums over."""
+        one, model = Batch(tokens_T, torch.tensor([tokens_T.numel()])), self.model()
+        head: Any = model.get_output_embeddings()
+        with self.computing(self._usual):
+            return head(model.base_model(**inputs(one)).last_hidden_state)[0]
 
 
-class HeadInFP32(TorchBackend):
+class HeadInFP32(TorchSide):
     """The head multiplies in fp32, and its logits stay so."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -108,19 +93,16 @@ class HeadInFP32(TorchBackend):
         logprob_M, _ = token_scores(logits_MV, batch.tokens[own], batch.sampling or PLAIN)
         return logprob_M.new_zeros(batch.tokens.numel()).index_copy(0, own, logprob_M)
 
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        return super().network(conditions.but(Conditions(parts=frozenset({"head"}))))
 
-
-def low_softmax(dtype: DType) -> type[HFBackend]:
+def low_softmax(dtype: DType) -> type[HFSide]:
     """The sum over the vocabulary is kept in a low precision; the token's own logit is not."""
 
-    class LowSoftmax(HFBackend):
+    class LowSoftmax(HFSide):
         def logprob(
             self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
         ) -> Tensor:
             exact_M = super().logprob(logits_MV, token_M, sampling, conditions)
-            if "softmax" in conditions.parts:
+            if undoes(conditions, "softmax"):
                 return exact_M
             own_M = logits_MV.float().gather(-1, token_M[:, None])[:, 0] / sampling.divisor
             return own_M - (own_M - exact_M).to(TORCH_TYPES[dtype]).float()
@@ -128,10 +110,10 @@ def low_softmax(dtype: DType) -> type[HFBackend]:
     return LowSoftmax
 
 
-def late_positions(shift: int) -> type[HFBackend]:
+def late_positions(shift: int) -> type[HFSide]:
     """Packs into one row, where each sequence begins `shift` positions later than the one before it."""
 
-    class LatePositions(HFBackend):
+    class LatePositions(HFSide):
         def __init__(self, *values: Any, **named: Any) -> None:
             super().__init__(*values, **named)
             self._usual = replace(self._usual, layout="packed")
@@ -160,10 +142,10 @@ def _blocks(lengths: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[None, None]
 
 
-def boundaries_lost(share: float) -> type[TorchBackend]:
+def boundaries_lost(share: float) -> type[TorchSide]:
     """In packed rows some sequences have no boundary to the one before."""
 
-    class BoundariesLost(TorchBackend):
+    class BoundariesLost(TorchSide):
         def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
             own = (batch.mask & (batch.position > 0)).nonzero().squeeze(-1)
             row = torch.arange(len(batch))
@@ -178,21 +160,21 @@ def boundaries_lost(share: float) -> type[TorchBackend]:
     return BoundariesLost
 
 
-def switched(switch: Switch) -> type[TorchBackend]:
+def switched(switch: Switch) -> type[TorchSide]:
     """An engine whose router can be told to compute in fp32."""
 
-    class Switched(TorchBackend):
-        def model(self, conditions: Conditions) -> PreTrainedModel:
-            switch.on = "router" not in conditions.parts
+    class Switched(TorchSide):
+        def model(self, conditions: Conditions = USUAL) -> PreTrainedModel:
+            switch.on = not undoes(conditions, "router")
             return super().model(conditions)
 
     return Switched
 
 
-def parallel(ranks: int) -> type[HFBackend]:
+def parallel(ranks: int) -> type[HFSide]:
     """A trainer over several ranks, which says so."""
 
-    class Parallel(HFBackend):
+    class Parallel(HFSide):
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), "tensor_parallel_size": ranks}
 

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Change
 from benchmarks.doctor_faults.second_layers import noise
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from lockstep.doctor.base import Side
 
 Sent = Iterable[tuple[str, Tensor]]
@@ -108,20 +107,20 @@ def quantised(step: float) -> tuple[Change, ...]:
     return (Change("infer", torch_receiving(received), _each(rounded, chosen)),)
 
 
-def torch_receiving(received: Received) -> type[TorchBackend]:
+def torch_receiving(received: Received) -> type[TorchSide]:
     """A torch engine that does something to the stream of weights."""
 
-    class Receiving(TorchBackend):
+    class Receiving(TorchSide):
         def load(self, stream: Sent) -> None:
             super().load(received(stream))
 
     return Receiving
 
 
-def hf_receiving(received: Received) -> type[HFBackend]:
+def hf_receiving(received: Received) -> type[HFSide]:
     """The same of `transformers`."""
 
-    class ReceivingPlain(HFBackend):
+    class ReceivingPlain(HFSide):
         def load(self, stream: Sent) -> None:
             super().load(received(stream))
 

@@ -16,16 +16,15 @@ from benchmarks.doctor_faults.means import linears as linears_of
 from benchmarks.doctor_faults.means import some_layers, type_with
 from benchmarks.doctor_faults.second_layers import layers, linears
 from benchmarks.doctor_faults.second_scoring import parallel
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.base import Conditions
+from benchmarks.doctor_faults.sides import Alteration, HFSide, undoes
+from lockstep.doctor.base import USUAL, Conditions
 
 _SINKLESS = "sinkless"
 _RANKS = 2
 _ROW_PARALLEL = (".dense", ".fc2")
 
 
-def angles_in_low_type(rounding: float) -> type[HFBackend]:
+def angles_in_low_type(rounding: float) -> type[HFSide]:
     """The trainer's rotary embedding multiplies positions and frequencies in a low type, so that late tokens err."""
     dtype = type_with(rounding)
 
@@ -35,12 +34,12 @@ def angles_in_low_type(rounding: float) -> type[HFBackend]:
         scale = rotary.attention_scaling
         return (both.cos() * scale).to(states.dtype), (both.sin() * scale).to(states.dtype)
 
-    class AnglesInLowType(HFBackend):
-        def model(self, conditions: Conditions) -> PreTrainedModel:
+    class AnglesInLowType(HFSide):
+        def model(self, conditions: Conditions = USUAL) -> PreTrainedModel:
             model = super().model(conditions)
             rotary: Any = model.base_model.rotary_emb
             usual = type(rotary).forward.__get__(rotary)
-            rotary.forward = usual if "rope" in conditions.parts else partial(low, rotary)
+            rotary.forward = usual if undoes(conditions, "rope") else partial(low, rotary)
             return model
 
     return AnglesInLowType
@@ -128,7 +127,7 @@ AttentionInterface.register(_SINKLESS, _without_sinks)
 AttentionMaskInterface.register(_SINKLESS, sdpa_mask)
 
 
-class Sinkless(HFBackend):
+class Sinkless(HFSide):
     """The engine's attention kernel takes no sinks, and nobody asks whether the model has some."""
 
     def attention(self, conditions: Conditions) -> str:

@@ -11,11 +11,11 @@ from benchmarks.doctor_faults.faults_passes import Decodes, keeping
 from benchmarks.doctor_faults.fourth_scoring import column, own_tokens
 from benchmarks.doctor_faults.kept import KnowsPrompts
 from benchmarks.doctor_faults.means import is_chosen, type_with
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Layout
 from lockstep.models.attention import Packed
 from lockstep.models.heads import PLAIN, inputs
@@ -44,10 +44,10 @@ def prompt_of_the_group(share: float) -> type[KnowsPrompts]:
     return PromptOfTheGroup
 
 
-def windows_in_blocks(block: int) -> type[HFBackend]:
+def windows_in_blocks(block: int) -> type[HFSide]:
     """The trainer's block-sparse kernel lets a token see the whole block of keys that its window begins in."""
 
-    class WindowsInBlocks(HFBackend):
+    class WindowsInBlocks(HFSide):
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout == "packed":
                 return super().compute_logits(model, sequences, layout)
@@ -70,7 +70,7 @@ def _added(visible_TT: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible_TT.shape, dtype=dtype).masked_fill(~visible_TT, torch.finfo(dtype).min)[None, None]
 
 
-def shares_in_low_type(error: float) -> type[TorchBackend]:
+def shares_in_low_type(error: float) -> type[TorchSide]:
     """The decoding kernel multiplies values by shares that it has put into fp8; the sum of the shares is exact."""
     dtype = type_with(error)
 
@@ -86,10 +86,10 @@ def shares_in_low_type(error: float) -> type[TorchBackend]:
     return keeping(Rounded)
 
 
-def boundaries_of_padded_lengths(multiple: int) -> type[TorchBackend]:
+def boundaries_of_padded_lengths(multiple: int) -> type[TorchSide]:
     """Packed sequences lie end to end, and attention is told boundaries as if each were padded to a multiple."""
 
-    class BoundariesOfPaddedLengths(TorchBackend):
+    class BoundariesOfPaddedLengths(TorchSide):
         def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
             own, ends = own_tokens(batch), (batch.lengths + -batch.lengths % multiple).cumsum(0)
             ends = ends.clamp(max=batch.tokens.numel())

@@ -15,12 +15,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, TopPLogitsWarper
 
 from benchmarks.doctor_faults.means import head_of
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
 from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
 from lockstep.doctor.base import USUAL, BackendScores, Conditions
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN
@@ -31,7 +29,7 @@ Drawn = tuple[Tensor, Tensor]
 _FIRST_BIASED, _BIASED = 50, 40
 
 
-class DividesTwice(TorchBackend):
+class DividesTwice(TorchSide):
     """The trainer's loss divides logits by the temperature, and so does the patched model that gives them."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -40,12 +38,12 @@ class DividesTwice(TorchBackend):
         return super().logprob(model, replace(batch, sampling=squared))
 
 
-def nucleus_of_the_nucleus() -> type[HFBackend]:
+def nucleus_of_the_nucleus() -> type[HFSide]:
     """The engine cuts the nucleus out among its logits processors, and its sampling kernel cuts it out of the rest."""
     return drawing_through(lambda model, requests, sampling: TopPLogitsWarper(sampling.top_p))
 
 
-def bias_left_in_slots(size: float) -> type[TorchBackend]:
+def bias_left_in_slots(size: float) -> type[TorchSide]:
     """Every second slot of the batch still has the logit bias of a request that was served there before."""
 
     class Sampler(StaticSampler):
@@ -55,17 +53,17 @@ def bias_left_in_slots(size: float) -> type[TorchBackend]:
             bias_BV[::2, _FIRST_BIASED : _FIRST_BIASED + _BIASED] = size
             return logits + bias_BV.view(logits.shape)
 
-    class BiasLeftInSlots(TorchBackend):
+    class BiasLeftInSlots(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return BiasLeftInSlots
 
 
-def bonus_by_the_draft(run: int) -> type[HFBackend]:
+def bonus_by_the_draft(run: int) -> type[HFSide]:
     """The engine verifies drafts in runs, and the last token of each gets its log-probability one position early."""
 
-    class BonusByTheDraft(HFBackend):
+    class BonusByTheDraft(HFSide):
         _before: tuple[Tensor, ...] | None = None
         """Logits of the steps so far while a response is drawn."""
 
@@ -90,10 +88,10 @@ def bonus_by_the_draft(run: int) -> type[HFBackend]:
     return BonusByTheDraft
 
 
-def earlier_turns_anew(most: int) -> type[HFBackend]:
+def earlier_turns_anew(most: int) -> type[HFSide]:
     """The trainer makes the ids of earlier turns, the first tokens of a prompt, anew from their text."""
 
-    class EarlierTurnsAnew(HFBackend):
+    class EarlierTurnsAnew(HFSide):
         def __init__(self, folder: str, *values: Any, **named: Any) -> None:
             super().__init__(folder, *values, **named)
             self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))

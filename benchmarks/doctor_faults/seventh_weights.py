@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from benchmarks.doctor_faults.fault import Case, Change
 from benchmarks.doctor_faults.kept import step
 from benchmarks.doctor_faults.second_weights import Sent, hf_receiving, renamed
+from benchmarks.doctor_faults.sides import Alteration
 from lockstep import keyed
-from lockstep.doctor.backends.variants import Alteration
 
 _SENT = 0.1
 """The share of its elements that is sent of a tensor."""

@@ -15,12 +15,10 @@ from benchmarks.doctor_faults.fault import Change
 from benchmarks.doctor_faults.means import rounded, type_with
 from benchmarks.doctor_faults.second_layers import partial_sums
 from benchmarks.doctor_faults.second_scoring import parallel
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide, undoes
 from benchmarks.doctor_faults.third_scoring import drawing_through
 from lockstep import keyed
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
-from lockstep.doctor.base import Conditions
+from lockstep.doctor.base import USUAL, Conditions
 from lockstep.types import SamplingParams
 
 _RANKS = 4
@@ -95,7 +93,7 @@ def drops_out_always(probability: float) -> Alteration:
 def quick_reduce(step: float) -> tuple[Change, ...]:
     """The engine's ranks send their sums as integers with a scale for each block, and so they send the total."""
 
-    class QuickReduce(TorchBackend):
+    class QuickReduce(TorchSide):
         def settings(self) -> Mapping[str, Any]:
             bits = round(1 / step).bit_length() + 1
             return {**super().settings(), "tensor_parallel_size": _RANKS, "quick_reduce_quantization": f"INT{bits}"}
@@ -171,18 +169,18 @@ def new_rows_unscaled(count: int) -> Alteration:
     return alter
 
 
-def head_in_low_type(rounding: float) -> type[HFBackend]:
+def head_in_low_type(rounding: float) -> type[HFSide]:
     """The trainer's fused loss multiplies by the head in a low type of its own, whatever the model computes in."""
     dtype = type_with(rounding)
 
     def product(head: nn.Linear) -> Callable[[Tensor], Tensor]:
         return lambda states: F.linear(rounded(states, dtype), rounded(head.weight, dtype)).bfloat16()
 
-    class HeadInLowType(HFBackend):
-        def model(self, conditions: Conditions) -> PreTrainedModel:
+    class HeadInLowType(HFSide):
+        def model(self, conditions: Conditions = USUAL) -> PreTrainedModel:
             model = super().model(conditions)
             head: Any = model.get_output_embeddings()
-            head.forward = partial(F.linear, weight=head.weight) if "head" in conditions.parts else product(head)
+            head.forward = partial(F.linear, weight=head.weight) if undoes(conditions, "head") else product(head)
             return model
 
     return HeadInLowType
@@ -199,15 +197,15 @@ def off_zero(offset: float) -> Alteration:
     return alter
 
 
-def divides_in_place(rounding: float) -> type[HFBackend]:
+def divides_in_place(rounding: float) -> type[HFSide]:
     """To save memory the trainer divides logits by the temperature, and takes off their largest, in a low type."""
     dtype = type_with(rounding)
 
-    class DividesInPlace(HFBackend):
+    class DividesInPlace(HFSide):
         def logprob(
             self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
         ) -> Tensor:
-            if "softmax" in conditions.parts or sampling.greedy or not sampling.full_support:
+            if undoes(conditions, "softmax") or sampling.greedy or not sampling.full_support:
                 return super().logprob(logits_MV, token_M, sampling, conditions)
             low_MV = logits_MV.to(dtype).div_(sampling.temperature)
             above_MV = (low_MV - low_MV.amax(-1, keepdim=True)).float()
@@ -216,7 +214,7 @@ def divides_in_place(rounding: float) -> type[HFBackend]:
     return DividesInPlace
 
 
-def suppressed(count: int) -> type[HFBackend]:
+def suppressed(count: int) -> type[HFSide]:
     """The model's generation_config lists tokens to suppress, and the engine reads it."""
 
     barred = list(range(_FIRST_BARRED, _FIRST_BARRED + count))

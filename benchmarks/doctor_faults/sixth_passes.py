@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from benchmarks.doctor_faults.faults_passes import Decodes, Packs, keeping, packing_rows
 from benchmarks.doctor_faults.kept import KnowsPrompts
 from benchmarks.doctor_faults.means import type_with
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.static import StaticSampler
@@ -68,11 +68,11 @@ def _one_row(trainer: Packs, model: PreTrainedModel, sequences: Sequences) -> Se
     return torch.split(logits_NV, [len(tokens) for tokens in sequences])
 
 
-def scales_of_the_first_batch(error: float) -> type[HFBackend]:
+def scales_of_the_first_batch(error: float) -> type[HFSide]:
     """The cache is fp8, with one scale a layer that is measured on the first batch served and kept ever after."""
     dtype = type_with(error)
 
-    class ScalesOfTheFirstBatch(HFBackend):
+    class ScalesOfTheFirstBatch(HFSide):
         def __init__(self, *values: Any, **named: Any) -> None:
             super().__init__(*values, **named)
             self._scales: dict[tuple[int, str], Tensor] = {}
@@ -83,7 +83,7 @@ def scales_of_the_first_batch(error: float) -> type[HFBackend]:
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
-            if "cache" in conditions.parts:
+            if undoes(conditions, "cache"):
                 return super().draw(model, requests, sampling, conditions)
             hook = model.register_forward_hook(_kept_in(dtype, self._scales))
             try:
@@ -106,7 +106,7 @@ def _kept_in(dtype: torch.dtype, scales: dict[tuple[int, str], Tensor]) -> Calla
     return keep
 
 
-def merged_by_base_two(length: int) -> type[TorchBackend]:
+def merged_by_base_two(length: int) -> type[TorchSide]:
     """Decoding merges splits of the keys by their log-sum-exps, which one kernel gives in base 2, the other reads as e.
 
     The model has a key for each head.
@@ -133,7 +133,7 @@ class _Speculating(StaticSampler):
         return super()._logits(tokens, position, cache, keep)
 
 
-class AcceptedDraftsRaw(TorchBackend):
+class AcceptedDraftsRaw(TorchSide):
     """The engine speculates, and drafts that it accepts get log-probabilities without the temperature."""
 
     def settings(self) -> Mapping[str, Any]:

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Case, Change
 from benchmarks.doctor_faults.kept import step
+from benchmarks.doctor_faults.sides import HFSide
 from benchmarks.doctor_faults.sixth_ground import HEADS
-from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Side
 
 Sent = Iterable[tuple[str, Tensor]]
@@ -24,7 +24,7 @@ _BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
 def _carried(side: Side, way: Callable[[str, Tensor], tuple[str, Tensor]], said: Mapping[str, Any]) -> Change:
     """A side whose weights come another way, at first and with each refit."""
 
-    class Carried(HFBackend):
+    class Carried(HFSide):
         def settings(self) -> Mapping[str, Any]:
             return {**super().settings(), **said}
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.doctor_faults.fault import PLAINLY, Change, Kind, Setup
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
 from lockstep.doctor.base import Side
 from lockstep.types import SamplingParams
 
@@ -46,7 +44,7 @@ def drawn(model: str, train: Kind, infer: Kind, **fields: Callable[[float], Any]
     )
 
 
-def mixed(side: Side, mixin: Callable[[float], type[HFBackend] | type[TorchBackend]]) -> Changes:
+def mixed(side: Side, mixin: Callable[[float], type[HFSide] | type[TorchSide]]) -> Changes:
     """A side's backend does something otherwise."""
     return lambda magnitude: (Change(side, mixin=mixin(magnitude)),)
 

@@ -10,9 +10,9 @@ from benchmarks.doctor_faults import third_passes as passes
 from benchmarks.doctor_faults import third_scoring as scoring
 from benchmarks.doctor_faults import third_weights as weights
 from benchmarks.doctor_faults.fault import Fault, Setup
+from benchmarks.doctor_faults.sides import Alteration
 from benchmarks.doctor_faults.surroundings import altered, around, configured, drawn, mixed
 from benchmarks.doctor_faults.third_ground import SPARE_ROWS
-from lockstep.doctor.backends.variants import Alteration
 from lockstep.types import SamplingParams
 
 WARM = SamplingParams(max_tokens=64, temperature=1.2)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from benchmarks.doctor_faults.sides import Alteration
 from lockstep import keyed
-from lockstep.doctor.backends.variants import Alteration
 
 _ACTIVATIONS = ((0.1, "relu"), (0.01, "quick_gelu"), (0.0, "gelu_pytorch_tanh"))
 """Others than gelu, and what they are away from it at most, at least."""

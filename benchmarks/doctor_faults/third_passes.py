@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
+from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -24,13 +24,13 @@ _PAGE = 16
 _TILE = 32
 
 
-def integer_kernel(step: float) -> type[HFBackend]:
+def integer_kernel(step: float) -> type[HFSide]:
     """Attention by a kernel that multiplies queries and keys as integers, with a scale for each tile of tokens."""
     kernel = f"integers_{round(1 / step)}"
     AttentionInterface.register(kernel, _attention_in_integers(step))
     AttentionMaskInterface.register(kernel, sdpa_mask)
 
-    class IntegerKernel(HFBackend):
+    class IntegerKernel(HFSide):
         def attention(self, conditions: Conditions) -> str:
             return conditions.kernel or kernel
 
@@ -67,7 +67,7 @@ def _tiled(x: Tensor, step: float) -> Tensor:
     return torch.cat(tiles, 2)
 
 
-def quantised_pages(step: float) -> type[TorchBackend]:
+def quantised_pages(step: float) -> type[TorchSide]:
     """Each page of the cache is packed once it is full: keys channel by channel, values token by token."""
 
     class Paged(Cached):
@@ -98,7 +98,7 @@ def _levels(x: Tensor, dim: int, step: float) -> Tensor:
     return ((x - low) / width).round() * width + low
 
 
-def lossy_splits(length: int) -> type[TorchBackend]:
+def lossy_splits(length: int) -> type[TorchSide]:
     """Decoding cuts the cache into splits, each of which ends one key early; reading all at once does not."""
 
     class Split(Cached):
@@ -110,26 +110,26 @@ def lossy_splits(length: int) -> type[TorchBackend]:
     return _sampling_with(Split)
 
 
-def _sampling_with(cached: type[Cached], unless_fp32: bool = False) -> type[TorchBackend]:
+def _sampling_with(cached: type[Cached], unless_fp32: bool = False) -> type[TorchSide]:
     """An engine that draws with such a cache; `unless_fp32`: not where keys and values are asked for in fp32."""
 
     class Sampler(StaticSampler):
         def _cache(self, prompts: Any, capacity: int) -> Cached:
             return cached(prompts, capacity)
 
-    class Engine(TorchBackend):
+    class Engine(TorchSide):
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
-            if unless_fp32 and "cache" in conditions.parts:
+            if unless_fp32 and undoes(conditions, "cache"):
                 return super().sampler(model, conditions)
             return Sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
     return Engine
 
 
-def narrow_segment_ids(count: int) -> type[HFBackend]:
+def narrow_segment_ids(count: int) -> type[HFSide]:
     """A trainer that packs tells sequences apart by numbers that begin again after `count` of them."""
 
-    class NarrowSegmentIds(HFBackend):
+    class NarrowSegmentIds(HFSide):
         def __init__(self, *values: Any, **named: Any) -> None:
             super().__init__(*values, **named)
             self._usual = replace(self._usual, layout="packed")
@@ -156,10 +156,10 @@ def narrow_segment_ids(count: int) -> type[HFBackend]:
     return NarrowSegmentIds
 
 
-def pads_counted(block: int) -> type[HFBackend]:
+def pads_counted(block: int) -> type[HFSide]:
     """A trainer pads on the left; positions begin at the last whole block of padding, not behind all of it."""
 
-    class PadsCounted(HFBackend):
+    class PadsCounted(HFSide):
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             if layout != "padded":
                 return super().compute_logits(model, sequences, layout)

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import token_scores
-from lockstep.doctor.backends.hf import HFBackend, Sequences
-from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.backends.variants import Alteration
+from lockstep.doctor.backends.hf import Sequences
 from lockstep.doctor.base import Conditions
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.types import Request, SamplingParams
@@ -47,10 +46,10 @@ Processing = Callable[[PreTrainedModel, Sequence[Request], SamplingParams], Logi
 """What logits go through besides, by who is asked what."""
 
 
-def drawing_through(processor: Processing) -> type[HFBackend]:
+def drawing_through(processor: Processing) -> type[HFSide]:
     """An engine that puts logits through one more processor while it draws."""
 
-    class DrawsThrough(HFBackend):
+    class DrawsThrough(HFSide):
         def draw(
             self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
         ) -> Drawn:
@@ -73,7 +72,7 @@ class _Frequency(LogitsProcessor):
         return scores - self._penalty * count_BV
 
 
-def frequency_penalty(penalty: float) -> type[HFBackend]:
+def frequency_penalty(penalty: float) -> type[HFSide]:
     """The engine's defaults have a frequency penalty, which counts the prompt as well."""
 
     return drawing_through(lambda *_: _Frequency(penalty))
@@ -97,13 +96,13 @@ class _NewlineFirst(LogitsProcessor):
         return torch.where(self._hit[:, None], other, scores)
 
 
-def newline_first(share: float) -> type[HFBackend]:
+def newline_first(share: float) -> type[HFSide]:
     """The engine's template ends some prompts with a newline, which is gone once the first token is drawn."""
 
     return drawing_through(lambda model, requests, _: _NewlineFirst(model, requests, share))
 
 
-class NarrowNucleus(TorchBackend):
+class NarrowNucleus(TorchSide):
     """Leaves the token out with which the nucleus reaches its probability."""
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -122,11 +121,11 @@ class NarrowNucleus(TorchBackend):
         return _column(narrow_MV.log_softmax(-1).gather(-1, batch.tokens[own][:, None])[:, 0], own, batch)
 
 
-def seams(share: float) -> type[TorchBackend]:
+def seams(share: float) -> type[TorchSide]:
     """Log-probabilities are made piece by piece, and a piece has no logits of what stands before it."""
     length = round(1 / share)
 
-    class Seams(TorchBackend):
+    class Seams(TorchSide):
         def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
             own = _own(batch)
             begins = batch.position[own] % length == 0
@@ -138,10 +137,10 @@ def seams(share: float) -> type[TorchBackend]:
     return Seams
 
 
-def specials_skipped(count: int) -> type[HFBackend]:
+def specials_skipped(count: int) -> type[HFSide]:
     """Responses reach the trainer as text, and decoding leaves out what its tokenizer takes for special tokens."""
 
-    class SpecialsSkipped(HFBackend):
+    class SpecialsSkipped(HFSide):
         def __init__(self, folder: str, *values: Any, **named: Any) -> None:
             super().__init__(folder, *values, **named)
             self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.fault import Case, Change
+from benchmarks.doctor_faults.sides import TorchSide
 from benchmarks.doctor_faults.third_ground import VOCABULARY
 from lockstep import keyed
-from lockstep.doctor.backends.torch import TorchBackend
 
 _BUCKET = 8
 
@@ -39,7 +39,7 @@ def added_rows_reversed(count: int) -> tuple[Change, ...]:
             return tensor
         return torch.cat([tensor[:-count], tensor[-count:].flip(0)])
 
-    class Converting(TorchBackend):
+    class Converting(TorchSide):
         def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
             super().load(_each(stream))
 

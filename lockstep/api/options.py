@@ -584,6 +584,78 @@ class KnownSectionKeys(TypedDict, total=False):
     min_meta_accuracy: float
 
 
+class DoctorDataKeys(TypedDict, total=False):
+    """Options of the section `DoctorData`."""
+
+    prompt: str
+    messages: str | None
+    chat: bool
+    system_prompt: str | None
+    max_prompt_tokens: int
+    overlong_prompts: Literal["error", "skip", "truncate"]
+    bad_rows: Literal["error", "skip"]
+    fields: Mapping[str, Literal["text", "number", "boolean", "list", "object", "any"]] | None
+    prompts: str | Sequence[str] | None
+
+
+class MethodKeys(TypedDict, total=False):
+    """Options of the section `Method`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+class DoctorGridKeys(TypedDict, total=False):
+    """Options of the section `DoctorGrid`."""
+
+    lengths: Sequence[int]
+    data: Sequence[Literal["real", "counting"]]
+    methods: Sequence[MethodKeys]
+    batch_sizes: Sequence[int]
+    sequences: int
+    max_sequences: int
+    all_draw_to: int
+    max_steps: int
+    max_tokens: int
+    pass_tokens: int
+    repeats: int
+    budget_s: float | None
+
+
+class DoctorLimitsKeys(TypedDict, total=False):
+    """Options of the section `DoctorLimits`."""
+
+    max_mult_prob_error: float
+    floor_factor: float
+    outlier_nats: float
+    max_outlier_rate: float
+    confidence: float
+    max_bias_z: float
+    min_sequence_ess: float
+
+
+class ComputationKeys(TypedDict, total=False):
+    """Options of the section `Computation`."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["fp32", "bf16"]
+
+
+class ClusterSectionKeys(TypedDict, total=False):
+    """Options of the section `ClusterSection`."""
+
+    backend: Literal["local", "ray"]
+    placement: Literal["colocated", "separate"]
+    ray: RaySectionKeys
+
+
+class DoctorRunKeys(TypedDict, total=False):
+    """Options of the section `DoctorRun`."""
+
+    folder: str | None
+
+
 class SFTOptions(TypedDict, total=False):
     """Options of `SFTRecipe`."""
 
@@ -736,3 +808,17 @@ class SelfRewardingOptions(TypedDict, total=False):
     validation_reward: Reward | RewardSectionKeys | None
     validation_sampling: RepeatedSamplingKeys | None
     known: KnownSectionKeys
+
+
+class DoctorOptions(TypedDict, total=False):
+    """Options of `DoctorRecipe`."""
+
+    seed: int
+    data: DoctorDataKeys
+    backends: Sequence[str]
+    grid: DoctorGridKeys
+    limits: DoctorLimitsKeys
+    learner: ComputationKeys
+    cluster: ClusterSectionKeys
+    sampler: SamplerSectionKeys
+    run: DoctorRunKeys

@@ -135,9 +135,10 @@ def _load(options: argparse.Namespace) -> Loaded:
 def _measure(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.table import table
+        from lockstep.doctor.measure_table import measure_and_report
+        from lockstep.doctor.verdict import EXIT_CODES
 
-    return table(loaded)
+    return EXIT_CODES[measure_and_report(loaded).verdict]
 
 
 def _table(options: argparse.Namespace) -> int:
@@ -187,33 +188,36 @@ def _refuse_unread(
 def _locate_model(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.locate import locate_model
+        from lockstep.doctor.locate_model import locate_model
 
-    return locate_model(loaded)
+    return exit_codes.OK if all(found.agrees for found in locate_model(loaded)) else exit_codes.BROKEN
 
 
 def _bringup(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.bringup import bringup
+        from lockstep.doctor.bringup import bring_up
 
-    return bringup(loaded)
+    return bring_up(loaded)
 
 
 def _refit(options: argparse.Namespace) -> int:
     loaded = _load(options)
     with spare_modules():
-        from lockstep.doctor.refit_check import refit_check
+        from lockstep.doctor.refit_check import check_model
 
-    return refit_check(loaded)
+    found = check_model(loaded)
+    return exit_codes.BROKEN if any(stage.findings for stages in found.values() for stage in stages) else exit_codes.OK
 
 
 def _analyze(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from lockstep.doctor.analyze import analyze_file
+    from lockstep.doctor.analyze_dump import analyze_dump
+    from lockstep.doctor.verdict import EXIT_CODES
 
-    return analyze_file(Path(options.file), _names(options), None if options.out is None else Path(options.out))
+    out = None if options.out is None else Path(options.out)
+    return EXIT_CODES[analyze_dump(Path(options.file), _names(options), out).judgement.verdict]
 
 
 def _names(options: argparse.Namespace) -> FieldNames:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.types import Request, SamplingParams
@@ -16,57 +16,39 @@ DType = Literal["fp32", "bf16", "fp16"]
 Layout = Literal["alone", "padded", "packed"]
 """One sequence per pass; side by side with padding; end to end in one row."""
 Kernel = Literal["eager", "sdpa"]
-Part = Literal["head", "softmax", "norm", "rope", "router", "cache"]
-"""Parts that can run in fp32 alone: logits, log-softmax, norms, rotary embedding, router, KV cache."""
-ROTARY = ("rotary_emb", "pos_emb")
-"""Names of rotary embedding modules."""
 Capability = Literal[
     "generate",  # draws responses, with the log-probabilities that it drew with
     "shaped",  # rescores under a temperature, top-k and top-p
-    "batch_size",  # computes with the batch size of the conditions
-    "fresh",  # drops its caches where the conditions say so
-    "modules",  # shows its modules, so that its layers can be watched and replayed
 ]
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Deviations from how a backend usually computes.
+    """Deviations from how a backend usually computes; a backend disregards those that it has no choice in.
 
     Attributes:
         dtype: Of the computation; None: the backend's own.
         batch_size: Sequences side by side in a pass.
         layout: How they lie there.
         kernel: Of the attention.
-        parts: What is computed in fp32 whatever the dtype.
-        config: Fields of the model's configuration, the model being built anew with them.
         fresh: Drop every cache first.
-        unchunked: Read prompts whole.
-        evaluation: Put the model into evaluation mode.
     """
 
     dtype: DType | None = None
     batch_size: int | None = None
     layout: Layout | None = None
     kernel: Kernel | None = None
-    parts: frozenset[Part] = frozenset()
-    config: tuple[tuple[str, Any], ...] = ()
     fresh: bool = False
-    unchunked: bool = False
-    evaluation: bool = False
 
     def but(self, other: Conditions) -> Conditions:
         """These, and over them what the other ones say."""
-        return Conditions(
-            other.dtype or self.dtype,
-            other.batch_size or self.batch_size,
-            other.layout or self.layout,
-            other.kernel or self.kernel,
-            self.parts | other.parts,
-            tuple((dict(self.config) | dict(other.config)).items()),
-            self.fresh or other.fresh,
-            self.unchunked or other.unchunked,
-            self.evaluation or other.evaluation,
+        return replace(
+            other,
+            dtype=other.dtype or self.dtype,
+            batch_size=other.batch_size or self.batch_size,
+            layout=other.layout or self.layout,
+            kernel=other.kernel or self.kernel,
+            fresh=other.fresh or self.fresh,
         )
 
 
@@ -84,6 +66,16 @@ class BackendScores:
 
     logprob: Tensor
     tokens: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, logprob: Tensor, batch: Batch) -> BackendScores:
+        """Scores of the batch's own tokens."""
+        return cls(logprob, ids_of(batch.sequences()))
+
+
+def ids_of(sequences: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Token ids as plain numbers."""
+    return tuple(tuple(tokens.tolist()) for tokens in sequences)
 
 
 class Backend(Protocol):
@@ -116,27 +108,4 @@ class Backend(Protocol):
         """Generates like `Sampler.generate`; `sampler_logprob` comes from its decoding."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Canonical names and tensors of parameters and buffers, those among them that are never saved."""
-        ...
-
-    def load(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes tensors by name; the others stay."""
-        ...
-
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        """Its modules, under some conditions."""
-        ...
-
     def close(self) -> None: ...
-
-
-class Network(Protocol):
-    """A model whose inside can be watched: modules by the names of `transformers`."""
-
-    @property
-    def modules(self) -> nn.Module: ...
-
-    def logits(self, tokens_T: Tensor) -> Tensor:
-        """Logits of one sequence alone, in the type that the backend takes its log-softmax of, [T, V]."""
-        ...

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from typing import Literal
 
@@ -21,23 +20,23 @@ import orjson
 import torch
 
 from lockstep import exit_codes
-from lockstep.algorithms.rows import files_of
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
-from lockstep.doctor.backends.build import backends_of, open_backends
+from lockstep.doctor.backends.build import open_backends
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.base import USUAL, Backend, Conditions, DType
+from lockstep.doctor.backends.in_process import InProcessBackend
+from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.measure import floor_conditions
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.plan import ROOM
 from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.render import markdown_table
 from lockstep.doctor.routing import count_experts, record_experts
+from lockstep.doctor.session import open_session
 from lockstep.doctor.untrained import find_untrained
 from lockstep.doctor.verdict import DUST
 from lockstep.errors import InputError
-from lockstep.inference.results import results_of
-from lockstep.models.folder import read_config
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import Progress
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Request, SamplingParams
 from lockstep.whole_files import write_whole
@@ -69,28 +68,17 @@ class Observation:
     said: str
 
 
-def bringup(loaded: Loaded) -> int:
+def bring_up(loaded: Loaded) -> int:
     """Runs all checks, prints their rows, and writes `bringup.json`. Returns the exit code."""
-    recipe = loaded.expect(DoctorRecipe)
-    read_config(recipe.model.path)
-    rows = {"prompts": files_of(PromptSource(recipe).rows)}
-    results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
-    with (
-        results.open() as started,
-        show_progress(f"{recipe.model.path} → {results.folder}") as shown,
-        ExitStack() as open_,
-    ):
-        with shown.phase("start backends"):
-            backends = open_.enter_context(backends_of(recipe, shown))
-        started()
-        found: list[Observation] = []
-        for one in observe(recipe, backends, shown):
-            shown.note(f"{one.check} of {one.what}: {one.outcome}")
+    found: list[Observation] = []
+    with open_session(loaded) as session:
+        for one in observe(session.recipe, session.backends, session.shown):
+            session.shown.note(f"{one.check} of {one.what}: {one.outcome}")
             found.append(one)
         content = orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2)
-        write_whole(results.folder / "bringup.json", [content + b"\n"])
-    print("| Check | Of | Outcome | |\n| --- | --- | --- | --- |")
-    print("\n".join(f"| {one.check} | {one.what} | {one.outcome} | {one.said} |" for one in found))
+        write_whole(session.folder / "bringup.json", [content + b"\n"])
+    rows = [[one.check, one.what, one.outcome, one.said] for one in found]
+    print(markdown_table(["Check", "Of", "Outcome", ""], rows))
     outcomes = {one.outcome for one in found}
     return exit_codes.BROKEN if "FAIL" in outcomes else exit_codes.INCONCLUSIVE if "LOOK" in outcomes else 0
 
@@ -101,7 +89,10 @@ def observe(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progre
     source = PromptSource(recipe)
     with shown.phase("embeddings"):
         yield from check_embeddings(witness, None if source.tokenizer is None else len(source.tokenizer))
-    requests = _requests(recipe, source, min(backend.context for backend in backends.values()))
+    room = min(backend.context for backend in backends.values()) // 2
+    prompts = source.prompts("real", max(1, min(recipe.data.max_prompt_tokens, room)))[:_SEQUENCES]
+    rounds = math.ceil(_SEQUENCES / len(prompts))
+    requests = requests_of(prompts, 0, rounds, recipe.seed, "doctor bringup")[:_SEQUENCES]
     for name, backend in backends.items():
         if "generate" not in backend.capabilities:
             yield Observation("decode", name, "SKIPPED", "it does not generate")
@@ -118,7 +109,7 @@ def observe(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progre
 
 def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observation]:
     """Rows of embedding and head; those that no token of the tokenizer stands for only pad."""
-    model = witness.model(USUAL)
+    model = witness.model()
     for name, module in (("embedding", model.get_input_embeddings()), ("head", model.get_output_embeddings())):
         if module is None:
             continue
@@ -151,12 +142,10 @@ def check_decode(name: str, backend: Backend, requests: Sequence[Request], recip
     longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
     length = min(max(recipe.grid.lengths), longest)
     batch = backend.generate(requests, SamplingParams(length))
-    asked = Batch(batch.tokens, batch.lengths, batch.token, batch.sample)
-    delta = (batch["sampler_logprob"].double() - backend.score(asked).logprob.double()).abs()
-    quarters = [
-        torch.cat([own[mask].chunk(4)[part] for own, mask in _by_sequence(batch, delta)]).exp().mean().item()
-        for part in range(4)
-    ]
+    delta = (batch["sampler_logprob"].double() - backend.score(_without_sampling(batch)).logprob.double()).abs()
+    sizes = batch.lengths.tolist()
+    generated = [own[mask].chunk(4) for own, mask in zip(delta.split(sizes), batch.mask.split(sizes), strict=True)]
+    quarters = [float(torch.cat(parts).exp().mean()) for parts in zip(*generated, strict=True)]
     grows = quarters[3] - 1 > 2 * (quarters[0] - 1) + DUST / 10
     limit = 1 + DUST if backend.settings()["dtype"] == "fp32" else recipe.limits.max_mult_prob_error
     broken = not all(quarter <= limit for quarter in quarters)
@@ -167,9 +156,9 @@ def check_decode(name: str, backend: Backend, requests: Sequence[Request], recip
 
 def check_prefix_cache(name: str, backend: Backend) -> Observation:
     """Greedy answers to the same prompts twice; the second time their keys and values come out of the cache."""
+    if backend.context < _CACHED + 4:
+        return Observation("prefix cache", name, "SKIPPED", "its context is too short")
     prompts = [Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i) for i in range(_SEQUENCES)]
-    if "fresh" not in backend.capabilities or backend.context < _CACHED + 4:
-        return Observation("prefix cache", name, "SKIPPED", "it keeps none here, or its context is too short")
     sampling = SamplingParams(4, temperature=0.0)
     first, again = (backend.generate(prompts, sampling, Conditions(fresh=fresh)) for fresh in (True, False))
     hits = int(again["prefix_hits"].sum()) if "prefix_hits" in again.sample else 0
@@ -194,16 +183,15 @@ def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) 
         experts = count_experts(backend.config())
         if not experts:
             return
-        if "modules" not in backend.capabilities:
+        if not isinstance(backend, InProcessBackend):
             yield Observation("experts", name, "SKIPPED", "it does not show its routers")
             continue
-        chosen[name] = record_experts(backend.network(), sequences, backend.config())
+        chosen[name] = record_experts(backend, sequences)
         idle = {layer: sorted(set(range(experts)) - set(ids.unique().tolist())) for layer, ids in chosen[name].items()}
         never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
         said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
         yield Observation("experts", name, "LOOK" if never else "PASS", said)
-    names = list(chosen)
-    for one, other in pairwise(names):
+    for one, other in pairwise(chosen):
         flips = {
             layer: float((ids.sort(-1).values != chosen[other][layer].sort(-1).values).any(-1).double().mean())
             for layer, ids in chosen[one].items()
@@ -217,12 +205,11 @@ def check_matrix(
     recipe: DoctorRecipe, witness: HFBackend, requests: Sequence[Request], shown: Progress
 ) -> Iterator[Observation]:
     """Each backend in each type, eager and compiled, on the same tokens as plain transformers in fp32."""
-    batch = witness.generate(requests, SamplingParams(_TOKENS))
-    asked = Batch(batch.tokens, batch.lengths, batch.token, batch.sample)
+    asked = _without_sampling(witness.generate(requests, SamplingParams(_TOKENS)))
     exact = witness.score(asked).logprob.double()
 
     def error(column: torch.Tensor) -> float:
-        return float((column.double() - exact)[batch.mask].abs().exp().mean())
+        return float((column.double() - exact)[asked.mask].abs().exp().mean())
 
     dtypes: tuple[DType, ...] = ("fp32", "bf16")
     floors = {dtype: error(witness.score(asked, floor_conditions(dtype)[1]).logprob) for dtype in dtypes}
@@ -253,11 +240,6 @@ def _compute(
         return f"refused: {error}"
 
 
-def _requests(recipe: DoctorRecipe, source: PromptSource, context: int) -> list[Request]:
-    prompts = source.prompts("real", max(1, min(recipe.data.max_prompt_tokens, context // 2)))[:_SEQUENCES]
-    return requests_of(prompts, 0, math.ceil(_SEQUENCES / len(prompts)), recipe.seed, "doctor bringup")[:_SEQUENCES]
-
-
 def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
     """Counts the tokens of a response; returns the error if refused."""
     request = Request(tuple(k % 50 for k in range(prompt)), 0)
@@ -267,7 +249,6 @@ def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
         return str(error)
 
 
-def _by_sequence(batch: Batch, column_N: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields each sequence's part of a column, and its mask."""
-    sizes = batch.lengths.tolist()
-    yield from zip(column_N.split(sizes), batch.mask.split(sizes), strict=True)
+def _without_sampling(batch: Batch) -> Batch:
+    """The batch as it is scored at temperature 1 and among all tokens."""
+    return replace(batch, sampling=None)

@@ -19,6 +19,7 @@ def doctor_recipe(
     recipe: str = "doctor",
     folder: str | None = None,
     budget_s: float | None = None,
+    also: Sequence[Layer] = (),
 ) -> Loaded:
     """The recipe.
 
@@ -29,6 +30,7 @@ def doctor_recipe(
         recipe: Where to begin.
         folder: Of the results.
         budget_s: After which no cell of the grid is begun.
+        also: More layers, before the overrides.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -45,7 +47,7 @@ def doctor_recipe(
     if budget_s is not None:
         said["grid"] = {"budget_s": budget_s}
     begun = [_as_trained(own)] if own.is_file() else []
-    loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said)])
+    loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said), *also])
     return replace(loaded, name=Path(model).resolve().name)
 
 

@@ -142,7 +142,7 @@ def count_bytes(backends: Mapping[str, Backend], grid: DoctorGrid, cells: Sequen
     longest = max((cell.length for cell in cells), default=1)
     tokens = max(longest, min(grid.pass_tokens, max(grid.batch_sizes) * longest))
     chunk = min(CHUNK, longest)
-    passed = _FP32 * (2 * tokens * sizes.vocabulary + 3 * sizes.heads * chunk * longest + 4 * tokens * sizes.hidden)
+    passed = _FP32 * (2 * tokens * sizes.vocabulary + 5 * sizes.heads * chunk * longest + 4 * tokens * sizes.hidden)
     drawn = [
         cell.batch_size * cell.decoded + min(cell.batch_size, rescore_limit(cell, grid)) * cell.beginning
         for cell in cells
@@ -163,7 +163,7 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
     steps = dict[int, float]()
     for size in rows if "generate" in backend.capabilities else ():
         requests = [Request((0,), keyed.key("estimate", row)) for row in range(size)]
-        beside = Conditions(batch_size=size) if "batch_size" in backend.capabilities else Conditions()
+        beside = Conditions(batch_size=size)
         sampling = SamplingParams(min(_STEPS, backend.context - 1))
         backend.generate(requests, SamplingParams(1), beside)
         steps[size] = _time(partial(backend.generate, requests, sampling, beside)) / sampling.max_tokens

@@ -11,7 +11,7 @@ from lockstep.doctor.base import Backend, Side
 from lockstep.doctor.measure import Drawn, find_generating
 from lockstep.doctor.options import DoctorLimits
 from lockstep.doctor.plan import FEWEST, Cell
-from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, Clause, Verdict, judge, judge_tails, step_down
+from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
 from lockstep.errors import InputError
 from lockstep_doctor.statistics import Compared
 
@@ -74,12 +74,12 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
 def judge_rows(rows: Sequence[TableRow], pairs: Sequence[Pair], limits: DoctorLimits) -> list[PairJudgement]:
     """Judges all measured cells of all pairs together: what is rare is counted over a pair's cells."""
     measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
-    where = [(number, pair) for pair in pairs for number, _ in measured]
-    found: list[CellJudgement] = []
-    for pair in pairs:
-        tails = judge_tails([part for _, row in measured for part in _parts(row, pair)], limits) if measured else None
-        found += [judge_row(row, pair, limits, len(where), tails) for _, row in measured]
-    return [PairJudgement(*place, one) for place, one in zip(where, step_down(found, limits), strict=True)]
+    found: list[PairJudgement] = []
+    for pair in pairs if measured else ():
+        tails = judge_tails([part for _, row in measured for part in _parts(row, pair)], limits)
+        cells = len(measured) * len(pairs)
+        found += [PairJudgement(number, pair, judge_row(row, pair, limits, cells, tails)) for number, row in measured]
+    return found
 
 
 def judge_row(
@@ -110,12 +110,6 @@ def make_independent(compared: Compared) -> Compared:
     few = compared.lengths.numel() < LEAST_CLUSTERS
     count = max(LEAST_CLUSTERS, min(FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
     return compared.in_segments(count, SHORTEST_SEGMENT) if few else compared
-
-
-def whole(found: Sequence[PairJudgement]) -> Verdict:
-    """The worst of all; nothing measured shows nothing."""
-    verdicts = {one.judgement.verdict for one in found} or {"INCONCLUSIVE"}
-    return "FAIL" if "FAIL" in verdicts else "INCONCLUSIVE" if "INCONCLUSIVE" in verdicts else "PASS"
 
 
 def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep import exit_codes
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
-from lockstep.doctor.locate import draw_requests
+from lockstep.doctor.locate_model import draw_requests
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.prompts import PromptSource
 from lockstep.errors import InputError

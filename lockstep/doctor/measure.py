@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.base import USUAL, Backend, Conditions, DType
+from lockstep.doctor.base import Backend, Conditions, DType, ids_of
 from lockstep.doctor.options import DoctorGrid
 from lockstep.doctor.plan import Cell, clusters_of, drawers_of, rescore_limit
 from lockstep.types import Request, SamplingParams
@@ -109,15 +109,11 @@ class Bench:
     def draw(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
         """Draws with each of the cell's drawers, and scores the samples with all backends."""
         kept = range(min(len(requests), rescore_limit(cell, self._grid)))
-        return [
-            self._rescore(
-                cell,
-                name,
-                self._backends[name].generate(requests, cell.sampling, beside(self._backends[name], cell)).select(kept),
-                clusters_of(requests)[: len(kept)],
-            )
-            for name in drawers_of(cell, self._grid, find_generating(self._backends))
-        ]
+        found: list[Drawn] = []
+        for name in drawers_of(cell, self._grid, find_generating(self._backends)):
+            drawn = self._backends[name].generate(requests, cell.sampling, Conditions(batch_size=cell.batch_size))
+            found.append(self._rescore(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)])))
+        return found
 
     def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
         scores: dict[tuple[Kind, str], Tensor] = {}
@@ -127,9 +123,9 @@ class Bench:
             for kind in kinds:
                 if not scores_kind(backend, kind, cell.sampling):
                     continue
-                scored = backend.score(_adapt(backend, kind, batch), self._side_by_side(backend, cell, batch))
+                scored = backend.score(_adapt(backend, kind, batch), self._side_by_side(cell, batch))
                 scores[kind, name] = scored.logprob[batch.mask]
-                if scored.tokens != tuple(tuple(tokens.tolist()) for tokens in batch.sequences()):
+                if scored.tokens != ids_of(batch.sequences()):
                     strangers.add(name)
         return Drawn(
             drawer,
@@ -146,14 +142,14 @@ class Bench:
             frozenset(strangers),
         )
 
-    def _side_by_side(self, backend: Backend, cell: Cell, batch: Batch) -> Conditions:
+    def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
         """The cell's batch size, or as many of its sequences as a pass has room for."""
         room = max(1, self._grid.pass_tokens // int(batch.lengths.max()))
-        return beside(backend, replace(cell, batch_size=min(cell.batch_size, room)))
+        return Conditions(batch_size=min(cell.batch_size, room))
 
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
         """|what the witness says in a type − what it says in fp32|; in fp32, by its two kernels and layouts."""
-        beside_others = self._side_by_side(self._witness, cell, batch)
+        beside_others = self._side_by_side(cell, batch)
         first, second = (
             self._witness.score(batch, beside_others.but(conditions)).logprob for conditions in floor_conditions(dtype)
         )
@@ -211,7 +207,7 @@ class Repeated:
 
 def repeat(cell: Cell, name: str, backend: Backend, requests: Sequence[Request], times: int) -> Repeated:
     """Asks for the beginning of one batch of a cell so many times, and scores what came first as often."""
-    conditions = beside(backend, cell)
+    conditions = Conditions(batch_size=cell.batch_size)
     sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
     rounds = [backend.generate(requests[: cell.batch_size], sampling, conditions) for _ in range(times)]
     asked = _adapt(backend, "shaped", rounds[0])
@@ -223,11 +219,6 @@ def repeat(cell: Cell, name: str, backend: Backend, requests: Sequence[Request],
     ]
     away = torch.stack([(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)])
     return Repeated(cell.name, name, times, sum(tokens), sum(bits), float(away.double().square().mean().sqrt()))
-
-
-def beside(backend: Backend, cell: Cell) -> Conditions:
-    """The cell's batch size, for a backend that can be told one."""
-    return Conditions(batch_size=cell.batch_size) if "batch_size" in backend.capabilities else USUAL
 
 
 def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:

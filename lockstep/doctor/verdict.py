@@ -2,6 +2,10 @@
 
 A cell passes if every clause does, and fails if one does. Disagreement is what stands until it is refuted: a clause
 passes if even the far bound of its figure lies within the limit, and fails if even the near bound lies beyond.
+
+Far bounds are at the level of the whole table: it passes only if every cell does, so with one that should not it passes
+no more often than that cell (an intersection-union test, Berger 1982). Near bounds share the level among the cells
+(Bonferroni), since each more is a chance to fail wrongly.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lockstep.doctor.base import Side
-from lockstep.doctor.bounds import Bootstrap, Bounded, Rate, Student, holm
+from lockstep.doctor.bounds import Bounded, bound, bound_rate, mean, standard_errors
 from lockstep.doctor.options import DoctorLimits
 from lockstep.errors import InputError
 from lockstep.exit_codes import BROKEN, INCONCLUSIVE, OK
@@ -23,9 +27,8 @@ from lockstep.types import SamplingParams
 from lockstep_doctor.statistics import CAP, Compared, cap, exponential, mult_prob_error, pool, sequence_weights
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
-EXIT_CODES: dict[Verdict, int] = {"PASS": OK, "FAIL": BROKEN, "INCONCLUSIVE": INCONCLUSIVE}
-"""Exit codes by verdict."""
-_WORST_FIRST: tuple[Verdict, ...] = ("FAIL", "INCONCLUSIVE", "PASS")
+EXIT_CODES: dict[Verdict, int] = {"FAIL": BROKEN, "INCONCLUSIVE": INCONCLUSIVE, "PASS": OK}
+"""Exit codes by verdict, worst first."""
 
 DUST = 1e-4
 """Mean |Δ|, nats, that is nothing at all, whatever the floor.
@@ -36,7 +39,7 @@ floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as much
 """
 _RARE = ("outliers", "support")  # a token without probability on one side is an outlier, too
 LEAST_CLUSTERS = 8
-"""Fewest clusters for a valid bootstrap; below, nothing passes."""
+"""Fewest clusters for valid bounds; below, nothing passes."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,11 @@ class Clause:
     Attributes:
         name: Of the clause.
         side: Which side drew the tokens.
-        verdict: At the level it was judged.
+        verdict: Of this figure.
         value: The figure.
         low: Its lower bound.
         high: Its upper bound.
         limit: What it may be; at most, but for `sequence_ess`.
-        p_within: Against being beyond the limit, for PASS.
-        p_beyond: Against being within it, for FAIL.
         what: Names the figure in words.
     """
 
@@ -63,13 +64,7 @@ class Clause:
     low: float
     high: float
     limit: float
-    p_within: float
-    p_beyond: float
     what: str
-
-    def at(self, level: float) -> Clause:
-        """Judged at another level; the bounds stay."""
-        return replace(self, verdict=_verdict(self.p_within, self.p_beyond, level))
 
     @property
     def sentence(self) -> str:
@@ -106,11 +101,6 @@ class CellJudgement:
         """A sentence for each clause that made the verdict what it is."""
         return tuple(clause.sentence for clause in self.clauses.values() if clause.verdict == self.verdict)
 
-    def at(self, level: float) -> CellJudgement:
-        """The verdict at another level."""
-        clauses = {name: clause.at(level) for name, clause in self.clauses.items()}
-        return replace(self, clauses=clauses, verdict=_of_all(clauses.values()))
-
 
 def judge(
     infer_drawn: Compared,
@@ -131,176 +121,159 @@ def judge(
         floor_M: |Δ| that rounding in the declared types alone makes on the tokens of `infer_drawn`, nats [M]: what two
             legitimate ways to compute them differ by. None: it is unknown, and only the limits that need none apply.
         limits: What is allowed.
-        cells: How many cells are judged together; bounds are as much surer (Bonferroni). See `step_down`.
+        cells: How many cells are judged together.
         train_floor_M: As `floor_M`, on the tokens of `train_drawn`; it comes with it.
         sampling: The distribution that was scored, and drawn from; None: temperature 1, all tokens.
         tails: `judge_tails` of all cells; where it passes, it decides for a cell too small to bound so rare a thing.
     """
-    level = (1 - limits.confidence) / cells
-    clauses = _side("infer", infer_drawn, floor_M, limits, level, sampling)
+    clauses = _Side("infer", infer_drawn, floor_M, limits, cells, sampling).clauses()
     if train_drawn is not None:
         if floor_M is not None and train_floor_M is None:
             raise InputError("tokens of the training side need a floor of their own; measure it on them")
-        clauses += _side("train", train_drawn.swap(), train_floor_M, limits, level, sampling)
-    found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
+        clauses += _Side("train", train_drawn.swap(), train_floor_M, limits, cells, sampling).clauses()
     if tails is not None and tails.verdict == "PASS":
-        found |= {
-            name: replace(tails, name=clause.name, side=clause.side)
-            for name, clause in found.items()
+        clauses = [
+            replace(tails, name=clause.name, side=clause.side)
             if clause.name in _RARE and clause.verdict == "INCONCLUSIVE"
-        }
+            else clause
+            for clause in clauses
+        ]
+    found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
     metric, bounds = float(cap(infer_drawn.delta).mean()), found["infer.mult_prob_error"]
-    return CellJudgement(_of_all(found.values()), metric, bounds.low, bounds.high, found)
+    return CellJudgement(worst_of(clause.verdict for clause in clauses), metric, bounds.low, bounds.high, found)
 
 
 def judge_tails(parts: Sequence[Compared], limits: DoctorLimits) -> Clause:
-    """The clause on outliers over several cells together: 3,000 tokens without one are needed to certify 1 in 1,000."""
-    return _outliers("infer", pool(parts), limits, 1 - limits.confidence)
+    """The clause on outliers over several cells together: 5,000 tokens without one are needed to certify 1 in 1,000."""
+    return _Side("infer", pool(parts), None, limits).outliers()
 
 
-def step_down(judgements: Sequence[CellJudgement], limits: DoctorLimits) -> list[CellJudgement]:
-    """Judges cells together anew, each no more strictly than its rank asks for (Holm 1979).
-
-    At most with probability 1 − confidence does any cell pass that should not, and likewise for failing.
-    """
-    level = 1 - limits.confidence
-    passing = holm([max(clause.p_within for clause in one.clauses.values()) for one in judgements])
-    failing = holm([min(clause.p_beyond for clause in one.clauses.values()) for one in judgements])
-    found = []
-    for one, p_within, p_beyond in zip(judgements, passing, failing, strict=True):
-        found.append(one.at(level) if min(p_within, p_beyond) <= level else one.at(level / len(judgements)))
-    return found
+def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of some verdicts; none at all show nothing."""
+    found = set(verdicts) or {"INCONCLUSIVE"}
+    return next(verdict for verdict in EXIT_CODES if verdict in found)
 
 
-def _side(
-    side: Side,
-    compared: Compared,
-    floor_M: Tensor | None,
-    limits: DoctorLimits,
-    level: float,
-    sampling: SamplingParams | None,
-) -> list[Clause]:
-    """All clauses on tokens that one side drew; `compared` has it in the place of the inference side."""
-    if floor_M is not None and (floor_M.shape != compared.train.shape or not bool((floor_M >= 0).all())):
-        raise InputError(f"the floor needs one |Δ| for each of {compared.train.numel()} tokens; measure it on them")
-    clauses = [
-        _mismatch(side, compared, floor_M, limits, level),
-        _usual(side, compared, limits, level),
-        _outliers(side, compared, limits, level),
-        _support(side, compared, limits, level, sampling),
-    ]
-    if floor_M is not None:
-        clauses.append(_ess(side, compared, floor_M, limits, level))
-    if floor_M is not None and (sampling is None or not sampling.greedy):
-        clauses += _biases(side, compared, floor_M, limits)
-    return clauses
+@dataclass(frozen=True)
+class _Side:
+    """Tokens that one side drew; `compared` has it in the place of the inference side."""
+
+    side: Side
+    compared: Compared
+    floor_M: Tensor | None
+    limits: DoctorLimits
+    cells: int = 1
+    sampling: SamplingParams | None = None
+
+    def clauses(self) -> list[Clause]:
+        """All clauses; those that need a floor only where there is one."""
+        usual = [self.mult_prob_error(), self.outliers(), self.support()]
+        if self.floor_M is None:
+            return [self.mismatch(None), *usual]
+        if self.floor_M.shape != self.compared.train.shape or not bool((self.floor_M >= 0).all()):
+            raise InputError(
+                f"the floor needs one |Δ| for each of {self.compared.train.numel()} tokens; measure it on them"
+            )
+        size_M = self.floor_M.double().clamp(max=CAP)
+        biases = [] if self.sampling is not None and self.sampling.greedy else self.biases(size_M)
+        return [self.mismatch(size_M), *usual, self.sequence_ess(size_M), *biases]
+
+    @property
+    def levels(self) -> tuple[float, float]:
+        """Levels of the near and the far bound of a figure that has a largest value."""
+        level = 1 - self.limits.confidence
+        return level / self.cells, level
+
+    def mismatch(self, floor_M: Tensor | None) -> Clause:
+        """The capped metric against a multiple of the floor's, token by token, so that what moves both moves neither.
+
+        Few clusters pass nothing.
+        """
+        paired, limit = cap(self.compared.delta), self.limits.max_mult_prob_error
+        if floor_M is not None:
+            floor = cap(floor_M)
+            paired = paired - self.limits.floor_factor * (floor - floor.mean())
+            limit = 1 + DUST + self.limits.floor_factor * (float(floor.mean()) - 1)
+        totals = self.compared.totals(paired)
+        found = bound(totals, mean, *self.levels)
+        found = Bounded(found.value, max(0.0, found.low), min(math.exp(CAP), found.high))
+        clause = self._at_most("mismatch", found, limit, f"mean e^|Δ| (|Δ| counting at most {CAP:g})")
+        few = totals.shape[0] < LEAST_CLUSTERS and clause.verdict == "PASS"
+        return replace(clause, verdict="INCONCLUSIVE") if few else clause
+
+    def mult_prob_error(self) -> Clause:
+        """The field's own test: the plain mean, no interval. It fails where the capped one, which is less, does."""
+        capped = bound(self.compared.totals(cap(self.compared.delta)), mean, *self.levels)
+        low, high = max(1.0, capped.low), min(math.exp(CAP), capped.high)
+        value, limit = mult_prob_error(self.compared.delta), self.limits.max_mult_prob_error
+        what = "mean e^|Δ|" if value <= high else f"mean e^|Δ|, bounded as if no |Δ| were above {CAP:g},"
+        verdict = _decide(capped.low, value, limit)
+        return Clause("mult_prob_error", self.side, verdict, value, low, high, limit, what)
+
+    def outliers(self) -> Clause:
+        """The share of tokens with a large |Δ|."""
+        nats = self.limits.outlier_nats
+        return self._rate("outliers", self.compared.delta.abs() > nats, f"the share of tokens with |Δ| > {nats:g}")
+
+    def support(self) -> Clause:
+        """Tokens that were drawn and that one side gives no probability.
+
+        Under top-k and top-p rounding moves a token over the edge now and then: they may be as rare as outliers. Where
+        every token can be drawn, one is proof.
+        """
+        broken_M, what = ~self.compared.supported, "the share of tokens with no probability on one side"
+        if self.sampling is not None and not self.sampling.full_support:
+            return self._rate("support", broken_M, what)
+        share = float(broken_M.double().mean())
+        return self._at_most("support", Bounded(share, share, share), 0.0, what)
+
+    def sequence_ess(self, floor_M: Tensor) -> Clause:
+        """Effective share of sequences, or what the allowed multiple of the floor would leave of long ones, if less.
+
+        Independent rounding errors add up in a sequence to a log-weight of variance v = Σ floor², which leaves e^−v.
+        """
+        spread = float(floor_M.square().sum() / (self.compared.lengths > 0).sum())
+        limit = min(self.limits.min_sequence_ess, math.exp(-(self.limits.floor_factor**2) * spread))
+        log_weight = sequence_weights(self.compared)
+        weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()  # of the heaviest: 1
+        totals, (near, far) = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1), self.levels
+        found = bound(totals, lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300), far, near)
+        low, high = max(0.0, found.low), min(1.0, found.high)
+        verdict = _decide(-high, -low, -limit)
+        return Clause(
+            "sequence_ess", self.side, verdict, found.value, low, high, limit, "the effective share of sequences"
+        )
+
+    def biases(self, floor_M: Tensor) -> list[Clause]:
+        """Tests that the other side's probabilities sum to 1 on the samples, which rounding does not change.
+
+        E[e^Δ] = 1 if tokens come from the very distribution that was scored, and so E[Δ] ≈ −E[Δ²]/2. A bias counts
+        beyond the floor's variance, by which scores that are not the drawing pass's own may shift both, and beyond
+        `DUST`.
+        """
+        allowed = DUST + float(floor_M.square().mean())
+        both = self.compared.select(self.compared.supported)
+        rated = self.compared.select(self.compared.infer.isfinite())
+        totals = {
+            ("bias", "mean Δ + Δ²/2"): both.totals(both.delta + both.delta.square() / 2),
+            ("ratio", "mean e^Δ − 1"): rated.totals(exponential(rated.delta) - 1),
+        }
+        found: list[Clause] = []
+        for (name, formula), own in totals.items():
+            z, limit = standard_errors(own, allowed), self.limits.max_bias_z
+            what = f"{formula}, in standard errors beyond rounding,"
+            found.append(Clause(name, self.side, _decide(abs(z), abs(z), limit), z, z, z, limit, what))
+        return found
+
+    def _rate(self, name: str, hit_M: Tensor, what: str) -> Clause:
+        found = bound_rate(self.compared.totals(hit_M.double()), *self.levels)
+        return self._at_most(name, found, self.limits.max_outlier_rate, what)
+
+    def _at_most(self, name: str, found: Bounded, limit: float, what: str) -> Clause:
+        verdict = _decide(found.low, found.high, limit)
+        return Clause(name, self.side, verdict, found.value, found.low, found.high, limit, what)
 
 
-def _mismatch(side: Side, compared: Compared, floor_M: Tensor | None, limits: DoctorLimits, level: float) -> Clause:
-    """The capped metric against a multiple of the floor's, token by token, so that what moves both moves neither."""
-    paired, limit = cap(compared.delta), limits.max_mult_prob_error
-    if floor_M is not None:
-        floor = cap(floor_M.double())
-        paired = paired - limits.floor_factor * (floor - floor.mean())
-        limit = 1 + DUST + limits.floor_factor * (float(floor.mean()) - 1)
-    what = f"mean e^|Δ| (|Δ| counting at most {CAP:g})"
-    clause = _at_most("mismatch", side, Bootstrap.of(compared.totals(paired), level), limit, level, what)
-    clause = replace(clause, low=max(0.0, clause.low), high=min(math.exp(CAP), clause.high))
-    few = compared.totals().shape[0] < LEAST_CLUSTERS
-    return replace(clause, p_within=1.0).at(level) if few else clause
-
-
-def _usual(side: Side, compared: Compared, limits: DoctorLimits, level: float) -> Clause:
-    """The field's own test: the plain mean, no interval. It fails where the capped one, which is less, surely does."""
-    capped_one = Bootstrap.of(compared.totals(cap(compared.delta)), level)
-    low, high = max(1.0, capped_one.lower(level)), min(math.exp(CAP), capped_one.upper(level))
-    value, limit = mult_prob_error(compared.delta), limits.max_mult_prob_error
-    p_within, p_beyond = float(value >= limit), capped_one.p_stays(limit)
-    verdict = _verdict(p_within, p_beyond, level)
-    said = "mean e^|Δ|" if value <= high else f"mean e^|Δ|, bounded as if no |Δ| were above {CAP:g},"
-    return Clause("mult_prob_error", side, verdict, value, low, high, limit, p_within, p_beyond, said)
-
-
-def _outliers(side: Side, compared: Compared, limits: DoctorLimits, level: float) -> Clause:
-    rate = Rate.of(compared.totals((compared.delta.abs() > limits.outlier_nats).double()))
-    what = f"the share of tokens with |Δ| > {limits.outlier_nats:g}"
-    return _at_most("outliers", side, rate, limits.max_outlier_rate, level, what)
-
-
-def _support(
-    side: Side, compared: Compared, limits: DoctorLimits, level: float, sampling: SamplingParams | None
-) -> Clause:
-    """Tokens that were drawn and that one side gives no probability.
-
-    Under top-k and top-p rounding moves a token over the edge now and then: they may be as rare as outliers. Where
-    every token can be drawn, one is proof.
-    """
-    broken = (~compared.supported).double()
-    what = "the share of tokens with no probability on one side"
-    if sampling is not None and not sampling.full_support:
-        return _at_most("support", side, Rate.of(compared.totals(broken)), limits.max_outlier_rate, level, what)
-    share = float(broken.mean())
-    verdict: Verdict = "FAIL" if share else "PASS"
-    return Clause("support", side, verdict, share, share, share, 0.0, float(share > 0), float(share == 0), what)
-
-
-def _ess(side: Side, compared: Compared, floor_M: Tensor, limits: DoctorLimits, level: float) -> Clause:
-    """Effective share of sequences, or what the allowed multiple of the floor would leave of long ones, if less.
-
-    Independent rounding errors add up in a sequence to a log-weight of variance v = Σ floor², which leaves e^−v.
-    """
-    spread = float(floor_M.double().clamp(max=CAP).square().sum() / (compared.lengths > 0).sum())
-    limit = min(limits.min_sequence_ess, math.exp(-(limits.floor_factor**2) * spread))
-    log_weight = sequence_weights(compared)
-    top = log_weight.max().clamp(min=-1e6)
-    weight = (log_weight - top).exp()  # of the heaviest: 1
-    totals = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1)
-    share = Student.jackknife(totals, lambda sums: sums[:, 0].square() / (sums[:, 1] * sums[:, 2]).clamp(min=1e-300))
-    p_within, p_beyond = float(share.value < limit), share.p_reaches(limit)
-    low, high = max(0.0, share.lower(level)), min(1.0, share.upper(level))
-    verdict = _verdict(p_within, p_beyond, level)
-    what = "the effective share of sequences"
-    return Clause("sequence_ess", side, verdict, share.value, low, high, limit, p_within, p_beyond, what)
-
-
-def _biases(side: Side, compared: Compared, floor_M: Tensor, limits: DoctorLimits) -> list[Clause]:
-    """Tests that the other side's probabilities sum to 1 on the samples, which rounding does not change.
-
-    E[e^Δ] = 1 if tokens come from the very distribution that was scored, and so E[Δ] ≈ −E[Δ²]/2. A bias counts beyond
-    the floor's variance, by which scores that are not the drawing pass's own may shift both, and beyond `DUST`.
-    """
-    allowed = DUST + float(floor_M.double().clamp(max=CAP).square().mean())
-    both = compared.select(compared.supported)
-    rated = compared.select(compared.infer.isfinite())
-    shift = both.delta + both.delta.square() / 2
-    ratio = exponential(rated.delta) - 1
-    return [
-        _bias("bias", side, both.totals(shift), allowed, limits, "mean Δ + Δ²/2, in standard errors beyond rounding,"),
-        _bias("ratio", side, rated.totals(ratio), allowed, limits, "mean e^Δ − 1, in standard errors beyond rounding,"),
-    ]
-
-
-def _bias(name: str, side: Side, totals: Tensor, allowed: float, limits: DoctorLimits, what: str) -> Clause:
-    found = Student.jackknife(totals, lambda sums: sums[:, 0] / sums[:, 1])
-    beyond = math.copysign(max(0.0, abs(found.value) - allowed), found.value)
-    z, limit = replace(found, value=beyond).z, limits.max_bias_z
-    far = abs(z) > limit
-    verdict: Verdict = "FAIL" if far else "PASS"
-    return Clause(name, side, verdict, z, z, z, limit, float(far), float(not far), what)
-
-
-def _at_most(name: str, side: Side, bounded: Bounded, limit: float, level: float, what: str) -> Clause:
-    p_within, p_beyond = bounded.p_reaches(limit), bounded.p_stays(limit)
-    low, high, verdict = bounded.lower(level), bounded.upper(level), _verdict(p_within, p_beyond, level)
-    return Clause(name, side, verdict, bounded.value, low, high, limit, p_within, p_beyond, what)
-
-
-def _verdict(p_within: float, p_beyond: float, level: float) -> Verdict:
-    if p_beyond <= level:
-        return "FAIL"
-    return "PASS" if p_within <= level else "INCONCLUSIVE"
-
-
-def _of_all(clauses: Iterable[Clause]) -> Verdict:
-    verdicts = {clause.verdict for clause in clauses}
-    return next(verdict for verdict in _WORST_FIRST if verdict in verdicts)
+def _decide(low: float, high: float, limit: float) -> Verdict:
+    """Whether a figure between two bounds is within a largest value."""
+    return "FAIL" if low > limit else "PASS" if high <= limit else "INCONCLUSIVE"

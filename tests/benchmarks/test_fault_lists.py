@@ -18,6 +18,7 @@ from benchmarks.doctor_faults.heldout import HELD_OUT
 from benchmarks.doctor_faults.model_ground import Ground
 from benchmarks.doctor_faults.places import PLACES
 from benchmarks.doctor_faults.seventh import SEVENTH
+from benchmarks.doctor_faults.sides import Undo
 from benchmarks.doctor_faults.sixth import SIXTH
 from benchmarks.doctor_faults.third import THIRD
 from benchmarks.doctor_faults.tuning import TUNING
@@ -64,35 +65,35 @@ LISTS = {
 FAULTS = [(listed, fault) for listed in LISTS.values() for fault in listed.faults]
 NUMBERED = {fault.number: fault for listed in LISTS.values() for fault in listed.faults}
 COUNTERS = {
-    214: Conditions(parts=frozenset({"cache"})),
+    214: Undo(what="cache"),
     216: Conditions(kernel="sdpa"),
     217: ALONE,
-    218: Conditions(evaluation=True),
+    218: Undo(what="training"),
     219: ALONE,
     220: ALONE,
-    305: Conditions(parts=frozenset({"softmax"})),
+    305: Undo(what="softmax"),
     308: Conditions(kernel="eager"),
-    315: Conditions(parts=frozenset({"cache"})),
+    315: Undo(what="cache"),
     316: ALONE,
-    317: Conditions(evaluation=True),
-    415: Conditions(unchunked=True),
+    317: Undo(what="training"),
+    415: Undo(what="chunks"),
     416: Conditions(fresh=True),
     417: ALONE,
     418: ALONE,
     420: ALONE,
     501: ALONE,
-    505: Conditions(parts=frozenset({"cache"})),
+    505: Undo(what="cache"),
     509: ALONE,
-    511: Conditions(parts=frozenset({"head"})),
-    516: Conditions(parts=frozenset({"softmax"})),
+    511: Undo(what="head"),
+    516: Undo(what="softmax"),
     605: ALONE,
-    609: Conditions(parts=frozenset({"rope"})),
+    609: Undo(what="rope"),
     614: Conditions(kernel="eager"),
     620: ALONE,
-    704: Conditions(parts=frozenset({"head"})),
-    705: Conditions(config=(("rope_parameters.original_max_position_embeddings", 48),)),
-    710: Conditions(evaluation=True),
-    716: Conditions(parts=frozenset({"cache"})),
+    704: Undo(what="head"),
+    705: Undo(config=(("rope_parameters.original_max_position_embeddings", 48),)),
+    710: Undo(what="training"),
+    716: Undo(what="cache"),
     717: Conditions(fresh=True),
     719: ALONE,
     720: ALONE,

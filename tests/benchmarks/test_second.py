@@ -11,21 +11,22 @@ from benchmarks.doctor_faults.ground import make_ground
 from benchmarks.doctor_faults.model_ground import Ground
 from benchmarks.doctor_faults.places import PLACES
 from benchmarks.doctor_faults.second import SECOND, SECOND_HEALTHY, SECOND_PAIRS
+from benchmarks.doctor_faults.sides import Undo
 from lockstep.doctor.base import USUAL, Conditions
 
 pytestmark = pytest.mark.full
 
 COUNTERS = {
-    114: Conditions(parts=frozenset({"cache"})),
+    114: Undo(what="cache"),
     115: Conditions(fresh=True),
-    121: Conditions(parts=frozenset({"router"})),
+    121: Undo(what="router"),
     122: Conditions(batch_size=1),
     123: Conditions(batch_size=1),
-    127: Conditions(unchunked=True),
-    129: Conditions(evaluation=True),
+    127: Undo(what="chunks"),
+    129: Undo(what="training"),
     131: ALONE,
     132: ALONE,
-    134: Conditions(parts=frozenset({"softmax"})),
+    134: Undo(what="softmax"),
 }
 
 

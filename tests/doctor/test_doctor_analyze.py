@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lockstep import exit_codes
 from lockstep.data.rows import DataError
-from lockstep.doctor.analyze import analyze_file
+from lockstep.doctor.analyze_dump import analyze_dump
+from lockstep.doctor.verdict import EXIT_CODES
 from lockstep_doctor.dumps import FieldNames
 
 SEQUENCES, TOKENS, VOCABULARY, PROMPT = 24, 160, 150, 12
@@ -87,7 +88,8 @@ def write(path: Path, train: Tensor, infer: Tensor, **columns: Any) -> Path:
 
 
 def report(path: Path, columns: FieldNames | None = None) -> tuple[int, dict[str, Any]]:
-    code = analyze_file(path, columns or FieldNames(), path.with_suffix(".report.json"))
+    found = analyze_dump(path, columns or FieldNames(), path.with_suffix(".report.json"))
+    code = EXIT_CODES[found.judgement.verdict]
     return code, json.loads(path.with_suffix(".report.json").read_text())
 
 
@@ -319,13 +321,13 @@ def test_a_dump_that_cannot_be_analyzed_gets_one_sentence(
     content: list[dict[str, Any]], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=sentence):
-        analyze_file(written(tmp_path / "d.jsonl", content), FieldNames(), None)
+        analyze_dump(written(tmp_path / "d.jsonl", content), FieldNames(), None)
 
 
 def test_the_report_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = World.draw(0)
     path = write(tmp_path / "dump.jsonl", *shifted(world), prompt_length=0)
-    assert analyze_file(path, FieldNames(), None) == exit_codes.BROKEN
+    assert analyze_dump(path, FieldNames()).judgement.verdict == "FAIL"
     said = capsys.readouterr().out
     assert said.startswith("# dump.jsonl: FAIL\n\n3,840 tokens of 24 sequences; Δ is `train_logprobs` − `infer_log")
     assert "**positions moved**: inference's values are training's +1 position from them" in said

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from doctor_tables import asked
+from doctor_tables import altered_torch, asked
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
@@ -16,9 +16,9 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, BackendScores, Conditions
 from lockstep.doctor.measure import Bench
+from lockstep.doctor.measure_table import measure_table
 from lockstep.doctor.plan import cells_of, requests_for
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.table import measure_table
 from lockstep.report.progress import show_progress
 
 
@@ -51,7 +51,7 @@ def test_a_pass_has_room_for_so_many_tokens(models: Callable[..., Path], tokens:
 def test_a_third_ones_draws_compare_two_that_drew_nothing(models: Callable[..., Path]) -> None:
     folder = str(models("llama"))
     recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", "grid.all_draw_to=1")
-    silent = TorchBackend(folder, alter=scaled)
+    silent = altered_torch(folder, scaled)
     silent.name = "silent"
     with show_progress("a table", stream=io.StringIO()) as shown:
         backends = {"hf": HFBackend(folder), "silent": silent, "torch": TorchBackend(folder)}

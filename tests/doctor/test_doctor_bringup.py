@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from doctor_tables import SMALL, asked
+from doctor_tables import SMALL, altered_hf, altered_torch, asked
 from tiny_models import SHAPE
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -63,7 +63,7 @@ def untrained(model: PreTrainedModel) -> None:
 
 
 def test_rows_beyond_the_tokenizer_only_pad(models: Models) -> None:
-    witness = HFBackend(str(models("llama")), alter=untrained)
+    witness = altered_hf(models("llama"), untrained)
     said = {one.what: one for one in check_embeddings(witness, None)}
     assert said["head"].outcome == "LOOK"
     assert "1 near zero (1 in the tokenizer): 9" in said["head"].said
@@ -164,7 +164,7 @@ def test_experts_that_are_never_chosen_and_other_choices_are_found(models: Model
     well = {one.what: one for one in check_experts({"hf": hf, "torch": TorchBackend(folder)}, requests)}
     assert {one.outcome for one in well.values()} == {"PASS"}
     assert list(well) == ["hf", "torch", "hf vs torch"]
-    ill = TorchBackend(folder, alter=swapped)
+    ill = altered_torch(folder, swapped)
     found = {one.what: one for one in check_experts({"hf": hf, "torch": ill}, requests)}
     assert found["torch"].outcome == "LOOK"
     assert found["hf vs torch"].outcome == "FAIL"

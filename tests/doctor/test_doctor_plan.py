@@ -42,7 +42,7 @@ def recipe(
 
 
 def clause(value: float, high: float, limit: float) -> Clause:
-    return Clause("mismatch", "infer", "PASS", value, 2 * value - high, high, limit, 0.0, 1.0, "")
+    return Clause("mismatch", "infer", "PASS", value, 2 * value - high, high, limit, "")
 
 
 def test_cells_are_every_combination_shortest_first() -> None:

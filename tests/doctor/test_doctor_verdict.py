@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.doctor.options import DoctorLimits
-from lockstep.doctor.verdict import CellJudgement, judge, judge_tails, step_down
+from lockstep.doctor.verdict import CellJudgement, judge, judge_tails, worst_of
 from lockstep.types import SamplingParams
 from lockstep_doctor.statistics import Compared
 
@@ -175,18 +175,21 @@ def test_identical_sides_pass_with_a_floor_of_zero_and_so_does_the_dust_of_fp32(
     assert failed(judge(drawn(32, 400, 1e-3), None, zero, LIMITS)) == {"infer.mismatch"}
 
 
-def test_more_cells_ask_for_more_and_steps_down_ask_less() -> None:
+def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
     torch.manual_seed(5)
     compared = drawn(32, 400, 0.0545)
     one, many = (judge(compared, None, floor_of(compared, 0.02), LIMITS, cells) for cells in (1, 1000))
-    assert many.low < one.low < one.high < many.high
-    torch.manual_seed(0)
-    cells = [drawn(32, 160, 0.02) for _ in range(3)]
-    strict = [judge(cell, None, floor_of(cell, 0.02), LIMITS, 3) for cell in cells]
-    assert {one.verdict for one in strict} == {"INCONCLUSIVE"}, "5,120 clean tokens are not enough for three cells"
-    assert {one.verdict for one in step_down(strict, LIMITS)} == {"INCONCLUSIVE"}
-    easy = [judge(cell, None, floor_of(cell, 0.02), LIMITS, 3) for cell in (drawn(32, 400, 0.02), *cells[:1])]
-    assert step_down(easy, LIMITS)[1].verdict == "PASS", "the second of two cells needs no more than it alone would"
+    assert many.low < one.low < one.high == pytest.approx(many.high, rel=1e-3)
+    limits = LIMITS.model_copy(update={"max_mult_prob_error": (one.low + many.low) / 2})
+    assert judge(compared, None, None, limits).verdict == "FAIL"
+    assert judge(compared, None, None, limits, 1000).verdict == "INCONCLUSIVE"
+
+
+def test_a_table_is_as_good_as_its_worst_cell() -> None:
+    assert worst_of(["PASS", "FAIL", "INCONCLUSIVE"]) == "FAIL"
+    assert worst_of(["PASS", "INCONCLUSIVE"]) == "INCONCLUSIVE"
+    assert worst_of(["PASS"]) == "PASS"
+    assert worst_of([]) == "INCONCLUSIVE", "nothing measured shows nothing"
 
 
 @pytest.mark.parametrize(

@@ -15,21 +15,31 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.vllm import VLLMBackend
-from lockstep.doctor.base import Backend, Conditions
+from lockstep.doctor.backends.vllm import EngineSpec, VLLMBackend
+from lockstep.doctor.base import Conditions
 from lockstep.doctor.refit_check import STAGES, check_refits, probe_of
+from lockstep.models.load import load_causal_lm
 from lockstep.report.progress import show_progress
 from lockstep.types import Request, SamplingParams
-from lockstep.weight_sync.fingerprints import fingerprint
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
 
 SECTION = SamplerSection(max_batch_size=8, vllm=VLLM(), backend="vllm")
 LONG = 70
 """Tokens of a prompt that fill two blocks of the prefix cache."""
+
+
+class ForgetfulEngine(EngineSpec):
+    def build(self) -> ForgetfulSampler:
+        return ForgetfulSampler(self.model, self.section, self.learner, self.raw_logprobs, self.options)
+
+
+class ForgetfulBackend(VLLMBackend):
+    spec = ForgetfulEngine
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +55,7 @@ def hf(folder: str) -> HFBackend:
 @pytest.fixture(scope="module")
 def backend(vllm: None, folder: str) -> Iterator[VLLMBackend]:
     section = SECTION.model_copy(update={"kv_cache_gib": 0.1})
-    opened = VLLMBackend(folder, section, Computation(device="cpu"), sampler=ForgetfulSampler)
+    opened = ForgetfulBackend(folder, section, Computation(device="cpu"))
     yield opened
     opened.close()
 
@@ -113,52 +123,49 @@ def test_it_says_how_it_is_set_up(backend: VLLMBackend, hf: HFBackend) -> None:
     assert settings["kernel"]
 
 
-def fingerprints(backend: Backend) -> dict[str, int]:
-    return {name: fingerprint(tensor) for name, tensor in backend.weights()}
+def shown(engine: SamplerPool) -> dict[str, Tensor]:
+    """What the engine says that it computes with."""
+    return {name: engine.show(name) for name in engine.remotes[0].call("tensor_names")}
 
 
-def test_it_shows_what_it_computes_with_before_and_after_a_load(backend: VLLMBackend, hf: HFBackend) -> None:
-    tables = {name for name, _ in hf.weights() if "inv_freq" in name}  # which it makes itself
+def test_it_shows_what_it_computes_with_before_and_after_a_load(backend: VLLMBackend, folder: str) -> None:
+    lm = load_causal_lm(folder)
     for factor in (1.1, 1 / 1.1):
-        shown, expected = fingerprints(backend), fingerprints(hf)
-        assert {name: shown[name] for name in expected.keys() - tables} == {
-            name: expected[name] for name in expected.keys() - tables
-        }
-        assert shown["lm_head.weight"] == expected["model.embed_tokens.weight"]
-        other = {name: tensor * factor for name, tensor in hf.weights() if "q_proj" in name}
-        hf.load(other.items())
-        backend.load(other.items())
-    batch = unshaped(backend.generate(requests(), SamplingParams(max_tokens=8)))
-    assert gap(batch, backend.score(batch).logprob, hf.score(batch).logprob) < 1e-4
+        held, expected = shown(backend.engine), dict(lm.named_parameters())
+        assert all(torch.equal(held[name], tensor.detach()) for name, tensor in expected.items())
+        assert torch.equal(held["lm_head.weight"], held["model.embed_tokens.weight"])
+        for name, tensor in expected.items():
+            tensor.data.mul_(factor if "q_proj" in name else 1.0)
+        backend.engine.load_weights([*lm.named_parameters(), *lm.named_buffers()], 1)
 
 
 def test_stale_prefixes_show_where_decoding_meets_them(
-    backend: VLLMBackend, forgetting: Callable[[str], object]
+    backend: VLLMBackend, folder: str, forgetting: Callable[[str], object]
 ) -> None:
-    asked = (requests(4, LONG), SamplingParams(max_tokens=20))
-    before = {name: tensor.clone() for name, tensor in backend.weights() if name.endswith("v_proj.weight")}
+    asked, lm = (requests(4, LONG), SamplingParams(max_tokens=20)), load_causal_lm(folder)
+    before = dict([*lm.named_parameters(), *lm.named_buffers()])
     backend.generate(*asked)
     forgetting("prefix cache")
-    backend.load((name, -tensor) for name, tensor in before.items())
+    backend.engine.load_weights([(name, -x if "v_proj" in name else x) for name, x in before.items()], 2)
     stale = backend.generate(*asked)
     clean = backend.generate(*asked, Conditions(fresh=True))
     assert stale["prefix_hits"].min() == 64
     assert gap(stale, stale["sampler_logprob"], backend.score(unshaped(stale)).logprob) > 0.05
     assert gap(clean, clean["sampler_logprob"], backend.score(unshaped(clean)).logprob) < 1e-4
     forgetting("")
-    backend.load(before.items())
+    backend.engine.load_weights(before.items(), 3)
 
 
 NORM = "model.layers.2.input_layernorm.weight"
 
 
 @pytest.mark.parametrize(
-    ("forgotten", "what", "cause", "stages"),
+    ("forgotten", "what", "why", "stages"),
     [
         ("nothing", "", "", ()),
-        ("prefix cache", "prefix cache", "stale_prefix_cache", ("noise", "refit", "again")),
-        (NORM, NORM, "stale_tensor", ("noise", "again")),
-        ("tied head", "lm_head.weight", "tied_head", ("noise", "again")),
+        ("prefix cache", "prefix cache", "was not dropped", ("noise", "refit", "again")),
+        (NORM, NORM, "is still that of", ("noise", "again")),
+        ("tied head", "lm_head.weight", "is still that of", ("noise", "again")),
     ],
 )
 def test_refits_are_checked(
@@ -167,17 +174,18 @@ def test_refits_are_checked(
     forgetting: Callable[[str], object],
     forgotten: str,
     what: str,
-    cause: str,
+    why: str,
     stages: tuple[str, ...],
 ) -> None:
     learner = LearnerSpec(folder, "logits", LearnerSection(device="cpu"), Optimizer(lr=1e-3), 0).build()
-    backend.load(learner.weights())  # as if it had just started
+    backend.engine.load_weights(list(learner.weights()), 0)  # as if it had just started
     forgetting(forgotten)
     with show_progress("refit") as shown:
         seen = list(check_refits(learner, backend.engine, probe_of(folder), shown))
-    assert {stage.name: {finding.what: finding.cause for finding in stage.findings} for stage in seen} == {
-        name: {what: cause} if name in stages else {} for name in STAGES
+    assert {stage.name: [finding.what for finding in stage.findings] for stage in seen} == {
+        name: [what] if name in stages else [] for name in STAGES
     }
+    assert all(finding.why.startswith(why) for stage in seen for finding in stage.findings)
     assert (seen[1].read_whole, seen[1].read_by_kernel, seen[1].received_only) == (12, 36, 2)
 
 

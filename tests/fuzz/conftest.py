@@ -11,7 +11,7 @@ from forked_commands import run_command
 from workspace import furnish
 
 # What a fork imports itself, every fork pays for.
-import lockstep.doctor.analyze
+import lockstep.doctor.analyze_dump
 import lockstep.inference.evaluate
 import lockstep.inference.generate
 import lockstep.inference.judge_eval

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DynamicCache,
@@ -22,9 +22,8 @@ from transformers import (
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
-from lockstep.doctor.backends.in_process import CAPABILITIES, InProcessBackend
-from lockstep.doctor.backends.variants import evaluating, in_fp32
-from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Layout, Network
+from lockstep.doctor.backends.in_process import InProcessBackend
+from lockstep.doctor.base import USUAL, BackendScores, Conditions, Layout, ids_of
 from lockstep.errors import InputError
 from lockstep.models.heads import PLAIN
 from lockstep.types import Request, SamplingParams
@@ -38,14 +37,12 @@ class HFBackend(InProcessBackend):
     """Implements `doctor.base.Backend`. What it does in steps are methods, so that a variation can be made of one."""
 
     name = "hf"
-    capabilities: frozenset[Capability] = CAPABILITIES
-
     held = None
     layout = "padded"
     types = ("fp32", "bf16", "fp16")
 
     def attention(self, conditions: Conditions) -> str:
-        return conditions.kernel or ("sdpa" if self._variants.sdpa else "eager")
+        return conditions.kernel or ("sdpa" if self._sdpa else "eager")
 
     @torch.no_grad()
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
@@ -54,22 +51,17 @@ class HFBackend(InProcessBackend):
         sequences = self.token_ids(batch)
         size = 1 if layout == "alone" else asked.batch_size or 1
         columns: list[Tensor] = []
-        with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
-            for start in range(0, len(sequences), size):
-                chunk = sequences[start : start + size]
-                if len(chunk) == 1 and self.attention(asked) == "eager" and len(chunk[0]) > CHUNK:
-                    logits = [self._read_in_chunks(chunk[0], _count_text(batch, start), asked)]
-                else:
-                    logits = self.compute_logits(model, chunk, layout)
-                for tokens, logits_TV in zip(chunk, logits, strict=True):
-                    ids_T = tokens[1:].to(self.device)
-                    parts_of = zip(logits_TV[:-1].split(CHUNK), ids_T.split(CHUNK), strict=True)
-                    own = [
-                        self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts_of
-                    ]
-                    columns.append(torch.cat([torch.zeros(1), *own]))
-        column = _fit(columns, batch.lengths.tolist())
-        return BackendScores(column * batch.mask, tuple(tuple(tokens.tolist()) for tokens in sequences))
+        for start in range(0, len(sequences), size):
+            chunk = sequences[start : start + size]
+            if len(chunk) == 1 and self.attention(asked) == "eager" and len(chunk[0]) > CHUNK:
+                logits = [self._read_in_chunks(chunk[0], _count_text(batch, start), asked)]
+            else:
+                logits = self.compute_logits(model, chunk, layout)
+            for tokens, logits_TV in zip(chunk, logits, strict=True):
+                parts = zip(logits_TV[:-1].split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True)
+                own = [self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts]
+                columns.append(torch.cat([torch.zeros(1), *own]))
+        return BackendScores(_fit(columns, batch.lengths.tolist()) * batch.mask, ids_of(sequences))
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
@@ -78,15 +70,14 @@ class HFBackend(InProcessBackend):
         asked = self._usual.but(conditions)
         model, size = self.model(asked), asked.batch_size or 1
         rows: list[tuple[Request, Tensor, Tensor]] = []
-        with in_fp32(model, asked.parts), evaluating(model, asked.evaluation):
-            for start in range(0, len(requests), size):
-                chunk = requests[start : start + size]
-                tokens_BK, logprob_BK = self.draw(model, chunk, sampling, asked)
-                rows += zip(chunk, tokens_BK, logprob_BK, strict=True)
+        for start in range(0, len(requests), size):
+            chunk = requests[start : start + size]
+            rows += zip(chunk, *self.draw(model, chunk, sampling, asked), strict=True)
         return _join(rows, sampling)
 
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        return _HFNetwork(self.model(conditions), conditions.evaluation)
+    @torch.no_grad()
+    def logits(self, tokens_T: Tensor) -> Tensor:
+        return self.model()(input_ids=tokens_T[None].to(self.device), use_cache=False).logits[0].cpu()
 
     def token_ids(self, batch: Batch) -> Sequences:
         """Returns the token ids to score."""
@@ -177,23 +168,6 @@ class _Drawing(LogitsProcessor):
         return torch.full_like(scores, float("-inf")).scatter(-1, token_B[:, None], 0.0)
 
 
-@dataclass(frozen=True)
-class _HFNetwork:
-    """Implements `doctor.base.Network`."""
-
-    model: PreTrainedModel
-    evaluation: bool
-
-    @property
-    def modules(self) -> nn.Module:
-        return self.model
-
-    @torch.no_grad()
-    def logits(self, tokens_T: Tensor) -> Tensor:
-        with evaluating(self.model, self.evaluation):
-            return self.model(input_ids=tokens_T[None].to(self.model.device), use_cache=False).logits[0].cpu()
-
-
 def _fit(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
     """Concatenates columns, each cut or zero-padded where other tokens were scored."""
     room = [torch.zeros(length) for length in lengths]
@@ -205,18 +179,16 @@ def _fit(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
 
 def _join(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:
     """Joins each prompt with its response, as samplers do."""
-    prompts = [torch.tensor(request.tokens) for request, _, _ in rows]
+    tokens, masks, columns = [], [], []
+    for request, tokens_K, logprob_K in rows:
+        prompt = torch.tensor(request.tokens)
+        tokens.append(torch.cat([prompt, tokens_K]))
+        masks.append(torch.arange(len(tokens[-1])) >= len(prompt))
+        columns.append(torch.cat([torch.zeros(len(prompt)), logprob_K.float()]))
     return Batch(
-        torch.cat([part for prompt, row in zip(prompts, rows, strict=True) for part in (prompt, row[1])]),
-        torch.tensor([len(prompt) + len(row[1]) for prompt, row in zip(prompts, rows, strict=True)]),
-        {
-            "mask": torch.cat(
-                [torch.arange(len(p) + len(row[1])) >= len(p) for p, row in zip(prompts, rows, strict=True)]
-            ),
-            "sampler_logprob": torch.cat(
-                [part for p, row in zip(prompts, rows, strict=True) for part in (torch.zeros(len(p)), row[2].float())]
-            ),
-        },
+        torch.cat(tokens),
+        torch.tensor([len(own) for own in tokens]),
+        {"mask": torch.cat(masks), "sampler_logprob": torch.cat(columns)},
         {"truncated": torch.ones(len(rows), dtype=torch.bool), "version": torch.zeros(len(rows), dtype=torch.int64)},
         sampling,
     )

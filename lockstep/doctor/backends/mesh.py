@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
-
-from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.workers import Workers
 from lockstep.config import LearnerSection
-from lockstep.doctor.backends.variants import flat
-from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions, Network
+from lockstep.doctor.backends.in_process import flat_fields
+from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions
 from lockstep.models.folder import context_of, read_config
 from lockstep.types import Request, SamplingParams
 
@@ -21,7 +19,7 @@ _TIMEOUT_S = 600.0
 
 
 class MeshBackend:
-    """Implements `doctor.base.Backend`. A learner over ranks scores; it has no way to draw, or to be looked into.
+    """Implements `doctor.base.Backend`. A learner over ranks scores, in its own packing; it has no way to draw.
 
     Args:
         name: As the recipe has it.
@@ -41,19 +39,14 @@ class MeshBackend:
         self._learner = launch(LearnerSpec(folder, "logits", section, None, 0), _TIMEOUT_S, workers)
 
     def config(self) -> Mapping[str, Any]:
-        return flat(self._config)
+        return flat_fields(self._config.get_text_config().to_dict())
 
     def settings(self) -> Mapping[str, Any]:
         ranks = {name: size for name, size in self._section.parallel.model_dump().items() if size > 1}
         return {"dtype": self._section.dtype, "layout": "packed", "training": False} | ranks
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
-        """Scores a batch in the learner's own packing."""
-        ids = tuple(tuple(tokens.tolist()) for tokens in batch.sequences())
-        return BackendScores(self._learner.logprobs(batch), ids)
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._learner.weights()
+        return BackendScores.of(self._learner.logprobs(batch), batch)
 
     def close(self) -> None:
         self._learner.close()
@@ -61,13 +54,4 @@ class MeshBackend:
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
     ) -> NoReturn:
-        self._cannot("generate")
-
-    def load(self, stream: Iterable[tuple[str, Tensor]]) -> NoReturn:
-        self._cannot("load")
-
-    def network(self, conditions: Conditions = USUAL) -> Network:
-        self._cannot("network")
-
-    def _cannot(self, verb: str) -> NoReturn:
-        raise NotImplementedError(f"{self.name} has no {verb}, and says so in its capabilities")
+        raise NotImplementedError(f"{self.name} does not generate, and says so in its capabilities")

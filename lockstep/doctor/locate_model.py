@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep import exit_codes
 from lockstep.algorithms.rows import files_of
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.variants import TORCH_TYPES
+from lockstep.doctor.backends.in_process import TORCH_TYPES
 from lockstep.doctor.options import DoctorRecipe, ranks_of
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
@@ -50,11 +49,8 @@ _REFERENCE = "hf"
 """Engine whose program in float64 says who is wrong."""
 
 
-def locate_model(loaded: Loaded) -> int:
-    """Examines every pair, prints what was found, and leaves it in the folder of the results.
-
-    Returns:
-        The exit code.
+def locate_model(loaded: Loaded) -> list[PairExamination]:
+    """Examines every pair, prints what was found, leaves it in the folder of the results, and returns it.
 
     Raises:
         ValueError: If the model, its prompts or an engine cannot be used.
@@ -78,7 +74,7 @@ def locate_model(loaded: Loaded) -> int:
         print(f"  reproduction: {script}\n" if script else "")
     print(f"read: {len(drawn)} sequences of at most {int(drawn.lengths.max())} tokens")
     print(f"location: {results.folder / LOCATION}")
-    return exit_codes.OK if all(one.agrees for one, _ in found) else exit_codes.BROKEN
+    return [one for one, _ in found]
 
 
 def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:

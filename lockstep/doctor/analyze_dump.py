@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from lockstep.data.rows import DataError
 from lockstep.doctor.options import DoctorLimits
-from lockstep.doctor.verdict import EXIT_CODES, CellJudgement, judge
+from lockstep.doctor.verdict import CellJudgement, judge
 from lockstep.whole_files import write_whole
 from lockstep_doctor.analyze import Analysis, analyze, describe_figures, describe_findings
 from lockstep_doctor.dumps import Dump, DumpError, FieldNames, read_dump
@@ -19,11 +19,21 @@ from lockstep_doctor.statistics import by_index, by_surprise, figures
 _SCHEMA = 2
 
 
-def analyze_file(file: Path, names: FieldNames, out: Path | None) -> int:
-    """Reads a dump, prints what it says as Markdown, and writes it as JSON where `out` says.
+@dataclass(frozen=True)
+class DumpAnalysis:
+    """What a dump says.
 
-    Returns:
-        The exit code.
+    Attributes:
+        judgement: The verdict, by limits for bf16.
+        analysis: Figures and findings.
+    """
+
+    judgement: CellJudgement
+    analysis: Analysis
+
+
+def analyze_dump(file: Path, names: FieldNames, out: Path | None = None) -> DumpAnalysis:
+    """Reads a dump, prints what it says as Markdown, and writes it as JSON where `out` says.
 
     Raises:
         DataError: The dump cannot be read, or has one side alone.
@@ -42,9 +52,8 @@ def analyze_file(file: Path, names: FieldNames, out: Path | None) -> int:
     analysis = analyze(dump.columns)
     print("\n".join(_lines(file, dump, judgement, analysis)))
     if out is not None:
-        document = _document(file, dump, judgement, analysis)
-        write_whole(out, [json.dumps(_finite(document), ensure_ascii=False, indent=1).encode(), b"\n"])
-    return EXIT_CODES[judgement.verdict]
+        write_whole(out, [orjson.dumps(_document(file, dump, judgement, analysis), option=orjson.OPT_INDENT_2), b"\n"])
+    return DumpAnalysis(judgement, analysis)
 
 
 def _lines(file: Path, dump: Dump, judgement: CellJudgement, analysis: Analysis) -> list[str]:
@@ -84,12 +93,3 @@ def _document(file: Path, dump: Dump, judgement: CellJudgement, analysis: Analys
         "by_surprise": {name: figures(part) for name, part in by_surprise(compared).items()},
         "findings": [asdict(one) | {"where": one.where and str(one.where)} for one in analysis.findings],
     }
-
-
-def _finite(value: Any) -> Any:
-    """JSON has neither NaN nor infinity: null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

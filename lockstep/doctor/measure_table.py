@@ -3,7 +3,7 @@
 report.json           everything, for programs (schema: `doctor.report`)
 columns.safetensors   the tokens and log-probabilities themselves
 report.html           the page of it, with plots
-table.md, junit.xml   for people, and for machines that run tests
+table.md              for people
 cells/               what is measured already, while the table is not whole
 recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
 """
@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import orjson
 from safetensors.torch import save
 
-from lockstep.algorithms.rows import files_of
 from lockstep.config.loading import Loaded
-from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
@@ -32,51 +30,36 @@ from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import ROOM, Cell, cells_of, put_text_before, requests_for, rescore_limit, sequences_for
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.render import junit, markdown
+from lockstep.doctor.render import markdown
 from lockstep.doctor.report import TableResult, columns_of, describe, tree_of
+from lockstep.doctor.session import open_session
 from lockstep.doctor.verdict import Clause
-from lockstep.inference.results import Results, results_of
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
 from lockstep.report.doctor_folder import COLUMNS, REPORT
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import Progress
 from lockstep.whole_files import write_whole
 
-TABLE, JUNIT = "table.md", "junit.xml"
+TABLE = "table.md"
 
 
-def table(loaded: Loaded) -> int:
-    """Measures, prints the table, and leaves the report.
-
-    Returns:
-        The exit code.
+def measure_and_report(loaded: Loaded) -> TableResult:
+    """Measures a table, prints it, and leaves the report.
 
     Raises:
         ChangedError: If the folder holds a report on something else.
         ValueError: If the model or its prompts cannot be used.
     """
-    recipe = loaded.expect(DoctorRecipe)
-    read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
-    rows = {"prompts": files_of(PromptSource(recipe).rows)}
-    results = results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
-    with (
-        results.open() as started,
-        show_progress(f"{recipe.model.path} → {results.folder}") as shown,
-        ExitStack() as open_,
-    ):
-        with shown.phase("start backends"):
-            backends = open_.enter_context(backends_of(recipe, shown))
-        started()
-        cells = Cells(results.folder)
-        found = measure_table(recipe, backends, shown, cells)
-        with shown.phase("write"):
-            report = tree_of(found, loaded, results.inputs)
-            _write(results, report, found)
-            page = write_page(results.folder)
+    with open_session(loaded) as session:
+        cells = Cells(session.folder)
+        found = measure_table(session.recipe, session.backends, session.shown, cells)
+        with session.shown.phase("write"):
+            _write(session.folder, tree_of(found, loaded, session.inputs), found)
+            page = write_page(session.folder)
             cells.drop()
     print(markdown(found), end="")
     print(f"report: {page}")
-    return int(report["exit_code"])
+    return found
 
 
 def measure_table(
@@ -227,13 +210,12 @@ class _Measuring:
         return notes
 
 
-def _write(results: Results, report: Mapping[str, object], found: TableResult) -> None:
+def _write(folder: Path, report: Mapping[str, object], found: TableResult) -> None:
     """Writes the numbers first, so that a report on disk is complete."""
     contents = {
         COLUMNS: save(columns_of(found.rows)),
         TABLE: markdown(found).encode(),
-        JUNIT: junit(found).encode(),
         REPORT: orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n",
     }
     for name, content in contents.items():
-        write_whole(results.folder / name, [content])
+        write_whole(folder / name, [content])

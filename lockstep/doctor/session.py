@@ -1,0 +1,65 @@
+"""What the commands that measure by backends have in common: a folder of results, progress, and the backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.algorithms.rows import files_of
+from lockstep.config.loading import Loaded
+from lockstep.doctor.backends.build import backends_of
+from lockstep.doctor.base import Backend
+from lockstep.doctor.options import DoctorRecipe
+from lockstep.doctor.prompts import PromptSource
+from lockstep.inference.results import Results, results_of
+from lockstep.models.folder import read_config
+from lockstep.report.progress import Progress, show_progress
+from lockstep.run.identity import Identity
+
+
+@dataclass(frozen=True)
+class DoctorSession:
+    """An examination that has begun.
+
+    Attributes:
+        recipe: What is asked.
+        folder: Of the results.
+        inputs: All that they depend on.
+        backends: What is compared, by name.
+        shown: Is told how far it is.
+    """
+
+    recipe: DoctorRecipe
+    folder: Path
+    inputs: Identity
+    backends: Mapping[str, Backend]
+    shown: Progress
+
+
+def choose_results(loaded: Loaded) -> Results:
+    """The folder of a recipe's results.
+
+    Raises:
+        ValueError: If the model or its prompts cannot be used, or the folder holds a report on something else.
+    """
+    recipe = loaded.expect(DoctorRecipe)
+    read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
+    rows = {"prompts": files_of(PromptSource(recipe).rows)}
+    return results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
+
+
+@contextmanager
+def open_session(loaded: Loaded) -> Iterator[DoctorSession]:
+    """Makes the folder, and starts the backends; raises as `choose_results`."""
+    recipe, results = loaded.expect(DoctorRecipe), choose_results(loaded)
+    with (
+        results.open() as started,
+        show_progress(f"{recipe.model.path} → {results.folder}") as shown,
+        ExitStack() as open_,
+    ):
+        with shown.phase("start backends"):
+            backends = open_.enter_context(backends_of(recipe, shown))
+        started()
+        yield DoctorSession(recipe, results.folder, results.inputs, backends, shown)
