@@ -140,7 +140,7 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
 def check_decode(name: str, backend: Backend, requests: Sequence[Request], recipe: DoctorRecipe) -> Observation:
     """Decoding against prefill over a long response: the error of its first and of its last quarter."""
     longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
-    length = min(max(recipe.grid.lengths), recipe.grid.max_steps, longest)
+    length = min(max(recipe.grid.lengths), longest)
     batch = backend.generate(requests, SamplingParams(length))
     delta = (batch["sampler_logprob"].double() - backend.score(_without_sampling(batch)).logprob.double()).abs()
     sizes = batch.lengths.tolist()

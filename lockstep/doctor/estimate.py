@@ -2,10 +2,12 @@
 
     pass of T tokens     o + n(T) / r seconds,  n(T) = T · (2 · weights of a token + 2 · layers · queries · T)
     decoding step        s(b) + b · 2 · layers · queries · length / r seconds,  b rows side by side
-    cell                 steps of each drawer; then, for each sequence that is rescored and each kind of score, a pass
-                         of every backend and two of the witness per type; the shortest cells are asked again
-    memory               weights of each model in this process, logits of a pass, attention's weights of a chunk, and
-                         keys and values of the largest batch, which plain transformers copies at each step
+    cell                 steps of each drawer, after a pass over the text before them; then, for each sequence that is
+                         rescored and each kind of score, a pass of every backend and two of the witness per type; the
+                         shortest cells are asked again
+    memory               what is held once passes were timed, which opens every model; beside it logits of a pass and
+                         attention's weights of a chunk, or keys and values of the largest batch, which plain
+                         transformers copies at each step
 
 o, r and s(b) are measured: passes of 16 and of 512 tokens, and 8 steps at each batch size.
 """
@@ -26,9 +28,9 @@ from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import CHUNK
 from lockstep.doctor.backends.in_process import InProcessBackend
 from lockstep.doctor.base import Backend, Conditions, DType
-from lockstep.doctor.measure import floor_conditions, kinds_of
+from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, kinds_of, scores_kind
 from lockstep.doctor.options import DoctorGrid
-from lockstep.doctor.plan import Cell, drawers_of, range_of, rescore_limit
+from lockstep.doctor.plan import ROOM, Cell, drawers_of, range_of, rescore_limit
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.types import Request, SamplingParams
 
@@ -110,7 +112,7 @@ def estimate(
         return sum(count_seconds(cell, count, backends, speeds, floor, grid, sizes) for cell, count in pairs)
 
     fewest, most = count_all(low for low, _ in ranges), count_all(high for _, high in ranges)
-    return TableEstimate(fewest, most, count_bytes(backends, dtypes, grid, cells, sizes))
+    return TableEstimate(fewest, most, peak_bytes() + count_bytes(backends, grid, cells, sizes))
 
 
 def count_seconds(
@@ -118,43 +120,42 @@ def count_seconds(
     grid: DoctorGrid, sizes: Sizes,
 ) -> float:  # fmt: skip
     """Seconds of a cell with so many sequences."""
-    generating = [name for name, backend in backends.items() if "generate" in backend.capabilities]
-    steps = {name: cell.length * speeds[name].step_s(sizes, cell.batch_size, cell.length) for name in generating}
-    scoring = {
-        name: speed.pass_s(sizes, cell.length)
-        * sum(kind == "plain" or "shaped" in backends[name].capabilities for kind in kinds_of(cell.sampling, backends))
-        for name, speed in speeds.items()
-    }
-    witnessed = sum(speed.pass_s(sizes, cell.length) for speed in floor) * len(kinds_of(cell.sampling, backends))
-    drawers, rescored = drawers_of(cell, grid, generating), min(count, rescore_limit(cell, grid))
-    seconds = math.ceil(count / cell.batch_size) * sum(steps[name] for name in drawers)
-    seconds += len(drawers) * rescored * (sum(scoring.values()) + witnessed)
+    rescored, repeated, seconds = min(count, rescore_limit(cell, grid)), min(REPEATED, cell.decoded), 0.0
+    step_s = {name: speeds[name].step_s(sizes, cell.batch_size, cell.length) for name in find_generating(backends)}
+    for drawer in drawers_of(cell, grid, list(step_s)):
+        kinds = kinds_of(cell.sampling, backends, drawer)
+        passes = [
+            speeds[name] for name in backends for kind in kinds if scores_kind(backends[name], kind, cell.sampling)
+        ]
+        passes += [speed for speed in floor for _ in kinds]
+        seconds += math.ceil(count / cell.batch_size) * cell.decoded * step_s[drawer]
+        seconds += rescored * sum(speed.pass_s(sizes, cell.length) for speed in passes)
+        seconds += rescored * speeds[drawer].pass_s(sizes, cell.beginning) if cell.beginning else 0.0
     if cell.length == min(grid.lengths):
-        again = sum(steps[name] + cell.batch_size * speeds[name].pass_s(sizes, cell.length) for name in generating)
-        seconds += grid.repeats * again
+        again = [repeated * step_s[name] + cell.batch_size * speeds[name].pass_s(sizes, repeated) for name in step_s]
+        seconds += grid.repeats * sum(again)
     return seconds
 
 
-def count_bytes(
-    backends: Mapping[str, Backend], dtypes: Sequence[DType], grid: DoctorGrid, cells: Sequence[Cell], sizes: Sizes
-) -> int:
-    """Bytes that this process holds at most; those of engines and of learners over ranks are theirs."""
-    here = [backend for backend in backends.values() if isinstance(backend, InProcessBackend)]
-    copies = 2 * _FP32 + sum(2 for dtype in dtypes if dtype != "fp32")  # the witness, by two kernels
-    copies += sum(_FP32 if backend.held == "fp32" else _size(backend.settings()["dtype"]) for backend in here)
+def count_bytes(backends: Mapping[str, Backend], grid: DoctorGrid, cells: Sequence[Cell], sizes: Sizes) -> int:
+    """Bytes beside the weights that this process holds at most; those of engines and of other ranks are theirs."""
     longest = max((cell.length for cell in cells), default=1)
     tokens = max(longest, min(grid.pass_tokens, max(grid.batch_sizes) * longest))
     chunk = min(CHUNK, longest)
-    passed = _FP32 * (2 * tokens * sizes.vocabulary + 3 * sizes.heads * chunk * longest + 4 * tokens * sizes.hidden)
-    drawn = [cell for cell in cells for one in [drawers_of(cell, grid, list(backends))] if here and one]
-    cache = max((2 * _FP32 * cell.batch_size * cell.length * sizes.cache for cell in drawn), default=0)
-    return peak_bytes() + copies * sizes.policy + max(passed, cache)
+    passed = _FP32 * (2 * tokens * sizes.vocabulary + 5 * sizes.heads * chunk * longest + 4 * tokens * sizes.hidden)
+    drawn = [
+        cell.batch_size * cell.decoded + min(cell.batch_size, rescore_limit(cell, grid)) * cell.beginning
+        for cell in cells
+        for name in drawers_of(cell, grid, find_generating(backends))
+        if isinstance(backends[name], InProcessBackend)
+    ]
+    return max(passed, 2 * _FP32 * sizes.cache * max(drawn, default=0))
 
 
 def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None) -> Speed:
     """Times passes of two lengths, and steps at some batch sizes where the backend generates."""
     asked = conditions or Conditions()
-    short, long = (min(tokens, backend.context) for tokens in (_SHORT, _LONG))
+    short, long = (min(tokens, backend.context - ROOM) for tokens in (_SHORT, _LONG))
     backend.score(_sequence(short, sizes), asked)  # opens models and kernels
     seconds = {tokens: _time(partial(backend.score, _sequence(tokens, sizes), asked)) for tokens in (short, long)}
     more = count_operations(sizes, long) - count_operations(sizes, short)
@@ -170,8 +171,9 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
 
 
 def peak_bytes() -> int:
-    """Most bytes that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Most bytes that this process has held so far, and its GPU."""
+    on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + on_gpu
 
 
 def _time(work: Callable[[], object]) -> float:
@@ -183,7 +185,3 @@ def _time(work: Callable[[], object]) -> float:
 def _sequence(tokens: int, sizes: Sizes) -> Batch:
     ids = torch.arange(tokens) * 7 % sizes.vocabulary
     return Batch(ids, torch.tensor([tokens]), {"mask": torch.arange(tokens) > 0})
-
-
-def _size(dtype: DType) -> int:
-    return _FP32 if dtype == "fp32" else 2

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Literal
 
 from lockstep.doctor.base import Backend, Side
-from lockstep.doctor.measure import Drawn
+from lockstep.doctor.measure import Drawn, find_generating
 from lockstep.doctor.options import DoctorLimits
 from lockstep.doctor.plan import FEWEST, Cell
 from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
@@ -64,7 +64,7 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
     Raises:
         ValueError: If no backend draws any.
     """
-    draw = [name for name, backend in backends.items() if "generate" in backend.capabilities]
+    draw = find_generating(backends)
     if not draw:
         raise InputError(f"none of {', '.join(backends)} draws responses; name one more in backends, such as torch")
     both = [pair for pair in combinations(backends, 2) if set(pair) & set(draw)]
@@ -89,8 +89,8 @@ def judge_row(
     by_side = samples_for(row, pair)
     infer_drawn, train_drawn = by_side["infer"], by_side.get("train")
     return judge(
-        _independent(infer_drawn.compare(*pair)),
-        None if train_drawn is None else _independent(train_drawn.compare(*pair)),
+        make_independent(infer_drawn.compare(*pair)),
+        None if train_drawn is None else make_independent(train_drawn.compare(*pair)),
         infer_drawn.floor(*pair),
         limits,
         cells,
@@ -102,13 +102,14 @@ def judge_row(
 
 def counts_segments(row: TableRow, pair: Pair) -> bool:
     """True if what a pair says in a row is judged by segments of too few sequences."""
-    return any(_independent(one) is not one for one in _parts(row, pair))
+    return any(make_independent(one) is not one for one in _parts(row, pair))
 
 
-def _independent(compared: Compared) -> Compared:
+def make_independent(compared: Compared) -> Compared:
     """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long ones."""
     few = compared.lengths.numel() < LEAST_CLUSTERS
-    return compared.in_segments(FEWEST, SHORTEST_SEGMENT) if few else compared
+    count = max(LEAST_CLUSTERS, min(FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
+    return compared.in_segments(count, SHORTEST_SEGMENT) if few else compared
 
 
 def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:

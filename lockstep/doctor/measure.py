@@ -16,6 +16,9 @@ from lockstep.doctor.plan import Cell, clusters_of, drawers_of, rescore_limit
 from lockstep.types import Request, SamplingParams
 from lockstep_doctor.statistics import Compared
 
+REPEATED = 25
+"""Tokens of a response that is asked again."""
+
 Kind = Literal["shaped", "plain"]
 """Under the distribution that was drawn from · at temperature 1 and among all tokens."""
 
@@ -105,10 +108,9 @@ class Bench:
 
     def draw(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
         """Draws with each of the cell's drawers, and scores the samples with all backends."""
-        generating = [name for name, backend in self._backends.items() if "generate" in backend.capabilities]
         kept = range(min(len(requests), rescore_limit(cell, self._grid)))
         found: list[Drawn] = []
-        for name in drawers_of(cell, self._grid, generating):
+        for name in drawers_of(cell, self._grid, find_generating(self._backends)):
             drawn = self._backends[name].generate(requests, cell.sampling, Conditions(batch_size=cell.batch_size))
             found.append(self._rescore(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)])))
         return found
@@ -116,9 +118,10 @@ class Bench:
     def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
         scores: dict[tuple[Kind, str], Tensor] = {}
         strangers: set[str] = set()
+        kinds = kinds_of(cell.sampling, self._backends, drawer)
         for name, backend in self._backends.items():
-            for kind in kinds_of(cell.sampling, self._backends):
-                if kind == "shaped" and not cell.sampling.unshaped and "shaped" not in backend.capabilities:
+            for kind in kinds:
+                if not scores_kind(backend, kind, cell.sampling):
                     continue
                 scored = backend.score(_adapt(backend, kind, batch), self._side_by_side(cell, batch))
                 scores[kind, name] = scored.logprob[batch.mask]
@@ -132,7 +135,7 @@ class Bench:
             scores,
             {
                 (kind, dtype): self._rounding(_adapt(self._witness, kind, batch), dtype, cell)
-                for kind in kinds_of(cell.sampling, self._backends)
+                for kind in kinds
                 for dtype in sorted(set(self.dtypes.values()))
             },
             self.dtypes,
@@ -153,10 +156,25 @@ class Bench:
         return (first - second).abs()[batch.mask]
 
 
-def kinds_of(sampling: SamplingParams, backends: Mapping[str, Backend]) -> tuple[Kind, ...]:
-    """Returns the kinds of scores: also at temperature 1 if a backend supports no other."""
-    same = sampling.unshaped or all("shaped" in backend.capabilities for backend in backends.values())
+def kinds_of(sampling: SamplingParams, backends: Mapping[str, Backend], drawer: str) -> tuple[Kind, ...]:
+    """Returns the kinds of scores: also at temperature 1 if a backend supports no other.
+
+    The last one that generates is the inference side of its pairs: where it draws, its decoding is compared.
+    """
+    decoding = drawer if drawer == find_generating(backends)[-1] else None
+    scoring = [backend for name, backend in backends.items() if name != decoding]
+    same = sampling.unshaped or all("shaped" in backend.capabilities for backend in scoring)
     return ("shaped",) if same else ("shaped", "plain")
+
+
+def scores_kind(backend: Backend, kind: Kind, sampling: SamplingParams) -> bool:
+    """Returns True if a backend can give scores of a kind."""
+    return kind == "plain" or sampling.unshaped or "shaped" in backend.capabilities
+
+
+def find_generating(backends: Mapping[str, Backend]) -> list[str]:
+    """Returns the names of those that draw responses."""
+    return [name for name, backend in backends.items() if "generate" in backend.capabilities]
 
 
 def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
@@ -188,9 +206,10 @@ class Repeated:
 
 
 def repeat(cell: Cell, name: str, backend: Backend, requests: Sequence[Request], times: int) -> Repeated:
-    """Asks for one batch of a cell so many times, and scores what came first as often."""
+    """Asks for the beginning of one batch of a cell so many times, and scores what came first as often."""
     conditions = Conditions(batch_size=cell.batch_size)
-    rounds = [backend.generate(requests[: cell.batch_size], cell.sampling, conditions) for _ in range(times)]
+    sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
+    rounds = [backend.generate(requests[: cell.batch_size], sampling, conditions) for _ in range(times)]
     asked = _adapt(backend, "shaped", rounds[0])
     scores = [backend.score(asked, conditions).logprob for _ in range(times)]
     tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]

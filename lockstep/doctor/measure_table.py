@@ -25,10 +25,10 @@ from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
 from lockstep.doctor.estimate import TableEstimate, estimate, peak_bytes
 from lockstep.doctor.judging import TableRow, judge_row, judge_rows, pairs_of, samples_for
-from lockstep.doctor.measure import Bench, Repeated, repeat
+from lockstep.doctor.measure import Bench, Repeated, find_generating, repeat
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
-from lockstep.doctor.plan import ROOM, Cell, cells_of, requests_for, sequences_for
+from lockstep.doctor.plan import ROOM, Cell, cells_of, put_text_before, requests_for, rescore_limit, sequences_for
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import markdown
 from lockstep.doctor.report import TableResult, columns_of, describe, tree_of
@@ -114,6 +114,7 @@ class _Measuring:
             judge_rows(rows, self._pairs, self._recipe.limits),
             self._repeats,
             {name: describe(backend) for name, backend in self._backends.items()},
+            list(find_missing(self._recipe)),
             self._notes(sum(row.state == "cut by budget" for row in rows)),
             time.monotonic() - self._begun,
             predicted,
@@ -147,6 +148,7 @@ class _Measuring:
         begun = time.monotonic()
         prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
         requests = requests_for(cell, prompts, self._sequences(cell), self._recipe.seed)
+        requests = put_text_before(requests, cell, prompts, rescore_limit(cell, self._recipe.grid))
         with self._shown.phase(cell.name):
             row = TableRow(cell, "measured", tuple(self._bench.draw(cell, requests)))
         repeats: list[Repeated] = []
@@ -155,7 +157,7 @@ class _Measuring:
                 repeats = [
                     repeat(cell, name, backend, requests, self._recipe.grid.repeats)
                     for name, backend in self._backends.items()
-                    if "generate" in backend.capabilities
+                    if name in find_generating(self._backends)
                 ]
         row = replace(row, seconds=time.monotonic() - begun)
         if self._kept is not None:
@@ -195,6 +197,13 @@ class _Measuring:
         if self._source.tokenizer is None:
             path = self._recipe.model.path
             notes.append(f"{path} has no tokenizer: all prompts, real and counting, are random tokens.")
+        begun = sorted({cell.length for cell in self._inside if cell.beginning})
+        if begun:
+            decoded = self._recipe.grid.decoded_tokens
+            notes.append(
+                f"of responses of {', '.join(f'{length:,}' for length in begun)} tokens the last {decoded:,} are "
+                "decoded and compared; the others are the prompts' text, end to end, and read."
+            )
         if cut:
             budget = self._recipe.grid.budget_s
             notes.append(f"{cut} cells were not begun within the budget of {budget:g} s; the verdict is on the others.")

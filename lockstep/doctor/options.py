@@ -89,19 +89,26 @@ class DoctorGrid(Section):
         default=100,
         description="up to this length every backend that generates draws; beyond, the last of them draws for all",
     )
+    decoded_tokens: PositiveInt = Field(
+        default=1000,
+        description="tokens at the end of a response that are decoded, at most, and compared; a longer one begins with "
+        "the prompts' text, which is read at once",
+    )
     max_steps: PositiveInt = Field(
-        default=8000,
+        default=2000,
         description="decoding steps of each backend in a cell, at most, but for one batch: bounds the time of batch 1",
     )
     max_tokens: PositiveInt = Field(
-        default=80000,
+        default=20000,
         description="tokens of a cell that all backends rescore, at most, but for one sequence; the rest of a batch "
-        "only lies beside them while they are drawn",
+        "only lies beside them while they are drawn, and does not begin with text",
     )
     pass_tokens: PositiveInt = Field(
         default=16384, description="tokens of a pass that scores, at most, but for one sequence: bounds the memory"
     )
-    repeats: PositiveInt = Field(default=10, description="how often a cell of the shortest length is asked the same")
+    repeats: PositiveInt = Field(
+        default=10, description="how often a cell of the shortest length is asked the same, for its first 25 tokens"
+    )
     budget_s: PositiveFloat | None = Field(
         default=None,
         description="begin no cell after so many seconds; those left out are shown as such; null: no limit",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import cycle, islice, product
 from statistics import NormalDist
 from typing import Literal
 
@@ -34,21 +34,28 @@ class Cell:
         data: What the prompts are.
         method: How responses are drawn.
         batch_size: Sequences side by side.
+        beginning: Tokens of a response that are text, and read; the others are decoded and compared.
     """
 
     length: int
     data: Literal["real", "counting"]
     method: Method
     batch_size: int
+    beginning: int = 0
 
     @property
     def name(self) -> str:
         return f"{self.length} {self.data}, {self.method.name}, batch {self.batch_size}"
 
     @property
+    def decoded(self) -> int:
+        """Tokens of each response that are decoded."""
+        return self.length - self.beginning
+
+    @property
     def sampling(self) -> SamplingParams:
         method = self.method
-        return SamplingParams(self.length, temperature=method.temperature, top_k=method.top_k, top_p=method.top_p)
+        return SamplingParams(self.decoded, temperature=method.temperature, top_k=method.top_k, top_p=method.top_p)
 
     @property
     def greedy(self) -> bool:
@@ -57,7 +64,8 @@ class Cell:
 
 def cells_of(grid: DoctorGrid) -> list[Cell]:
     """The rows of the table, shortest first."""
-    return [Cell(*row) for row in product(sorted(grid.lengths), grid.data, grid.methods, grid.batch_sizes)]
+    every = product(sorted(grid.lengths), grid.data, grid.methods, grid.batch_sizes)
+    return [Cell(*row, beginning=max(0, row[0] - grid.decoded_tokens)) for row in every]
 
 
 def sequences_for(cell: Cell, grid: DoctorGrid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
@@ -84,7 +92,8 @@ def range_of(cell: Cell, grid: DoctorGrid) -> tuple[int, int]:
         least = most = max(grid.sequences, cell.batch_size)
     else:
         least, most = (max(FEWEST, cell.batch_size, count) for count in (0, grid.max_sequences))
-    rounds = max(1, grid.max_steps // cell.length)
+    rescored = math.ceil(rescore_limit(cell, grid) / cell.batch_size)
+    rounds = max(1, min(grid.max_steps // cell.decoded, rescored))
     return min(least, rounds * cell.batch_size), min(most, rounds * cell.batch_size)
 
 
@@ -103,7 +112,7 @@ def _count_needed(cell: Cell, shorter: Sequence[tuple[Clause, int]], level: floa
         return 0
     z = NormalDist().inv_cdf(1 - level)
     widening = (z + NormalDist().inv_cdf(_POWER)) / z
-    tokens = max(_tokens(clause, count, widening) for clause, count in shorter) / cell.length
+    tokens = max(_tokens(clause, count, widening) for clause, count in shorter) / cell.decoded
     return math.ceil(tokens) if math.isfinite(tokens) else tokens
 
 
@@ -120,6 +129,12 @@ def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -
     rounds = 1 if cell.greedy else math.ceil(count / len(distinct))
     every = requests_of(distinct, 0, rounds, seed, f"doctor {cell.name}")
     return [request for first in range(rounds) for request in every[first::rounds]][:count]
+
+
+def put_text_before(requests: Sequence[Request], cell: Cell, prompts: Sequence[Prompt], count: int) -> list[Request]:
+    """Returns the requests, the first `count` of them with the cell's beginning: all prompts, end to end, in rounds."""
+    text = tuple(islice(cycle(token for prompt in prompts for token in prompt.tokens), cell.beginning))
+    return [replace(one, tokens=(*text, *one.tokens)) for one in requests[:count]] + list(requests[count:])
 
 
 def clusters_of(requests: Sequence[Request]) -> Tensor:

@@ -22,8 +22,9 @@ def markdown(found: TableResult) -> str:
         named = [f"{row.cell.length:,}", row.cell.data, row.cell.method.name, str(row.cell.batch_size)]
         measured = row.state == "measured"
         shown = [_format_pair(found.of(number, pair)) if measured else row.state for pair in found.pairs]
-        rows.append([*named, *shown])
-    head = ["Length", "Data", "Method", "Batch", *(" vs ".join(pair) for pair in found.pairs)]
+        rows.append([*named, *shown, *("refused" for _ in found.refused)])
+    pairs = (" vs ".join(pair) for pair in found.pairs)
+    head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
     judged = sum(row.state == "measured" for row in found.rows)
     rest = "" if judged == len(rows) else f" of {judged} of {len(rows)} rows; the others were not measured"
     said = [f"- {sentence}" for sentence in _remark(found)]

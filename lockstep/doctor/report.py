@@ -12,6 +12,7 @@
     model           {path, digest: of its weights, files: {name: digest}}
     environment     {name: version or description} of machine and libraries
     recipe          every option
+    refused         backends that were asked for, and that the machine cannot have
     notes           sentences about what was asked otherwise than one would think
     backends        {name: {settings, config, capabilities, context}}
     pairs           [[training side, inference side], …]
@@ -76,6 +77,7 @@ class TableResult:
         judged: Verdicts, by cell and pair.
         repeats: Of the shortest cells.
         backends: What each one says about itself.
+        refused: Backends that were asked for and that the machine cannot have.
         notes: What was asked otherwise than one would think.
         seconds: It took.
         predicted: What was said that it would take.
@@ -87,6 +89,7 @@ class TableResult:
     judged: Sequence[PairJudgement]
     repeats: Sequence[Repeated]
     backends: Mapping[str, Mapping[str, Any]]
+    refused: Sequence[str]
     notes: Sequence[str]
     seconds: float
     predicted: TableEstimate
@@ -136,6 +139,7 @@ def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, A
         "model": {"path": str(folder), "digest": weights_digest(folder), "files": files},
         "environment": describe_machine() | gpu,
         "recipe": loaded.dump(),
+        "refused": list(found.refused),
         "notes": list(found.notes),
         "backends": found.backends,
         "pairs": found.pairs,

@@ -18,6 +18,7 @@ from lockstep.doctor.plan import (
     cells_of,
     clusters_of,
     drawers_of,
+    put_text_before,
     range_of,
     requests_for,
     rescore_limit,
@@ -83,28 +84,65 @@ def test_longer_cells_get_what_the_power_rule_wants() -> None:
     # 3,200 tokens have bounds of 0.02 around 1.02; at a limit of 1.03, these must shrink to half, and a little more.
     z = NormalDist().inv_cdf(1 - level)
     tokens = 3200 * (2 * (z + NormalDist().inv_cdf(0.9)) / z) ** 2
-    assert sequences_for(cell, DoctorGrid(max_steps=MANY), [(clause(1.02, 1.04, 1.03), 3200)], level) == math.ceil(
-        tokens / 1000
-    )
-    assert sequences_for(cell, DoctorGrid(max_steps=MANY), [(clause(1.02, 1.04, 1.5), 3200)], level) == 16
-    far, near = (clause(1.02, 1.04, 1.5), 3200), (clause(1.02, 1.04, 1.0201), 3200)
-    assert sequences_for(cell, DoctorGrid(max_sequences=77, max_steps=MANY), [far, near], level) == 77
+    assert sequences_for(
+        cell, DoctorGrid(max_steps=MANY, max_tokens=1000 * MANY), [(clause(1.02, 1.04, 1.03), 3200)], level
+    ) == math.ceil(tokens / 1000)
     assert (
-        sequences_for(cell, DoctorGrid(max_sequences=77, max_steps=MANY), [(clause(1.02, 1.04, 1.02), 3200)], level)
+        sequences_for(
+            cell, DoctorGrid(max_steps=MANY, max_tokens=1000 * MANY), [(clause(1.02, 1.04, 1.5), 3200)], level
+        )
+        == 16
+    )
+    far, near = (clause(1.02, 1.04, 1.5), 3200), (clause(1.02, 1.04, 1.0201), 3200)
+    assert (
+        sequences_for(cell, DoctorGrid(max_sequences=77, max_steps=MANY, max_tokens=1000 * MANY), [far, near], level)
         == 77
     )
-    assert sequences_for(Cell(1000, "real", Method(), 32), DoctorGrid(max_steps=MANY), [far], level) == 32
+    assert (
+        sequences_for(
+            cell,
+            DoctorGrid(max_sequences=77, max_steps=MANY, max_tokens=1000 * MANY),
+            [(clause(1.02, 1.04, 1.02), 3200)],
+            level,
+        )
+        == 77
+    )
+    assert (
+        sequences_for(
+            Cell(1000, "real", Method(), 32), DoctorGrid(max_steps=MANY, max_tokens=1000 * MANY), [far], level
+        )
+        == 32
+    )
 
 
 def test_steps_bound_the_sequences_of_long_cells_but_for_one_batch() -> None:
     near = [(clause(1.02, 1.04, 1.0201), 3200)]
     one, batch = Cell(1000, "real", Method(), 1), Cell(1000, "real", Method(), 32)
-    assert sequences_for(one, DoctorGrid(max_steps=5000), near, 0.01) == 5
-    assert sequences_for(batch, DoctorGrid(max_steps=5000), near, 0.01) == 160
-    assert sequences_for(batch, DoctorGrid(max_steps=10), near, 0.01) == 32
-    assert range_of(one, DoctorGrid(max_steps=20000)) == (16, 20)
-    assert range_of(batch, DoctorGrid(max_steps=5000, max_sequences=100)) == (32, 100)
+    assert sequences_for(one, DoctorGrid(max_steps=5000, max_tokens=1000 * MANY), near, 0.01) == 5
+    assert sequences_for(batch, DoctorGrid(max_steps=5000, max_tokens=1000 * MANY), near, 0.01) == 160
+    assert sequences_for(batch, DoctorGrid(max_steps=10, max_tokens=1000 * MANY), near, 0.01) == 32
+    assert range_of(one, DoctorGrid(max_steps=20000, max_tokens=1000 * MANY)) == (16, 20)
+    assert range_of(batch, DoctorGrid(max_steps=5000, max_tokens=1000 * MANY, max_sequences=100)) == (32, 100)
     assert range_of(SAMPLED, DoctorGrid(sequences=40)) == (40, 40)
+
+
+def test_of_a_long_response_the_end_is_decoded_after_text() -> None:
+    short, long = cells_of(DoctorGrid(lengths=(10, 100), decoded_tokens=30))[::24]
+    assert (short.beginning, short.decoded) == (0, 10)
+    assert (long.beginning, long.decoded, long.sampling.max_tokens) == (70, 30, 30)
+    plain = requests_for(long, PROMPTS, 3, seed=0)
+    begun = put_text_before(plain, long, PROMPTS, 2)
+    assert [request.key for request in begun] == [request.key for request in plain]
+    assert begun[2] == plain[2], "it is not rescored"
+    text = ([token for prompt in PROMPTS for token in prompt.tokens] * 9)[:70]
+    assert [list(request.tokens) for request in begun[:2]] == [text + list(request.tokens) for request in plain[:2]]
+    assert put_text_before(plain, short, PROMPTS, 2) == plain
+
+
+def test_no_more_are_drawn_than_are_rescored_but_for_one_batch() -> None:
+    alone, batch = (Cell(10000, "real", Method(), size, beginning=9000) for size in (1, 32))
+    assert range_of(alone, DoctorGrid()) == (2, 2)
+    assert range_of(batch, DoctorGrid()) == (32, 32)
 
 
 def test_only_some_of_a_long_batch_are_rescored() -> None:

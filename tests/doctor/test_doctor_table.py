@@ -201,6 +201,42 @@ def test_a_backend_that_rescores_at_temperature_1_only_is_compared_there(models:
     assert torch.allclose(drawn["hf"].scores["plain", "hf"], drawn["hf"].scores["plain", "torch"], atol=1e-3)
     assert not torch.allclose(drawn["hf"].scores["plain", "hf"], drawn["hf"].scores["shaped", "hf"], atol=1e-3)
     assert set(verdicts(what).values()) == {"PASS"}
+    assert {kind for kind, _ in drawn["torch"].scores} == {"shaped"}, "its decoding is compared, as it was asked for"
+
+
+def note(into: list[tuple[str, int]], name: str) -> Callable[[Any, Any, Mapping[str, Any]], None]:
+    """Notes how many tokens a model reads in a pass."""
+    return lambda _, __, given: into.append((name, given["input_ids"].numel()))
+
+
+def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
+    models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager attention reads what is compared, in chunks of eight tokens; its numbers are those of one pass."""
+    witness = HFBackend(str(models("llama")))
+    tokens = torch.arange(40) * 7 % 60
+    batch = Batch(tokens, torch.tensor([40]), {"mask": torch.arange(40) >= 30})
+    eager = Conditions(layout="alone", kernel="eager")
+    at_once, usual = witness.score(batch, eager).logprob, witness.score(batch).logprob
+    monkeypatch.setattr("lockstep.doctor.backends.hf.CHUNK", 8)
+    read: list[tuple[str, int]] = []
+    for conditions in (Conditions(kernel="eager"), Conditions(kernel="sdpa")):
+        witness.model(conditions).register_forward_pre_hook(note(read, str(conditions.kernel)), with_kwargs=True)
+    assert torch.allclose(witness.score(batch, eager).logprob, at_once, atol=1e-5)
+    assert torch.allclose(at_once, usual, atol=1e-5)
+    assert read == [("sdpa", 29), ("eager", 8), ("eager", 3)]
+
+
+def test_a_column_that_the_machine_refuses_is_shown(
+    models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*SMALL, "grid.lengths=[12]", "grid.repeats=1", "backends=[hf,torch,megatron]", "learner.dtype=bf16"]
+    main(["doctor", "table", str(models("llama")), "--out", "out", *options])
+    printed = capsys.readouterr().out
+    assert "| hf vs torch | megatron |" in printed
+    assert printed.count("| refused |") == 2, "once a row"
+    assert "megatron is skipped: Megatron computes bf16 on GPUs alone" in printed
+    assert json.loads(Path("out/report.json").read_text())["refused"] == ["megatron"]
 
 
 class Restless(TorchBackend):

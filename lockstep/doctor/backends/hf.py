@@ -53,7 +53,10 @@ class HFBackend(InProcessBackend):
         columns: list[Tensor] = []
         for start in range(0, len(sequences), size):
             chunk = sequences[start : start + size]
-            logits = self.compute_logits(model, chunk, layout)
+            if len(chunk) == 1 and self.attention(asked) == "eager" and len(chunk[0]) > CHUNK:
+                logits = [self._read_in_chunks(chunk[0], _count_text(batch, start), asked)]
+            else:
+                logits = self.compute_logits(model, chunk, layout)
             for tokens, logits_TV in zip(chunk, logits, strict=True):
                 parts = zip(logits_TV[:-1].split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True)
                 own = [self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts]
@@ -87,12 +90,20 @@ class HFBackend(InProcessBackend):
             tokens_N = torch.cat(list(sequences)).to(self.device)
             logits_NV = model(input_ids=tokens_N[None], position_ids=position_N[None], use_cache=False).logits[0]
             return torch.split(logits_NV, [len(tokens) for tokens in sequences])
-        if len(sequences) == 1 and model.config._attn_implementation == "eager" and len(sequences[0]) > CHUNK:
-            return [_read_in_chunks(model, sequences[0].to(self.device))]
         padded = pad_sequence(list(sequences), batch_first=True).to(self.device)
         seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True).to(self.device)
         logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
         return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
+
+    def _read_in_chunks(self, tokens_T: Tensor, text: int, asked: Conditions) -> Tensor:
+        """Logits of one sequence [T, V]; eager attention holds a chunk's weights, and the usual one reads `text`."""
+        own, quick = self.model(asked), self.model(replace(asked, kernel=None))
+        cache, tokens_1T = DynamicCache(config=own.config), tokens_T[None].to(self.device)
+        parts = [(quick, tokens_1T[:, :text])] if text else []
+        parts += [(own, part) for part in tokens_1T[:, text:].split(CHUNK, 1)]
+        return torch.cat(
+            [model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0] for model, ids in parts]
+        )
 
     def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
         """log π of tokens from the logits that describe them, nats, fp32 [M]."""
@@ -121,11 +132,10 @@ class HFBackend(InProcessBackend):
         return torch.stack(drawing.tokens, 1).cpu(), torch.stack(drawing.logprobs, 1).cpu()
 
 
-def _read_in_chunks(model: PreTrainedModel, tokens_T: Tensor) -> Tensor:
-    """Logits of one sequence [T, V]; of attention's weights it holds those of a chunk."""
-    cache = DynamicCache(config=model.config)
-    parts = [model(input_ids=own[None], past_key_values=cache, use_cache=True) for own in tokens_T.split(CHUNK)]
-    return torch.cat([part.logits[0] for part in parts])
+def _count_text(batch: Batch, number: int) -> int:
+    """Returns how many tokens of a sequence come before those whose output describes a masked one."""
+    mask_T = batch.mask.split(batch.lengths.tolist())[number]
+    return max(0, int(mask_T.int().argmax()) - 1)
 
 
 def shape_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:

@@ -23,8 +23,10 @@ def fp8_of(name: BackendName) -> Mapping[str, str]:
     return FP8.get(name.rpartition("-")[2], {})
 
 
-def explain_missing(name: BackendName, device: torch.device) -> str | None:
+def explain_missing(name: BackendName, device: torch.device, bf16: bool = False) -> str | None:
     """Says what this machine lacks for a backend; None: nothing that could be known before it starts."""
+    if name.startswith("megatron") and bf16 and device.type == "cpu":
+        return "Megatron computes bf16 on GPUs alone, and the device is none"
     if name == "megatron-te":
         if find_spec("transformer_engine") is None:
             return "TransformerEngine is not installed"
@@ -47,7 +49,7 @@ def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
         InputError: Fewer than two are left.
     """
     device = resolve_device(recipe.learner.device)
-    reasons = {name: explain_missing(name, device) for name in recipe.backends}
+    reasons = {name: explain_missing(name, device, recipe.learner.is_bf16) for name in recipe.backends}
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     if len(recipe.backends) - len(missing) < 2:
         said = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
