@@ -119,7 +119,7 @@ def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
     while isinstance(value, dict) and len(value) == 1:
         [(key, value)] = value.items()
         found.append(key)
-    known = {key.rsplit(".", 1)[-1] for key in _all_keys(recipe, ())}
+    known = {key.rsplit(".", 1)[-1] for key in list_options(recipe)}
     return found if found[-1] in known else path
 
 
@@ -149,7 +149,7 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     if ":" in wrong:
         return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
-    everywhere = list(_all_keys(recipe, ()))
+    everywhere = list(list_options(recipe))
     foreign = foreign_names.find(wrong, everywhere)
     if foreign is not None:
         return f"what other libraries call {wrong} is {foreign}=… here"
@@ -174,9 +174,10 @@ def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
     return shape.fields if shape else {}
 
 
-def _all_keys(shape: Shape, above: tuple[str, ...]) -> Iterator[str]:
+def list_options(shape: Shape, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the dotted keys of all options, sections before what is in them."""
     for name in shape.fields:
         yield ".".join((*above, name))
         inner = shape.within(name)
         if inner is not None:
-            yield from _all_keys(inner, (*above, name))
+            yield from list_options(inner, (*above, name))
