@@ -1,4 +1,4 @@
-"""`lockstep convert`: makes a recipe of a config of verl, NeMo RL, TRL or OpenRLHF, and says what became of each key."""
+"""`lockstep convert`: makes a recipe of another library's config, and says what became of each key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def add(parsers: Parsers) -> None:
         "--from", dest="library", choices=_LIBRARIES, help="whose it is; without it, of whoever has most of its keys"
     )
     convert.add_argument("--algorithm", choices=_ALGORITHMS, help="what it trains, where the file does not say")
-    convert.add_argument("--out", metavar="RECIPE", type=path_argument, help="write the recipe there, and print the table")
+    convert.add_argument(
+        "--out", metavar="RECIPE", type=path_argument, help="write the recipe there, and print the table"
+    )
     convert.set_defaults(command=run)
 
 

@@ -64,6 +64,13 @@ def share_of_steps(total: Callable[[Config], float]) -> Convert:
     return convert
 
 
+def bound(value: Json, config: Config) -> Answer:
+    """A bound that must be above 0; null is none there and here."""
+    return (
+        value if value is None or (isinstance(value, int | float) and value > 0) else refuse("null is no bound, not 0")
+    )
+
+
 def tokens_left(value: Json, config: Config) -> Answer:
     """-1 and null, which are off, are 0 here."""
     return 0 if value in (-1, None) else value
@@ -79,6 +86,12 @@ def model_folder(value: Json, config: Config) -> Answer:
     if not isinstance(value, str) or not value:
         return nothing("none")
     return _place(value, "models")
+
+
+def teacher(value: Json, config: Config) -> Answer:
+    """A model that teaches, as the only one of its kind."""
+    folder = model_folder(value, config)
+    return {"teacher": {"path": folder}} if isinstance(folder, str) else folder
 
 
 def data_file(value: Json, config: Config) -> Answer:

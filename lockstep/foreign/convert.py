@@ -29,6 +29,14 @@ _NEEDS = {
     "policy.schedule.final_fraction": "policy.schedule.decay",
 }
 """Options that do nothing without another."""
+_ONLY_WITH = {
+    "sampler.tensor_parallel": ("sampler.backend", "vllm"),
+    "sampler.vllm.max_model_len": ("sampler.backend", "vllm"),
+    "sampler.vllm.max_num_batched_tokens": ("sampler.backend", "vllm"),
+    "sampler.vllm.enforce_eager": ("sampler.backend", "vllm"),
+    "learner.parallel.pp": ("learner.backend", "megatron"),
+}
+"""Options that go with one value of another, where they are not 1 or off."""
 _FILL = {
     "model.path": ("models/MODEL", "the folder of the first weights"),
     "data.train": ("data/train.jsonl", "a file of rows"),
@@ -47,6 +55,7 @@ _FILL = {
     "reward_model.global_batch_size": (32, "pairs per optimizer step"),
     "distill.num_prompts_per_step": (32, "prompts of a step"),
     "distill.global_batch_size": (32, "responses per optimizer step"),
+    "run.max_epochs": (1, "passes over the rows, or run.max_steps"),
     "teachers": ({"teacher": {"path": "models/TEACHER"}}, "the folder of the teacher"),
 }
 """What a recipe must say, where a config does not: a value to begin with, and what it is."""
@@ -142,7 +151,7 @@ def translate(
         if (option := options.find(key)) is not None and option not in options.values:
             options.put(option, value, f"as {library.name} does")
     entries = [_check_needs(entry, options) for entry in entries]
-    _fill(options, algorithm)
+    _fill(options)
     return Converted(library, algorithm, tuple(entries), options.values, options.notes, missing)
 
 
@@ -157,15 +166,19 @@ def _convert(
 ) -> Entry:
     row = library.find(key)
     if row is None:
-        return Entry(key, value, Kind.UNKNOWN, {}, f"{library.name} has no such key in {library.version}")
+        return Entry(key, value, Kind.UNKNOWN, {}, f"no key of {library.name} ({library.version}) that is known here")
     answer = _answer(library, row, key, value, config, options.known)
     if isinstance(answer, Unset):
         return Entry(key, value, answer.kind, {}, answer.reason, is_default)
     parts = _parts(row, answer, options)
-    taken = {option: options.values[option] for option in parts if options.values.get(option, parts[option]) != parts[option]}
+    taken = {
+        option: options.values[option] for option in parts if options.values.get(option, parts[option]) != parts[option]
+    }
     if taken:
         option, other = next(iter(taken.items()))
-        return Entry(key, value, Kind.REFUSED, {}, f"{option} is {_short(other)} already, by {options.notes[option]}", is_default)
+        return Entry(
+            key, value, Kind.REFUSED, {}, f"{option} is {_short(other)} already, by {options.notes[option]}", is_default
+        )
     note = f"{key}, their default" if is_default else key
     for option, converted in parts.items():
         options.put(option, converted, _describe(row, value, converted, note))
@@ -188,16 +201,18 @@ def _answer(library: Library, row: Row, key: str, value: Json, config: Config, k
         return Unset(row.kind, row.differs or row.note)
     if find_option(row, known) is None:
         return Unset(Kind.NONE, f"a recipe of {config.algorithm} has nothing like it")
-    if is_open(value) or (isinstance(value, str) and re.search(r"\$\w", value) and row.convert not in _PATHS):
-        if row.convert not in _PATHS:
-            return Unset(Kind.REFUSED, "a variable that the file does not set")
+    is_unknown = is_open(value) or (isinstance(value, str) and re.search(r"\$\w", value))
+    if is_unknown and row.convert not in _PATHS:
+        return Unset(Kind.REFUSED, "a variable that the file does not set")
     return row.convert(value, config)
 
 
 def _parts(row: Row, answer: Json | Parts, options: _Options) -> dict[str, Json]:
     """The options of this recipe that an answer sets."""
     if isinstance(answer, Parts):
-        found = ((options.find(key) or options.find(key.rpartition(".")[0]), value) for key, value in answer.values.items())
+        found = (
+            (options.find(key) or options.find(key.rpartition(".")[0]), value) for key, value in answer.values.items()
+        )
         return {option: value for option, value in found if option is not None}
     option = find_option(row, options.known)
     assert option is not None, "asked before"
@@ -211,30 +226,45 @@ def _check_needs(entry: Entry, options: _Options) -> Entry:
         if option in entry.ours and other not in options.values:
             options.values.pop(str(option), None)
             return replace(entry, kind=Kind.REFUSED, ours={}, reason=f"{option} needs {other}")
+    for option, (other, value) in _ONLY_WITH.items():
+        if option in entry.ours and entry.ours[option] not in (1, False) and options.values.get(other) != value:
+            options.values.pop(option, None)
+            return replace(entry, kind=Kind.REFUSED, ours={}, reason=f"{option} needs {other}: {value}")
+    if "grpo.clip" in entry.ours and options.values.get("grpo.loss") == "cispo" and "grpo.clip_high" in options.values:
+        options.values.pop("grpo.clip", None)
+        return replace(entry, ours={}, reason="clip_high alone bounds the ratio of loss: cispo")
     return entry
 
 
-def _fill(options: _Options, algorithm: str) -> None:
+def _fill(options: _Options) -> None:
     """Sets what a recipe must say and the config did not."""
+    values = options.values
     for key, (value, meaning) in _FILL.items():
         option = options.find(key)
-        if option is not None and option not in options.values and option.split(".")[0] not in _foreign_sections(algorithm):
+        is_said = option in values or (option == "run.max_epochs" and "run.max_steps" in values)
+        if option is not None and not is_said:
             options.put(option, value, f"placeholder: {meaning}")
-    values = options.values
-    if "validation_sampling.max_tokens" in options.known and "sampling.max_tokens" in values and algorithm in ("ppo", "grpo"):
-        options.put("validation_sampling.max_tokens", values["sampling.max_tokens"], "as sampling.max_tokens")
-    scored = any(key.startswith(("reward.", "environment.")) or key == "reward_model.path" for key in values)
-    if algorithm in ("ppo", "grpo") and not scored:
-        options.put("reward.type", "math", "placeholder: what scores the responses, docs/guides/rewards.md")
-    if algorithm in ("ppo", "grpo") and "reward_model.path" in values and f"{algorithm}.kl.coef" not in values:
-        options.put(f"{algorithm}.kl.coef", 0.0, "a learned reward needs one, and 0 does without")
-    if algorithm == "sft" and not {"data.completion", "data.messages"} & values.keys():
+    learns_rewards = options.find("ppo.kl.coef")
+    if learns_rewards is not None:
+        _fill_rewards(options, learns_rewards)
+    if options.find("sft.global_batch_size") and not {"data.completion", "data.messages"} & values.keys():
         options.put("data.completion", "{completion}", "placeholder: the field of the answer")
+    if options.find("distill.kl_type") and "data.validation" not in values:
+        for option in [option for option in values if option.startswith("validation_sampling.")]:
+            del values[option]
+    elif options.find("distill.kl_type"):
+        options.put("validation_reward.type", "math", "placeholder: what scores held-out responses")
+        options.put("validation_sampling.max_tokens", values["sampling.max_tokens"], "as sampling.max_tokens")
 
 
-def _foreign_sections(algorithm: str) -> tuple[str, ...]:
-    """Sections whose placeholders are not for this algorithm, though it has options of these names."""
-    return () if algorithm == "reward_model" else ("reward_model",)
+def _fill_rewards(options: _Options, coefficient: str) -> None:
+    """Likewise where responses are scored; `coefficient` is the option of the KL's."""
+    values = options.values
+    options.put("validation_sampling.max_tokens", values["sampling.max_tokens"], "as sampling.max_tokens")
+    if not any(key.startswith(("reward.", "environment.")) or key == "reward_model.path" for key in values):
+        options.put("reward.type", "math", "placeholder: what scores the responses, docs/guides/rewards.md")
+    if "reward_model.path" in values and coefficient not in values:
+        options.put(coefficient, 0.0, "a learned reward needs one, and 0 does without")
 
 
 def _put(tree: dict[str, Json], keys: list[str], value: Json) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Choice,
+    bound,
     context,
     data_file,
     distance,
@@ -17,10 +18,11 @@ from lockstep.foreign.conversions import (
     positive,
     refuse,
     section,
+    teacher,
     tokens_left,
 )
 from lockstep.foreign.nemo_rl_others import OTHERS
-from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Library, Row
+from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Library, Row, Unset
 
 TRAINERS = {
     "ppo": "ppo", "grpo": "grpo", "dpo": "dpo", "sft": "sft", "rm": "reward_model", "distillation": "distill",
@@ -51,8 +53,9 @@ def _is_megatron(config: Config) -> bool:
 
 def _updates(config: Config) -> int:
     """Optimizer steps of one of their steps, which their scheduler counts."""
-    prompts, each = config.whole(_own(config, "num_prompts_per_step"), 0), config.whole(
-        _own(config, "num_generations_per_prompt"), 1
+    prompts, each = (
+        config.whole(_own(config, "num_prompts_per_step"), 0),
+        config.whole(_own(config, "num_generations_per_prompt"), 1),
     )
     batch = config.whole("policy.train_global_batch_size", 1)
     return max(1, prompts * each // max(1, batch)) * config.whole(_own(config, "ppo_epochs"), 1)
@@ -60,8 +63,10 @@ def _updates(config: Config) -> int:
 
 def _scheduler(value: Json, config: Config) -> Answer:
     """A list of torch's schedulers: a linear warmup, and then constant."""
-    stages = [stage for stage in value if isinstance(stage, dict) and "name" in stage] if isinstance(value, list) else (
-        [value] if isinstance(value, dict) else []
+    stages = (
+        [stage for stage in value if isinstance(stage, dict) and "name" in stage]
+        if isinstance(value, list)
+        else ([value] if isinstance(value, dict) else [])
     )
     names = [str(stage["name"]).rsplit(".", 1)[-1] for stage in stages]
     if names in ([], ["ConstantLR"]):
@@ -129,15 +134,6 @@ def _reward_scaling(value: Json, config: Config) -> Answer:
     return section("ppo.reward_scaling", **ranges)
 
 
-def _shaping(name: str) -> Convert:
-    def convert(value: Json, config: Config) -> Answer:
-        if not config.says(_own(config, "reward_shaping.enabled")):
-            return nothing("reward_shaping.enabled is false")
-        return value
-
-    return convert
-
-
 def _dynamic(value: Json, config: Config) -> Answer:
     if value is not True:
         return nothing("off, as here without a word")
@@ -166,8 +162,10 @@ def _low(value: Json, config: Config) -> Answer:
 def _reward(value: Json, config: Config) -> Answer:
     if value == "math":
         return section("reward", type="math")
-    return refuse("their environments are classes of theirs; environment.class_name names one of yours") if value else (
-        nothing("none")
+    return (
+        refuse("their environments are classes of theirs; environment.class_name names one of yours")
+        if value
+        else (nothing("none"))
     )
 
 
@@ -200,8 +198,8 @@ def _tracked(name: str) -> Convert:
 def _metric(value: Json, config: Config) -> Answer:
     if value is None:
         return nothing("none")
-    if config.number(_own(config, "val_period")) <= 0 or not config.get("data.validation.dataset_name") and not (
-        config.get("data.validation.data_path")
+    if config.number(_own(config, "val_period")) <= 0 or (
+        not config.get("data.validation.dataset_name") and not (config.get("data.validation.data_path"))
     ):
         return nothing("there is no validation")
     metrics = {"val:accuracy": "validation/accuracy", "val:val_loss": "validation/loss", "val_loss": "validation/loss"}
@@ -225,20 +223,15 @@ def _saves(value: Json, config: Config) -> Answer:
     return value if config.get("checkpointing.enabled") is not False else nothing("checkpointing.enabled is false")
 
 
-def _batch_size_of_pairs(value: Json, config: Config) -> Answer:
-    return value
-
-
-def _length(value: Json, config: Config) -> Answer:
-    return value
-
-
 def _prompt_length(value: Json, config: Config) -> Answer:
     """A bound on prompts is that of whole sequences there; what the response leaves of it is the prompt's here."""
-    limit, answer = config.whole("policy.max_total_sequence_length", 0), config.whole("policy.generation.max_new_tokens", 0)
+    limit, answer = (
+        config.whole("policy.max_total_sequence_length", 0),
+        config.whole("policy.generation.max_new_tokens", 0),
+    )
     if _trainer(config) in ("grpo", "ppo", "distillation") and isinstance(value, int) and 0 < answer < limit:
         return min(value, limit - answer)
-    return value
+    return positive("the lengths decide")(value, config)
 
 
 def _lora(convert: Convert) -> Convert:
@@ -254,12 +247,19 @@ def _betas(value: Json, config: Config) -> Answer:
     return [config.number(f"{MEGATRON}.optimizer.adam_beta{i}", otherwise) for i, otherwise in ((1, 0.9), (2, 0.999))]
 
 
-PRECISION = {"bfloat16": "bf16", "float32": "fp32", "float16": refuse("no model is trained in fp16")}
+PRECISION: dict[Json, Json | Unset] = {
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float16": refuse("no model is trained in fp16"),
+}
 
 
 def _policy_gradient(*rows: Row) -> tuple[Row, ...]:
     """Rows of `ppo.`, and the same of `grpo.`, which the page does not repeat."""
-    copies = (replace(row, theirs=row.theirs.replace("ppo.", "grpo.", 1).replace("async_ppo", "async_grpo"), page="-") for row in rows)
+    copies = (
+        replace(row, theirs=row.theirs.replace("ppo.", "grpo.", 1).replace("async_ppo", "async_grpo"), page="-")
+        for row in rows
+    )
     return (*rows, *copies)
 
 
@@ -276,8 +276,7 @@ MAPPED = (
     Row("policy.model_name", ("model.path",), model_folder),
     Row("value.model_name", ("critic_model.path",), lambda value, config:
         nothing("the policy's own") if value == config.get("policy.model_name") else model_folder(value, config)),
-    Row("teacher.model_name", ("teachers",), lambda value, config: {"teacher": {"path": model_folder(value, config)}}
-        if isinstance(value, str) else nothing("none"), page="`teacher`"),
+    Row("teacher.model_name", ("teachers",), teacher, page="`teacher`"),
     Row("policy.precision", ("learner.dtype",), Choice(PRECISION)),
     *_every(
         Row("ppo.seed", ("seed",)),
@@ -313,14 +312,16 @@ MAPPED = (
     Row("ppo.max_rollout_turns", ("environment.max_turns",), _turns, page="-"),
     *_policy_gradient(
         Row("ppo.reward_scaling.enabled", ("ppo.reward_scaling",), _reward_scaling, page="`ppo.reward_scaling`"),
-        Row("ppo.reward_shaping.overlong_buffer_length", ("ppo.overlong_penalty.buffer",), _shaping("buffer")),
-        Row("ppo.reward_shaping.overlong_buffer_penalty", ("ppo.overlong_penalty.penalty",), _shaping("penalty")),
+        Row("ppo.reward_shaping.overlong_buffer_length", ("ppo.overlong_penalty.buffer",)),
+        Row("ppo.reward_shaping.overlong_buffer_penalty", ("ppo.overlong_penalty.penalty",)),
         Row("ppo.overlong_filtering", ("ppo.overlong_filtering",)),
         Row("ppo.num_prompts_per_step", ("ppo.num_prompts_per_step",)),
         Row("ppo.num_generations_per_prompt", ("ppo.num_generations",)),
         Row("ppo.seq_logprob_error_threshold", ("ppo.max_sequence_mismatch",), optional()),
-        Row("ppo.async_ppo.enabled", ("ppo.one_step_ahead",), _age, "one step alone"),
-        Row("ppo.use_dynamic_sampling", ("ppo.dynamic_sampling.max_batches",), _dynamic, page="`grpo.use_dynamic_sampling`"),
+        Row("ppo.async_ppo.enabled", ("ppo.one_step_ahead",), _age,
+            page="`ppo.async_ppo.enabled`, `grpo.async_grpo.enabled`"),
+        Row("ppo.use_dynamic_sampling", ("ppo.dynamic_sampling.max_batches",), _dynamic,
+            page="`grpo.use_dynamic_sampling`"),
         Row("ppo.dynamic_sampling_max_gen_batches", ("ppo.dynamic_sampling.max_batches",), _dynamic_limit,
             page="`grpo.dynamic_sampling_max_gen_batches`"),
         Row("ppo.ppo_epochs", ("ppo.ppo_epochs",)),
@@ -351,24 +352,29 @@ MAPPED = (
     Row("value.optimizer.kwargs.weight_decay", ("critic.weight_decay",), number, page="-"),
     Row("value.optimizer.kwargs.betas", ("critic.betas",), page="-"),
     Row("value.optimizer.kwargs.eps", ("critic.eps",), number, page="-"),
-    Row("value.max_grad_norm", ("critic.max_grad_norm",), optional(), page="-"),
+    Row("value.max_grad_norm", ("critic.max_grad_norm",), bound, page="-"),
     Row("value.optimizer.name", ("critic.lr",), _optimizer, page="-"),
     Row("value.scheduler", ("critic.schedule.warmup_steps",), _scheduler, page="-"),
     Row("grpo.use_leave_one_out_baseline", ("grpo.baseline",), Choice({True: "leave_one_out", False: "mean"})),
-    Row("grpo.normalize_rewards", ("grpo.scale_rewards",), Choice({True: "group", False: "none"}), page="`grpo.normalize_rewards`"),
-    Row("grpo.adv_estimator.use_leave_one_out_baseline", ("grpo.baseline",), Choice({True: "leave_one_out", False: "mean"}), page="-"),
-    Row("grpo.adv_estimator.normalize_rewards", ("grpo.scale_rewards",), Choice({True: "group", False: "none"}), page="-"),
+    Row("grpo.normalize_rewards", ("grpo.scale_rewards",), Choice({True: "group", False: "none"}),
+        page="`grpo.normalize_rewards`"),
+    Row("grpo.adv_estimator.use_leave_one_out_baseline", ("grpo.baseline",), Choice({True: "leave_one_out",
+        False: "mean"}), page="-"),
+    Row("grpo.adv_estimator.normalize_rewards", ("grpo.scale_rewards",), Choice({True: "group", False: "none"}),
+        page="-"),
     Row("grpo.adv_estimator.name", ("grpo.baseline",), lambda value, config:
-        nothing("the baseline says it") if value == "grpo" else refuse(f"there is no counterpart of {value}"), page="-"),
+        nothing("the baseline says it") if value == "grpo" else refuse(f"there is no counterpart of {value}"),
+            page="-"),
     Row("ppo.adv_estimator.name", ("ppo.gae_lambda",), lambda value, config:
         nothing("algorithm: ppo") if value == "gae" else refuse(f"there is no counterpart of {value}"), page="-"),
     Row("loss_fn.token_level_loss", ("grpo.loss_mean",), Choice({True: "tokens", False: "responses"})),
-    Row("loss_fn.sequence_level_importance_ratios", ("grpo.importance_sampling_level",), Choice({True: "sequence", False: "token"})),
+    Row("loss_fn.sequence_level_importance_ratios", ("grpo.importance_sampling_level",), Choice({True: "sequence",
+        False: "token"})),
     Row("loss_fn.use_cispo", ("grpo.loss",), Choice({True: "cispo", False: "clip"})),
     Row("loss_fn.reference_policy_kl_penalty", ("ppo.kl.coef",), _kl),
     Row("loss_fn.use_kl_in_reward", ("ppo.kl.placement",), _placement),
     Row(f"{IMPORTANCE}_type", ("ppo.correction.kind",), _correction, page="-"),
-    Row("", ("ppo.correction.kind",), Choice({"tis": "token_tis", "icepop": "icepop"}), page=f"`{IMPORTANCE}_type`"),
+    Row("", ("ppo.correction.kind",), Choice({"tis": "token_tis", "icepop": "icepop"}), page=f"={IMPORTANCE}_type"),
     Row(f"{IMPORTANCE}_ratio", ("ppo.correction.high",), _bound),
     Row(f"{IMPORTANCE}_ratio_min", ("ppo.correction.low",), _low),
     Row("dpo.reference_policy_kl_penalty", ("dpo.ref_policy_kl_penalty",)),
@@ -390,7 +396,7 @@ MAPPED = (
     Row(f"{KWARGS}.eps", ("policy.eps",), number),
     Row(f"{KWARGS}.weight_decay", ("policy.weight_decay",), number),
     Row("policy.optimizer.name", ("policy.lr",), _optimizer, page="-"),
-    Row("policy.max_grad_norm", ("policy.max_grad_norm",), optional()),
+    Row("policy.max_grad_norm", ("policy.max_grad_norm",), bound),
     Row("policy.scheduler", ("policy.schedule.warmup_steps", "policy.schedule.decay"), _scheduler,
         differs="a schedule counts optimizer steps, not steps of the algorithm"),
     Row(f"{MEGATRON}.optimizer.lr", ("policy.lr",), number, page="-"),
@@ -399,14 +405,15 @@ MAPPED = (
     Row(f"{MEGATRON}.optimizer.adam_beta2", ("policy.betas",), _betas, page="-"),
     Row(f"{MEGATRON}.optimizer.adam_eps", ("policy.eps",), number, page="-"),
     Row(f"{MEGATRON}.optimizer.optimizer", ("policy.lr",), _optimizer, page="-"),
-    Row(f"{MEGATRON}.optimizer.clip_grad", ("policy.max_grad_norm",), optional(), page="-"),
+    Row(f"{MEGATRON}.optimizer.clip_grad", ("policy.max_grad_norm",), bound, page="-"),
     Row(f"{MEGATRON}.scheduler.lr_decay_style", ("policy.schedule.decay",), _megatron_schedule, page="-"),
     Row(f"{MEGATRON}.scheduler.lr_warmup_iters", ("policy.schedule.warmup_steps",), _megatron_warmup, page="-"),
     Row(f"{LORA}.enabled", ("learner.lora.rank",), lambda value, config: nothing("lora_cfg.dim says it"), page="-"),
     Row(f"{LORA}.dim", ("learner.lora.rank",), _lora(optional())),
     Row(f"{LORA}.alpha", ("learner.lora.alpha",), _lora(optional())),
     Row(f"{LORA}.target_modules", ("learner.lora.target_modules",), _lora(optional(off=(None, [])))),
-    Row(f"{MEGATRON}.enabled", ("learner.backend",), Choice({True: "megatron", False: nothing("the torch backend")}), page="-"),
+    Row(f"{MEGATRON}.enabled", ("learner.backend",), Choice({True: "megatron", False: nothing("the torch backend")}),
+        page="-"),
     Row("", ("learner.backend",), Choice({True: "megatron"}), page=f"`{MEGATRON}.enabled`"),
     Row("policy.sequence_packing.train_mb_tokens", ("learner.micro_batch_tokens",)),
     Row("policy.dynamic_batching.train_mb_tokens", ("learner.micro_batch_tokens",), page="-"),
@@ -422,13 +429,16 @@ MAPPED = (
     Row(f"{MEGATRON}.activation_checkpointing", ("learner.activation_checkpointing",), page="-"),
     Row(f"{DTENSOR}.cpu_offload", ("learner.cpu_offload",)),
     Row("policy.generation.backend", ("sampler.backend",), Choice({"vllm": "vllm", "sglang": refuse(
-        "SGLang generates as a server alone: docs/guides/servers.md"), "megatron": refuse("Megatron trains and does not generate"),
-        "trtllm": refuse("there is no TensorRT-LLM"), "dynamo": refuse("there is no Dynamo")}), page="`policy.generation.backend`"),
+        "SGLang generates as a server alone: docs/guides/servers.md"),
+        "megatron": refuse("Megatron trains and does not generate"),
+        "trtllm": refuse("there is no TensorRT-LLM"), "dynamo": refuse("there is no Dynamo")}),
+        page="`policy.generation.backend`"),
     Row(f"{VLLM}.tensor_parallel_size", ("sampler.tensor_parallel",)),
     Row(f"{VLLM}.max_model_len", ("sampler.vllm.max_model_len",),
         context("data.max_input_seq_length", "policy.generation.max_new_tokens")),
     Row(f"{VLLM}.enforce_eager", ("sampler.vllm.enforce_eager",)),
-    Row(f"{VLLM}.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
+    Row(f"{VLLM}.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE),
+        "a share"),
     Row("policy.generation.colocated.enabled", ("cluster.placement",), Choice({True: "colocated", False: "separate"}),
         page="`policy.generation.colocated.enabled`"),
     Row("checkpointing.save_period", ("run.save_every",), _saves),
@@ -458,8 +468,10 @@ GATES = (
          "policy.sequence_packing.enabled is false", but=("policy.sequence_packing.enabled",)),
     Gate(("policy.dynamic_batching.*",), lambda config: config.says("policy.dynamic_batching.enabled"),
          "policy.dynamic_batching.enabled is false", but=("policy.dynamic_batching.enabled",)),
-    Gate((f"{LORA}.*",), lambda config: config.says(f"{LORA}.enabled"), "lora_cfg.enabled is false", but=(f"{LORA}.enabled",)),
-    Gate((f"{VLLM}.*", "policy.generation.vllm_kwargs*"), lambda config: config.get("policy.generation.backend") == "vllm",
+    Gate((f"{LORA}.*",), lambda config: config.says(f"{LORA}.enabled"), "lora_cfg.enabled is false",
+        but=(f"{LORA}.enabled",)),
+    Gate((f"{VLLM}.*", "policy.generation.vllm_kwargs*"),
+        lambda config: config.get("policy.generation.backend") == "vllm",
          "policy.generation.backend is not vllm"),
     Gate(("*.reward_shaping.*",), lambda config: config.says(_own(config, "reward_shaping.enabled")),
          "reward_shaping.enabled is false", but=("*.reward_shaping.enabled",)),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Choice,
+    bound,
     column,
     data_file,
     distance,
@@ -22,9 +23,9 @@ from lockstep.foreign.conversions import (
     whole,
 )
 from lockstep.foreign.openrlhf_others import OTHERS
-from lockstep.foreign.words import Answer, Config, Gate, Json, Library, Row
+from lockstep.foreign.words import Answer, Config, Gate, Json, Library, Row, Unset
 
-ESTIMATORS = {
+ESTIMATORS: dict[Json, Json | Unset] = {
     "gae": nothing("algorithm: ppo"), "group_norm": "mean", "dr_grpo": "mean", "rloo": "leave_one_out",
     "reinforce": "none", "reinforce_baseline": "mean",
 }  # fmt: skip
@@ -100,8 +101,10 @@ def _bounds(value: Json, config: Config) -> Answer:
     kind = _correction(config.get("algo.advantage.is_correction_type"), config)
     if not isinstance(kind, str) or not isinstance(value, list):
         return nothing("no such correction")
-    return section("ppo.correction", low=value[0], high=value[1]) if kind == "icepop" else section(
-        "ppo.correction", high=value[1]
+    return (
+        section("ppo.correction", low=value[0], high=value[1])
+        if kind == "icepop"
+        else section("ppo.correction", high=value[1])
     )
 
 
@@ -181,10 +184,6 @@ def _wandb(value: Json, config: Config) -> Answer:
     return section("trackers", wandb={}) if value else nothing("none")
 
 
-def _validation_temperature(value: Json, config: Config) -> Answer:
-    return value
-
-
 def _whole_answer(value: Json, config: Config) -> Answer:
     """Prompt and response together have this length; without a bound of its own, the response has half of it."""
     if not isinstance(value, int) or config.algorithm not in ("ppo", "grpo"):
@@ -199,7 +198,8 @@ LENGTHS = ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens", "sampl
 
 MAPPED = (
     Row("algo.advantage.estimator", ("grpo.baseline",), _estimator, default="gae", page="-"),
-    Row("", ("grpo.baseline",), Choice({"group_norm": "mean", "rloo": "leave_one_out"}), page="=algo.advantage.estimator"),
+    Row("", ("grpo.baseline",), Choice({"group_norm": "mean", "rloo": "leave_one_out"}),
+        page="=algo.advantage.estimator"),
     Row("", ("grpo.scale_rewards",), page="`algo.advantage.estimator=dr_grpo`"),
     Row("actor.model_name_or_path", ("model.path",), model_folder),
     Row("model.model_name_or_path", ("model.path",), model_folder),
@@ -236,10 +236,12 @@ MAPPED = (
     Row("rollout.batch_size", ("ppo.num_prompts_per_step",), default=1024),
     Row("rollout.n_samples_per_prompt", ("ppo.num_generations",), default=1),
     Row("train.batch_size", BATCHES, default=128),
-    Row("train.max_epochs", ("ppo.ppo_epochs", "run.max_epochs"), note="of SFT, DPO and reward models: `run.max_epochs`",
+    Row("train.max_epochs", ("ppo.ppo_epochs", "run.max_epochs"), note="of SFT, DPO and reward models: "
+        "`run.max_epochs`",
         page="`train.max_epochs`"),
     Row("actor.eps_clip", ("ppo.clip",)),
-    Row("actor.eps_clip_low_high", ("ppo.clip_high", "ppo.clip"), _clips, "both bounds", page="`actor.eps_clip_low_high`"),
+    Row("actor.eps_clip_low_high", ("ppo.clip_high", "ppo.clip"), _clips, "both bounds",
+        page="`actor.eps_clip_low_high`"),
     Row("actor.dual_clip", ("ppo.dual_clip",), optional()),
     Row("actor.entropy_coef", ("ppo.entropy_coef",), distance),
     Row("algo.advantage.gamma", ("ppo.gamma",)),
@@ -250,25 +252,29 @@ MAPPED = (
     Row("critic.adam.betas", ("critic.betas",), default=[0.9, 0.95], page="-"),
     Row("critic.adam.eps", ("critic.eps",), number, page="-"),
     Row("critic.adam.weight_decay", ("critic.weight_decay",), page="-"),
-    Row("critic.max_norm", ("critic.max_grad_norm",), page="-"),
+    Row("critic.max_norm", ("critic.max_grad_norm",), bound, page="-"),
     Row("critic.lr_scheduler", ("critic.schedule.decay",), _decay, page="-"),
     Row("critic.lr_warmup_ratio", ("critic.schedule.warmup_steps",), share_of_steps(_no_steps), page="-"),
     Row("algo.advantage.no_std_norm", ("grpo.scale_rewards",), _no_std, page="-"),
-    Row("actor.policy_loss_type", ("grpo.importance_sampling_level",), Choice({"gspo": "sequence", "ppo": nothing("of tokens")})),
+    Row("actor.policy_loss_type", ("grpo.importance_sampling_level",), Choice({"gspo": "sequence",
+        "ppo": nothing("of tokens")})),
     Row("algo.kl.init_coef", ("ppo.kl.coef",), _kl, default=0.01),
     Row("algo.kl.use_loss", ("ppo.kl.placement",), _placement, default=False),
     Row("algo.kl.target", ("ppo.kl.adaptive.target",), lambda value, config:
         nothing("the coefficient is fixed") if value is None else
         refuse("their target is of a whole response; ppo.kl.adaptive.target is per token"), page="-"),
     Row("algo.advantage.is_correction_type", ("ppo.correction.kind",), _correction, default="tis", page="-"),
-    Row("", ("ppo.correction.kind",), Choice({"tis": "token_tis", "icepop": "icepop"}), page="=algo.advantage.is_correction_type"),
+    Row("", ("ppo.correction.kind",), Choice({"tis": "token_tis", "icepop": "icepop"}),
+        page="=algo.advantage.is_correction_type"),
     Row("algo.advantage.is_correction_enable", ("ppo.correction.kind",), lambda value, config:
         _correction(config.get("algo.advantage.is_correction_type"), config), page="-"),
-    Row("algo.advantage.is_correction_threshold", ("ppo.correction.high", "ppo.correction.low"), _bounds, default=[0.5, 5.0]),
+    Row("algo.advantage.is_correction_threshold", ("ppo.correction.high", "ppo.correction.low"), _bounds, default=[0.5,
+        5.0]),
     Row("train.async_enable", ("ppo.one_step_ahead",), lambda value, config:
         refuse("one_step_ahead is one step old, and needs a correction: ppo.correction.kind=token_tis") if value is True
         else nothing("off, as here without a word")),
-    Row("data.max_len", LENGTHS, _whole_answer, "in RL of prompt and response together", default=2048, page="`data.max_len`"),
+    Row("data.max_len", LENGTHS, _whole_answer, "in RL of prompt and response together", default=2048,
+        page="`data.max_len`"),
     Row("data.chosen_key", ("data.chosen",), column, default="chosen"),
     Row("data.rejected_key", ("data.rejected",), column, default="rejected"),
     Row("model.beta", ("dpo.ref_policy_kl_penalty",)),
@@ -278,7 +284,8 @@ MAPPED = (
         refuse("there is no label smoothing") if value else nothing("none"), page="-"),
     Row("model.margin_loss_enable", ("reward_model.margin",)),
     Row("model.loss_type", ("reward_model.margin",), lambda value, config:
-        nothing("the likelihood of the chosen one") if value == "sigmoid" else refuse(f"there is no loss {value}"), page="-"),
+        nothing("the likelihood of the chosen one") if value == "sigmoid" else refuse(f"there is no loss {value}"),
+            page="-"),
     Row("actor.adam.lr", ("policy.lr",), number, default=1e-6),
     Row("adam.lr", ("policy.lr",), number),
     Row("actor.adam.betas", ("policy.betas",), default=[0.9, 0.95]),
@@ -287,8 +294,8 @@ MAPPED = (
     Row("adam.eps", ("policy.eps",), number),
     Row("actor.adam.weight_decay", ("policy.weight_decay",)),
     Row("adam.weight_decay", ("policy.weight_decay",)),
-    Row("actor.max_norm", ("policy.max_grad_norm",)),
-    Row("max_norm", ("policy.max_grad_norm",), page="-"),
+    Row("actor.max_norm", ("policy.max_grad_norm",), bound),
+    Row("max_norm", ("policy.max_grad_norm",), bound, page="-"),
     Row("actor.lr_warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_no_steps), "a share"),
     Row("lr_warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_no_steps), page="-"),
     Row("actor.lr_scheduler", ("policy.schedule.decay",), _decay, default="cosine_with_min_lr"),
@@ -307,23 +314,28 @@ MAPPED = (
     Row("model.gradient_checkpointing_enable", ("learner.activation_checkpointing",), page="-"),
     Row("ds.deepcompile", ("learner.compile",)),
     Row("ds.adam_offload", ("learner.cpu_offload",), lambda value, config:
-        refuse("the moments alone; learner.cpu_offload moves the weights, too") if value is True else nothing("off"), "moments"),
+        refuse("the moments alone; learner.cpu_offload moves the weights, too") if value is True else nothing("off"),
+            "moments"),
     Row("", ("sampler.backend",), page="vLLM"),
-    Row("vllm.num_engines", ("sampler.replicas",), lambda value, config: section("sampler", backend="vllm", replicas=value)
+    Row("vllm.num_engines", ("sampler.replicas",), lambda value, config: section("sampler", backend="vllm",
+        replicas=value)
         if value else section("sampler", backend="torch")),
     Row("vllm.tensor_parallel_size", ("sampler.tensor_parallel",)),
     Row("vllm.enforce_eager", ("sampler.vllm.enforce_eager",)),
     Row("vllm.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
-    Row("vllm.sync_backend", ("sampler.transfer",), lambda value, config: nothing("sampler.transfer=auto chooses by the placement")),
+    Row("vllm.sync_backend", ("sampler.transfer",), lambda value, config: nothing("sampler.transfer=auto chooses "
+        "by the placement")),
     Row("vllm.enable_sleep", ("cluster.offload_idle",)),
     Row("rollout.vllm_generate_batch_size", ("sampler.max_batch_size",)),
-    Row("train.colocate_all", ("cluster.placement",), Choice({True: "colocated", False: "separate"}), page="`train.colocate_all`"),
+    Row("train.colocate_all", ("cluster.placement",), Choice({True: "colocated", False: "separate"}),
+        page="`train.colocate_all`"),
     Row("train.num_episodes", ("run.max_epochs",), default=1),
     Row("eval.steps", ("run.validate_every",), positive("no validation")),
     Row("ckpt.save_steps", ("run.save_every",), positive("at the end alone; ours saves every 10 steps")),
     Row("ckpt.max_num", ("run.keep",)),
     Row("ckpt.best_metric_key", ("run.best.metric",), lambda value, config:
-        refuse(f"the metric {value} has another name here; docs/coming_from.md") if value not in (None, "", "none") else nothing("none")),
+        refuse(f"the metric {value} has another name here; docs/coming_from.md") if value not in (None, "",
+            "none") else nothing("none")),
     Row("ckpt.output_dir", ("run.folder",), _folder),
     Row("ckpt.path", ("run.folder",), lambda value, config: nothing("checkpoints are in run.folder, too")),
     Row("logger.tensorboard_dir", ("trackers.tensorboard",), lambda value, config:
@@ -336,15 +348,19 @@ MAPPED = (
 GATES = (
     Gate(("critic.*", "algo.advantage.lambd", "*.colocate_critic_reward"), lambda config: config.algorithm == "ppo",
          "there is no critic without algo.advantage.estimator=gae"),
-    Gate(("actor.muon.*", "critic.muon.*", "muon.*"), lambda config: "muon" in (config.get("optim"), config.get("actor.optim")),
+    Gate(("actor.muon.*", "critic.muon.*", "muon.*"), lambda config: "muon" in (config.get("optim"),
+        config.get("actor.optim")),
          "the optimizer is adam"),
     Gate(("algo.advantage.is_correction_threshold", "algo.advantage.is_correction_type"),
          lambda config: config.says("algo.advantage.is_correction_enable"), "is_correction_enable is off"),
-    Gate(("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"), lambda config: config.says("train.dynamic_batch_enable"),
+    Gate(("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"),
+        lambda config: config.says("train.dynamic_batch_enable"),
          "train.dynamic_batch_enable is off"),
-    Gate(("train.micro_batch_size", "rollout.micro_batch_size"), lambda config: not config.says("train.dynamic_batch_enable"),
+    Gate(("train.micro_batch_size", "rollout.micro_batch_size"),
+        lambda config: not config.says("train.dynamic_batch_enable"),
          "train.dynamic_batch_enable is on"),
-    Gate(("actor.eps_clip",), lambda config: config.get("actor.eps_clip_low_high") is None, "eps_clip_low_high goes before it"),
+    Gate(("actor.eps_clip",), lambda config: config.get("actor.eps_clip_low_high") is None,
+        "eps_clip_low_high goes before it"),
     Gate(("vllm.enable_sleep",), lambda config: config.says("train.colocate_all"), "train.colocate_all is off"),
     Gate(("train.ema_beta",), lambda config: config.says("train.enable_ema"), "train.enable_ema is off"),
     Gate(("reward.model_name_or_path", "reward.num_nodes", "reward.num_gpus_per_node"),
@@ -353,7 +369,12 @@ GATES = (
          but=("logger.wandb.key",)),
 )  # fmt: skip
 
-_PAIRS: dict[str, Json] = {"adam.betas": [0.9, 0.95], "lr_scheduler": "cosine_with_min_lr", "train.max_epochs": 1, "data.max_len": 512}
+_PAIRS: dict[str, Json] = {
+    "adam.betas": [0.9, 0.95],
+    "lr_scheduler": "cosine_with_min_lr",
+    "train.max_epochs": 1,
+    "data.max_len": 512,
+}
 DEFAULTS: dict[str, dict[str, Json]] = {
     "sft": {"adam.lr": 5e-6, "adam.betas": [0.9, 0.95], "lr_scheduler": "cosine_with_min_lr", "train.max_epochs": 2},
     "dpo": {"adam.lr": 1e-5, **_PAIRS}, "reward_model": {"adam.lr": 9e-6, **_PAIRS},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from lockstep import yaml12
 from lockstep.errors import InputError
 from lockstep.foreign.interpolation import fill_in
 from lockstep.foreign.shell import find_command
-from lockstep.foreign.words import Config, Json
+from lockstep.foreign.words import Config, Json, flatten
 
 _MOST_BASES = 20
 _LARGEST_BYTES = 1 << 20
@@ -44,16 +44,9 @@ def read_config(path: Path) -> Read:
         case ".py":
             return Read(_read_python(path, text))
         case _:
-            raise InputError(f"{path}: the name must end in .yaml, .yml, .json, .sh or .py, since that says how to read it")
-
-
-def flatten(tree: Mapping[str, Json], above: str = "") -> Iterator[tuple[str, Json]]:
-    """The values of a tree by dotted keys; an empty section is a value."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+            raise InputError(
+                f"{path}: the name must end in .yaml, .yml, .json, .sh or .py, since that says how to read it"
+            )
 
 
 def _read_text(path: Path) -> str:

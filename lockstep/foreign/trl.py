@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Choice,
+    bound,
     data_file,
     distance,
     fixed,
@@ -18,10 +19,11 @@ from lockstep.foreign.conversions import (
     refuse,
     section,
     share_of_steps,
+    teacher,
     tokens_left,
 )
 from lockstep.foreign.trl_others import OTHERS
-from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Library, Parts, Row
+from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Library, Parts, Row, Unset
 
 PROGRAMS = (
     ("grpo", "grpo"), ("gspo", "grpo"), ("rloo", "grpo"), ("ppo", "ppo"), ("sft", "sft"), ("reward", "reward_model"),
@@ -71,15 +73,13 @@ def _batch(value: Json, config: Config) -> Answer:
         return section("ppo", num_prompts_per_step=rows, global_batch_size=rows // config.whole("num_mini_batches", 1))
     processes, each = config.processes or 1, config.whole("num_generations", 8)
     accumulated = config.whole("gradient_accumulation_steps", 1)
-    generated = config.whole("per_device_train_batch_size", 8) * processes * config.whole("steps_per_generation", accumulated)
+    generated = (
+        config.whole("per_device_train_batch_size", 8) * processes * config.whole("steps_per_generation", accumulated)
+    )
     generated = config.whole("generation_batch_size", generated)
     if generated % each:
         return refuse(f"{generated} responses at a time are no whole number of groups of {each}; say the processes")
     return section("grpo", num_prompts_per_step=generated // each, global_batch_size=rows)
-
-
-def _part_of_batch(value: Json, config: Config) -> Answer:
-    return _batch(value, config)
 
 
 def _steps(config: Config) -> float:
@@ -131,15 +131,22 @@ def _loss(value: Json, config: Config) -> Answer:
         means: dict[Json, Json] = {"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"}
         if value == "cispo":
             return section("grpo", loss="cispo")
-        return section("grpo", loss_mean=means[value]) if isinstance(value, str) and value in means else (
-            refuse(f"there is no loss {value}")
+        return (
+            section("grpo", loss_mean=means[value])
+            if isinstance(value, str) and value in means
+            else (refuse(f"there is no loss {value}"))
         )
     names: list[Json] = value if isinstance(value, list) else [value]
     losses: dict[Json, Json] = {"sigmoid": "dpo", "ipo": "ipo"}
     first = next((name for name in names if name != "sft"), None)
     if config.algorithm == "sft" and value in (None, "nll"):
         return nothing("the likelihood of the answer")
-    if config.algorithm != "dpo" or not isinstance(first, str) or first not in losses or len(names) > 1 + ("sft" in names):
+    if (
+        config.algorithm != "dpo"
+        or not isinstance(first, str)
+        or first not in losses
+        or len(names) > 1 + ("sft" in names)
+    ):
         return refuse(f"there is no loss {value}")
     parts: dict[str, Json] = {"dpo.preference_loss": losses[first]}
     weights = config.get("loss_weights")
@@ -173,7 +180,11 @@ def _vllm(convert: Convert) -> Convert:
 
 
 def _correction(value: Json, config: Config) -> Answer:
-    kinds: dict[Json, Json] = {"token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop"}
+    kinds: dict[Json, Json] = {
+        "token_truncate": "token_tis",
+        "sequence_truncate": "sequence_tis",
+        "token_mask": "icepop",
+    }
     if config.get("vllm_importance_sampling_correction") is False:
         return nothing("no correction")
     return kinds[value] if value in kinds else refuse(f"there is no counterpart of {value}")
@@ -253,11 +264,17 @@ def _validation_split(value: Json, config: Config) -> Answer:
     return nothing("data.validation is a file of its own, since there are no splits")
 
 
-SCALES = {"group": "group", "batch": "batch", "none": "none", True: "group", False: "none"}
-DTYPES = {"bfloat16": nothing("learner.dtype says it"), "auto": nothing("learner.dtype says it"), None: nothing("learner.dtype says it"),
-          "float32": nothing("learner.dtype says it"), "float16": refuse("no model is trained in fp16")}  # fmt: skip
+SCALES: dict[Json, Json | Unset] = {"group": "group", "batch": "batch", "none": "none", True: "group", False: "none"}
+OF_LEARNER = nothing("learner.dtype says it")
+DTYPES: dict[Json, Json | Unset] = {
+    **dict.fromkeys(("bfloat16", "auto", "float32", None), OF_LEARNER),
+    "float16": refuse("no model is trained in fp16"),
+}
 SIZE = "`per_device_train_batch_size` × `gradient_accumulation_steps` × processes"
-BATCHES = ("ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_size", "reward_model.global_batch_size")
+BATCHES = (
+    "ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_size", "reward_model.global_batch_size",
+    "distill.global_batch_size",
+)  # fmt: skip
 
 MAPPED = (
     Row("model_name_or_path", ("model.path",), model_folder),
@@ -278,6 +295,7 @@ MAPPED = (
     Row("", ("reward.type",), Choice({"accuracy_reward": "math"}), page="`trl.rewards.accuracy_reward`"),
     Row("", ("reward.function",), page="the trainer's `reward_funcs`"),
     Row("reward_funcs", ("reward.type",), _reward, page="-"),
+    Row("reward_model_name_or_path", ("reward_model.path",), model_folder, page="-"),
     Row("missing_eos_penalty", ("ppo.truncation_penalty",), optional(), page="PPO: `missing_eos_penalty`"),
     Row("mask_truncated_completions", ("ppo.overlong_filtering",)),
     Row("max_completion_length", ("sampling.max_tokens",), default=512),
@@ -288,12 +306,12 @@ MAPPED = (
     Row("top_p", ("sampling.top_p",)),
     Row("top_k", ("sampling.top_k",), tokens_left),
     Row("num_generations_eval", ("validation_sampling.num_samples",), optional()),
-    Row("generation_batch_size", ("ppo.num_prompts_per_step",), _part_of_batch, "in responses"),
-    Row("steps_per_generation", ("ppo.num_prompts_per_step",), _part_of_batch, page="-"),
+    Row("generation_batch_size", ("ppo.num_prompts_per_step",), _batch, "in responses"),
+    Row("steps_per_generation", ("ppo.num_prompts_per_step",), _batch, page="-"),
     Row("num_generations", ("ppo.num_generations",), default=8),
-    Row("per_device_train_batch_size", BATCHES + ("distill.global_batch_size",), _batch, "of one process",
+    Row("per_device_train_batch_size", BATCHES, _batch, "of one process",
         "a batch size counts rows or responses, over all ranks", default=8, page=SIZE),
-    Row("gradient_accumulation_steps", BATCHES + ("distill.global_batch_size",), _batch,
+    Row("gradient_accumulation_steps", BATCHES, _batch,
         differs="a batch size counts rows or responses, over all ranks", page="-"),
     Row("num_mini_batches", ("ppo.global_batch_size",), _batch, page="-"),
     Row("num_iterations", ("ppo.ppo_epochs",)),
@@ -314,7 +332,8 @@ MAPPED = (
     Row("", ("grpo.loss_mean", "grpo.loss"), Choice({"loss_type=dapo": "tokens", "loss_type=grpo": "responses",
         "loss_type=dr_grpo": "constant", "loss_type=cispo": "cispo"}), page="="),
     Row("", ("dpo.preference_loss",), page="`loss_type`, where `sigmoid` is our `dpo`"),
-    Row("importance_sampling_level", ("grpo.importance_sampling_level",), Choice({"token": "token", "sequence": "sequence"})),
+    Row("importance_sampling_level", ("grpo.importance_sampling_level",), Choice({"token": "token",
+        "sequence": "sequence"})),
     Row("beta", ("dpo.ref_policy_kl_penalty", "ppo.kl.coef", "distill.mixed_kl_weight"), _beta,
         page="`beta`"),
     Row("", ("distill.kl_type",), page="`beta`: 0 is our `forward`, 1 our `reverse`, between them `jsd`"),
@@ -330,8 +349,7 @@ MAPPED = (
     Row("loss_weights", ("dpo.preference_loss_weight",), _weights),
     Row("", ("dpo.sft_loss_weight",), page="`loss_weights`, with `sft` in `loss_type`"),
     Row("center_rewards_coefficient", ("reward_model.center_rewards_coefficient",), optional()),
-    Row("teacher_model_name_or_path", ("teachers",), lambda value, config:
-        {"teacher": {"path": model_folder(value, config)}} if isinstance(value, str) else nothing("none")),
+    Row("teacher_model_name_or_path", ("teachers",), teacher),
     Row("lmbda", ("distill.on_policy",), lambda value, config:
         value == 1 if value in (0, 1) else refuse("a share of the batches; all or none are on-policy here"),
         page="always; of `GKDConfig`: `lmbda`, a share"),
@@ -340,7 +358,7 @@ MAPPED = (
     Row("adam_beta2", ("policy.betas",), _betas),
     Row("adam_epsilon", ("policy.eps",), number),
     Row("weight_decay", ("policy.weight_decay",)),
-    Row("max_grad_norm", ("policy.max_grad_norm",), distance),
+    Row("max_grad_norm", ("policy.max_grad_norm",), bound),
     Row("warmup_steps", ("policy.schedule.warmup_steps",), _warmup),
     Row("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_steps), "a share"),
     Row("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
@@ -360,7 +378,8 @@ MAPPED = (
     Row("vllm_max_model_len", ("sampler.vllm.max_model_len",), _vllm(optional()), page="-"),
     Row("vllm_gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
     Row("vllm_enable_sleep_mode", ("cluster.offload_idle",), _vllm(optional())),
-    Row("vllm_mode", ("cluster.placement",), _vllm(Choice({"colocate": "colocated", "server": "separate"})), page="`vllm_mode`"),
+    Row("vllm_mode", ("cluster.placement",), _vllm(Choice({"colocate": "colocated", "server": "separate"})),
+        page="`vllm_mode`"),
     Row("max_steps", ("run.max_steps",), positive("num_train_epochs decides")),
     Row("num_train_epochs", ("run.max_epochs",), lambda value, config:
         nothing("the run ends after its steps") if _steps(config) > 0 else (int(value) if isinstance(value, int | float)
@@ -400,8 +419,10 @@ GATES = (
 )  # fmt: skip
 
 DEFAULTS: dict[str, dict[str, Json]] = {
-    "grpo": {"learning_rate": 1e-6, "temperature": 1.0}, "ppo": {"learning_rate": 3e-6, "kl_coef": 0.05, "response_length": 53},
-    "sft": {"learning_rate": 2e-5}, "dpo": {"learning_rate": 1e-6, "beta": 0.1}, "reward_model": {"learning_rate": 1e-4},
+    "grpo": {"learning_rate": 1e-6, "temperature": 1.0}, "ppo": {"learning_rate": 3e-6, "kl_coef": 0.05,
+    "response_length": 53},
+    "sft": {"learning_rate": 2e-5}, "dpo": {"learning_rate": 1e-6, "beta": 0.1},
+    "reward_model": {"learning_rate": 1e-4},
     "distill": {"beta": 0.5, "max_new_tokens": 128},
 }  # fmt: skip
 

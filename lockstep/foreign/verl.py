@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Choice,
+    bound,
     column,
     context,
     data_file,
@@ -26,6 +27,7 @@ from lockstep.foreign.words import Answer, Config, Gate, Json, Library, Row, Uns
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
+OVERLONG_NEW = "reward.reward_kwargs.overlong_buffer_cfg"
 CORRECTION = "algorithm.rollout_correction"
 SCALED = "algorithm.norm_adv_by_std_in_grpo"
 
@@ -133,7 +135,7 @@ def _target_kl(value: Json, config: Config) -> Answer:
     return value if config.get("algorithm.kl_ctrl.type") == "adaptive" else nothing("the coefficient is fixed")
 
 
-def _scale(value: Json, config: Config) -> Answer:
+def _scale(value: Json, config: Config) -> str:
     return "group" if value is True and config.get("algorithm.adv_estimator") in GROUPS else "none"
 
 
@@ -150,13 +152,15 @@ def _validation_n(value: Json, config: Config) -> Answer:
 
 
 def _chat_turns(value: Json, config: Config) -> Answer:
-    return refuse("episodes need an environment: environment.class_name; docs/guides/environments.md") if value else (
-        nothing("none")
+    return (
+        refuse("episodes need an environment: environment.class_name; docs/guides/environments.md")
+        if value
+        else (nothing("none"))
     )
 
 
 def _overlong(value: Json, config: Config) -> Answer:
-    if config.get(f"{OVERLONG}.enable") is not True:
+    if not (config.says(f"{OVERLONG}.enable") or config.says(f"{OVERLONG_NEW}.enable")):
         return nothing("overlong_buffer_cfg.enable is false")
     return value
 
@@ -217,16 +221,13 @@ def _lora_modules(value: Json, config: Config) -> Answer:
     return _lora(listed, config)
 
 
-TRUNCATION = {
+TRUNCATION: dict[Json, Json | Unset] = {
     "error": "error", "left": "truncate", None: "error",
     "right": refuse("a prompt that is cut keeps its end (truncate), so that the question stays"),
     "middle": refuse("a prompt that is cut keeps its end (truncate), so that the question stays"),
 }  # fmt: skip
-STRATEGY = {"fsdp": "torch", "fsdp2": "torch", "megatron": "megatron"}
-LOSSES = {
-    "vanilla": nothing("the clipped objective of tokens"), "gspo": "sequence",
-}  # fmt: skip
-MEANS = {
+STRATEGY: dict[Json, Json | Unset] = {"fsdp": "torch", "fsdp2": "torch", "megatron": "megatron"}
+MEANS: dict[Json, Json | Unset] = {
     "token-mean": "tokens", "seq-mean-token-mean": "responses", "seq-mean-token-sum-norm": "constant",
     "seq-mean-token-sum": refuse("a mean over responses of sums over tokens weighs by length and has no counterpart"),
 }  # fmt: skip
@@ -255,10 +256,6 @@ def _rows(value: Json, config: Config) -> Answer:
     return refuse("a limit in rows; data.limit_train_batches counts batches")
 
 
-def _sft_prompt(value: Json, config: Config) -> Answer:
-    return column(value, config)
-
-
 def _adapter(value: Json, config: Config) -> Answer:
     return refuse("training of adapters that are there already; merge them first") if value else nothing("none")
 
@@ -271,16 +268,19 @@ MAPPED = (
     Row("model.partial_pretrain", ("model.path",), model_folder, page="-"),
     Row("model.path", ("model.path",), model_folder, page="-"),
     Row("critic.model.path", ("critic_model.path",), model_folder),
-    Row("reward_model.model.path", ("reward_model.path",), model_folder, "in newer versions `reward.reward_model.model_path`"),
+    Row("reward_model.model.path", ("reward_model.path",), model_folder, "in newer versions "
+        "`reward.reward_model.model_path`"),
     Row("reward.reward_model.model_path", ("reward_model.path",), model_folder, page="-"),
-    Row(f"{ACTOR}.fsdp_config.dtype", ("learner.dtype",), Choice({"bfloat16": "bf16", "float32": "fp32"}), default="bfloat16"),
+    Row(f"{ACTOR}.fsdp_config.dtype", ("learner.dtype",), Choice({"bfloat16": "bf16", "float32": "fp32"}),
+        default="bfloat16"),
     Row("data.seed", ("seed",), optional()),
     Row(f"{ROLLOUT}.seed", ("seed",), optional()),
     Row("trainer.seed", ("seed",), page="-"),
     Row("data.train_files", ("data.train",), data_file, default="~/data/rlhf/gsm8k/train.parquet"),
     Row("data.val_files", ("data.validation",), data_file, default="~/data/rlhf/gsm8k/test.parquet"),
-    Row("data.prompt_key", ("data.messages", "data.prompt"), lambda value, config: column(value, config) if _is_sft(config) else value,
-        "a list of messages, in RL", default="prompt"),
+    Row("data.prompt_key", ("data.messages", "data.prompt"), lambda value, config: column(value,
+        config) if _is_sft(config) else value,
+        page="`data.prompt_key`", default="prompt"),
     Row("data.response_key", ("data.completion",), column),
     Row("data.messages_key", ("data.messages",)),
     Row("data.multiturn.messages_key", ("data.messages",), lambda value, config:
@@ -293,15 +293,22 @@ MAPPED = (
     Row("data.train_max_samples", ("data.limit_train_batches",), _rows, "rows"),
     Row("custom_reward_function.path", ("reward.function",), _reward_function,
         "its arguments are others here: docs/guides/rewards.md", page="`reward.custom_reward_function.path`"),
-    Row("custom_reward_function.name", ("reward.function",), lambda value, config: nothing("part of reward.function"), page="-"),
+    Row("custom_reward_function.name", ("reward.function",), lambda value, config: nothing("part of reward.function"),
+        page="-"),
     Row("reward.custom_reward_function.path", ("reward.function",), _reward_function, page="-"),
-    Row("reward.custom_reward_function.name", ("reward.function",), lambda value, config: nothing("part of reward.function"), page="-"),
+    Row("reward.custom_reward_function.name", ("reward.function",), lambda value,
+        config: nothing("part of reward.function"), page="-"),
     Row(f"{ROLLOUT}.multi_turn.tool_config_path", ("environment.class_name",), _chat_turns),
     Row(f"{ROLLOUT}.multi_turn.interaction_config_path", ("environment.class_name",), _chat_turns),
     Row(f"{ROLLOUT}.multi_turn.max_assistant_turns", ("environment.max_turns",), _chat_turns),
+    *(Row(f"{OVERLONG_NEW}.{name}", (f"ppo.overlong_penalty.{option}",), _overlong)
+      for name, option in (("len", "buffer"), ("penalty_factor", "penalty"))),
+    Row(f"{OVERLONG_NEW}.enable", ("ppo.overlong_penalty.buffer",),
+        lambda value, config: nothing("the buffer's length says it"), page="-"),
     Row(f"{OVERLONG}.len", ("ppo.overlong_penalty.buffer",), _overlong),
     Row(f"{OVERLONG}.penalty_factor", ("ppo.overlong_penalty.penalty",), _overlong),
-    Row(f"{OVERLONG}.enable", ("ppo.overlong_penalty.buffer",), lambda value, config: nothing("the buffer's length says it"), page="-"),
+    Row(f"{OVERLONG}.enable", ("ppo.overlong_penalty.buffer",), lambda value,
+        config: nothing("the buffer's length says it"), page="-"),
     Row("algorithm.filter_groups.enable", ("ppo.dynamic_sampling.max_batches",), _groups),
     Row("algorithm.filter_groups.max_num_gen_batches", ("ppo.dynamic_sampling.max_batches",), lambda value, config:
         _groups(config.get("algorithm.filter_groups.enable"), config)),
@@ -318,7 +325,7 @@ MAPPED = (
     Row(f"{ACTOR}.ppo_mini_batch_size", ("ppo.global_batch_size",), _mini_batch,
         "in prompts: take it times `rollout.n`", "a batch size counts responses, over all ranks", default=256),
     Row(f"{ACTOR}.ppo_epochs", ("ppo.ppo_epochs",)),
-    Row(f"{ACTOR}.clip_ratio", ("ppo.clip",), note="read only where `clip_ratio_low` and `clip_ratio_high` are null"),
+    Row(f"{ACTOR}.clip_ratio", ("ppo.clip",), note="unread beside `clip_ratio_low`"),
     Row(f"{ACTOR}.clip_ratio_low", ("ppo.clip",), optional(), default=0.2),
     Row(f"{ACTOR}.clip_ratio_high", ("ppo.clip_high",), optional(), default=0.2),
     Row(f"{ACTOR}.clip_ratio_c", ("ppo.dual_clip",), default=3.0),
@@ -329,21 +336,29 @@ MAPPED = (
     Row("trainer.critic_warmup", ("ppo.critic_warmup_steps",)),
     Row("critic.optim.lr", ("critic.lr",), number, default=1e-5),
     Row("critic.optim.weight_decay", ("critic.weight_decay",), default=0.01),
-    Row("critic.grad_clip", ("critic.max_grad_norm",)),
+    Row("critic.grad_clip", ("critic.max_grad_norm",), bound),
     Row("critic.optim.betas", ("critic.betas",)),
     Row(SCALED, ("grpo.scale_rewards",), _scale, default=True),
     Row(f"{ACTOR}.loss_agg_mode", ("grpo.loss_mean",), Choice(MEANS), default="token-mean"),
     Row(f"{ACTOR}.policy_loss.loss_mode", ("grpo.importance_sampling_level", "grpo.loss"), _loss_mode,
-        page="`actor.policy_loss.loss_mode`: `gspo`, `cispo`"),
+        page="-"),
+    Row("", ("grpo.importance_sampling_level", "grpo.loss"), Choice({"gspo": "sequence", "cispo": "cispo"}),
+        page="=actor.policy_loss.loss_mode"),
     Row(f"{ACTOR}.kl_loss_coef", ("ppo.kl.coef",), _kl_loss, default=0.001),
     Row("algorithm.kl_ctrl.kl_coef", ("ppo.kl.coef",), _kl_reward, default=0.001),
     Row(f"{ACTOR}.use_kl_loss", ("ppo.kl.placement",), _use_kl_loss),
     Row("algorithm.use_kl_in_reward", ("ppo.kl.placement",), _use_kl_in_reward),
     Row("algorithm.kl_ctrl.target_kl", ("ppo.kl.adaptive.target",), _target_kl, "with `type: adaptive`"),
-    Row("algorithm.kl_ctrl.type", ("ppo.kl.adaptive.target",), lambda value, config: nothing("the target says it"), page="-"),
+    Row("algorithm.kl_ctrl.type", ("ppo.kl.adaptive.target",), lambda value, config: nothing("the target says it"),
+        page="-"),
     Row(f"{CORRECTION}.rollout_is", ("ppo.correction.kind",), _correction,
-        page="`algorithm.rollout_correction.rollout_is`: `token`, `sequence`"),
-    Row(f"{CORRECTION}.rollout_is_threshold", ("ppo.correction.high",), _threshold, "a text with both bounds is IcePop"),
+        page="-"),
+    Row("", ("ppo.correction.kind",), Choice({"token": "token_tis", "sequence": "sequence_tis"}),
+        page="=algorithm.rollout_correction.rollout_is"),
+    Row(f"{CORRECTION}.rollout_is_threshold", ("ppo.correction.high",), _threshold,
+        page="`algorithm.rollout_correction.rollout_is_threshold`"),
+    Row("", ("ppo.correction.kind", "ppo.correction.low"), Choice({"": "icepop"}),
+        page="`algorithm.rollout_correction.rollout_is_threshold`, a text with both bounds"),
     Row("data.max_length", ("sft.max_tokens",)),
     Row(f"{ACTOR}.optim.lr", ("policy.lr",), number, default=1e-6),
     Row("optim.lr", ("policy.lr",), number, page="-"),
@@ -351,9 +366,9 @@ MAPPED = (
     Row("optim.betas", ("policy.betas",), page="-"),
     Row(f"{ACTOR}.optim.weight_decay", ("policy.weight_decay",), default=0.01),
     Row("optim.weight_decay", ("policy.weight_decay",), page="-"),
-    Row(f"{ACTOR}.grad_clip", ("policy.max_grad_norm",)),
-    Row("optim.clip_grad", ("policy.max_grad_norm",), page="-"),
-    Row(f"{ACTOR}.optim.clip_grad", ("policy.max_grad_norm",), page="-"),
+    Row(f"{ACTOR}.grad_clip", ("policy.max_grad_norm",), bound),
+    Row("optim.clip_grad", ("policy.max_grad_norm",), bound, page="-"),
+    Row(f"{ACTOR}.optim.clip_grad", ("policy.max_grad_norm",), bound, page="-"),
     Row(f"{ACTOR}.optim.lr_warmup_steps", ("policy.schedule.warmup_steps",), _warmup,
         "in their steps: take it times the updates of a step", "a schedule counts optimizer steps"),
     Row(f"{ACTOR}.optim.lr_warmup_steps_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_steps), "a share"),
@@ -395,20 +410,22 @@ MAPPED = (
         "SGLang generates as a server alone: docs/guides/servers.md"), "trtllm": refuse("there is no TensorRT-LLM"),
         "hf": "torch"})),
     Row(f"{ROLLOUT}.tensor_model_parallel_size", ("sampler.tensor_parallel",)),
-    Row(f"{ROLLOUT}.max_model_len", ("sampler.vllm.max_model_len",), context("data.max_prompt_length", "data.max_response_length")),
+    Row(f"{ROLLOUT}.max_model_len", ("sampler.vllm.max_model_len",), context("data.max_prompt_length",
+        "data.max_response_length")),
     Row(f"{ROLLOUT}.max_num_batched_tokens", ("sampler.vllm.max_num_batched_tokens",)),
     Row(f"{ROLLOUT}.enforce_eager", ("sampler.vllm.enforce_eager",)),
     Row(f"{ROLLOUT}.max_num_seqs", ("sampler.max_batch_size",)),
     Row(f"{ROLLOUT}.quantization", ("sampler.vllm.quantization",), optional(), page="-"),
     Row(f"{ROLLOUT}.checkpoint_engine.backend", ("sampler.transfer",), lambda value, config:
         nothing("sampler.transfer=auto chooses by the placement")),
-    Row(f"{ROLLOUT}.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
+    Row(f"{ROLLOUT}.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE),
+        "a share"),
     Row(f"{ROLLOUT}.free_cache_engine", ("cluster.offload_idle",)),
     Row("actor_rollout_ref.hybrid_engine", ("cluster.placement",), Choice({True: "colocated", False: "separate"}),
         page="`actor_rollout_ref.hybrid_engine`"),
     Row("trainer.total_training_steps", ("run.max_steps",), positive("trainer.total_epochs decides")),
     Row("trainer.total_epochs", ("run.max_epochs",), lambda value, config:
-        nothing("trainer.total_training_steps ends the run") if config.number("trainer.total_training_steps") else value,
+        nothing("total_training_steps ends the run") if config.number("trainer.total_training_steps") else value,
         default=30),
     Row("trainer.test_freq", ("run.validate_every",), positive("no validation")),
     Row("trainer.save_freq", ("run.save_every",), positive("at the end alone; ours saves every 10 steps")),
@@ -417,7 +434,8 @@ MAPPED = (
     Row("trainer.default_local_dir", ("run.folder",), lambda value, config:
         nothing("runs/<recipe>-<digest>, which is new for each set of options") if "$" in str(value) else str(value)),
     Row("trainer.log_val_generations", ("run.num_logged_samples",)),
-    Row("trainer.rollout_data_dir", ("run.num_logged_samples",), lambda value, config: nothing("samples.jsonl in the run's folder")),
+    Row("trainer.rollout_data_dir", ("run.num_logged_samples",), lambda value,
+        config: nothing("samples.jsonl in the run's folder")),
     Row("trainer.logger", ("trackers.tensorboard", "trackers.wandb"), _logger, page="`trainer.logger`"),
     Row("trainer.project_name", ("trackers.wandb.project",), _tracker),
     Row("trainer.experiment_name", ("trackers.wandb.name",), _tracker),
@@ -431,14 +449,16 @@ GATES = (
          "actor.use_kl_loss is false"),
     Gate(("algorithm.kl_ctrl.*", "algorithm.kl_penalty"), lambda config: config.says("algorithm.use_kl_in_reward"),
          "algorithm.use_kl_in_reward is false"),
-    Gate(("critic.*", "trainer.critic_warmup", "algorithm.lam"), _with_critic, "there is no critic without adv_estimator=gae"),
+    Gate(("critic.*", "trainer.critic_warmup", "algorithm.lam"), _with_critic, "there is no critic without "
+        "adv_estimator=gae"),
     Gate(("algorithm.norm_adv_by_std_in_grpo",), lambda config: config.get("algorithm.adv_estimator") == "grpo",
          "adv_estimator is not grpo"),
     Gate((f"{ACTOR}.ppo_max_token_len_per_gpu",), lambda config: config.says(f"{ACTOR}.use_dynamic_bsz"),
          "actor.use_dynamic_bsz is false"),
     Gate((f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size"),
          lambda config: not config.says(f"{ACTOR}.use_dynamic_bsz"), "actor.use_dynamic_bsz is true"),
-    Gate(("reward_model.model.*", "reward_model.micro_batch_size*", "reward_model.rollout.*", "reward_model.max_length"),
+    Gate(("reward_model.model.*", "reward_model.micro_batch_size*", "reward_model.rollout.*",
+        "reward_model.max_length"),
          lambda config: config.says("reward_model.enable"), "reward_model.enable is false"),
     Gate((f"{ROLLOUT}.multi_turn.*",), lambda config: config.says(f"{ROLLOUT}.multi_turn.enable"),
          "multi_turn.enable is false", but=(f"{ROLLOUT}.multi_turn.enable", f"{ROLLOUT}.multi_turn.tool_config_path")),
@@ -449,7 +469,8 @@ GATES = (
 SFT_DEFAULTS: dict[str, Json] = {
     "optim.lr": 1e-5, "optim.betas": [0.9, 0.95], "optim.weight_decay": 0.01, "data.train_batch_size": 256,
     "data.max_length": 1024, "data.prompt_key": "question", "data.response_key": "answer", "trainer.total_epochs": 4,
-    "trainer.seed": 1, "model.partial_pretrain": "~/models/gemma-1.1-7b-it", "data.train_files": "~/data/gsm8k/train.parquet",
+    "trainer.seed": 1, "model.partial_pretrain": "~/models/gemma-1.1-7b-it",
+    "data.train_files": "~/data/gsm8k/train.parquet",
     "data.val_files": "~/data/gsm8k/test.parquet", "optim.lr_scheduler": "cosine",
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TypeAlias
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 class Kind(Enum):
@@ -18,9 +18,9 @@ class Kind(Enum):
     MAPS = "has a counterpart"
     DIFFERS = "differs on purpose"
     NONE = "has no counterpart"
-    IGNORED = "ignored by their program, too, without a word"
+    IGNORED = "ignored by their program, without a word"
     REFUSED = "has a counterpart, but not for this value"
-    UNKNOWN = "unknown: no key of theirs"
+    UNKNOWN = "unknown to this table"
 
 
 @dataclass(frozen=True)
@@ -212,3 +212,12 @@ def spell(key: str) -> Iterator[str]:
 def under(prefix: str, names: str) -> tuple[str, ...]:
     """Keys of one section, by their names with spaces between."""
     return tuple(f"{prefix}.{name}" for name in names.split())
+
+
+def flatten(tree: Mapping[str, Json], above: str = "") -> Iterator[tuple[str, Json]]:
+    """The values of a tree by dotted keys; an empty section is a value."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
