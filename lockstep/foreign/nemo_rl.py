@@ -63,11 +63,8 @@ def _updates(config: Config) -> int:
 
 def _scheduler(value: Json, config: Config) -> Answer:
     """A list of torch's schedulers: a linear warmup, and then constant."""
-    stages = (
-        [stage for stage in value if isinstance(stage, dict) and "name" in stage]
-        if isinstance(value, list)
-        else ([value] if isinstance(value, dict) else [])
-    )
+    listed = value if isinstance(value, list) else [value]
+    stages = [stage for stage in listed if isinstance(stage, dict) and "name" in stage]
     names = [str(stage["name"]).rsplit(".", 1)[-1] for stage in stages]
     if names in ([], ["ConstantLR"]):
         return nothing("constant")
@@ -147,8 +144,7 @@ def _dynamic_limit(value: Json, config: Config) -> Answer:
 def _correction(value: Json, config: Config) -> Answer:
     if value is None:
         return nothing("no correction")
-    kinds: dict[Json, Json] = {"tis": "token_tis", "icepop": "icepop"}
-    return kinds[value] if value in kinds else refuse(f"there is no counterpart of {value}")
+    return Choice({"tis": "token_tis", "icepop": "icepop"})(value, config)
 
 
 def _bound(value: Json, config: Config) -> Answer:
@@ -203,7 +199,7 @@ def _metric(value: Json, config: Config) -> Answer:
     ):
         return nothing("there is no validation")
     metrics = {"val:accuracy": "validation/accuracy", "val:val_loss": "validation/loss", "val_loss": "validation/loss"}
-    if value not in metrics:
+    if str(value) not in metrics:
         return refuse(f"the metric {value} has another name here; docs/coming_from.md")
     saves, validates = config.whole("checkpointing.save_period", 10), config.whole(_own(config, "val_period"), 1)
     if saves % validates:

@@ -91,7 +91,7 @@ _MIRRORED_OPTIONS = differs(
         for owner in ("value", "teacher")
         for key in under(
             owner,
-            "precision train_global_batch_size max_total_sequence_length optimizer optimizer.* scheduler max_grad_norm "
+            "precision train_global_batch_size max_total_sequence_length optimizer.* "
             "dtensor_cfg.tensor_parallel_size dtensor_cfg.context_parallel_size dtensor_cfg.activation_checkpointing "
             "dtensor_cfg.cpu_offload dtensor_cfg.lora_cfg.enabled dtensor_cfg.lora_cfg.dim dtensor_cfg.lora_cfg.alpha "
             "dtensor_cfg.lora_cfg.target_modules dtensor_cfg.dp_replicate_size megatron_cfg.enabled "
@@ -106,12 +106,15 @@ _MIRRORED_OPTIONS = differs(
     ),
 )
 
+_TEACHER = differs("a teacher is not trained", "teacher.scheduler", "teacher.max_grad_norm")
+
 _TRAINERS = ("ppo", "grpo", "dpo", "sft", "rm", "distillation")
 
 OTHERS = (
     *_POLICY,
     *_MIRRORED,
     *_MIRRORED_OPTIONS,
+    *_TEACHER,
     *differs(say.STEP_ZERO, *(f"{name}.{key}" for name in _TRAINERS for key in ("val_at_start", "val_at_end",
         "val_start_at"))),
     *differs(say.PACKED, *(f"{name}.{key}" for name in _TRAINERS

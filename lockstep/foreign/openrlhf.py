@@ -93,8 +93,7 @@ def _placement(value: Json, config: Config) -> Answer:
 def _correction(value: Json, config: Config) -> Answer:
     if not config.says("algo.advantage.is_correction_enable"):
         return nothing("algo.advantage.is_correction_enable is off")
-    kinds: dict[Json, Json] = {"tis": "token_tis", "icepop": "icepop"}
-    return kinds[value] if isinstance(value, str) and value in kinds else refuse(f"there is no counterpart of {value}")
+    return Choice({"tis": "token_tis", "icepop": "icepop"})(value, config)
 
 
 def _bounds(value: Json, config: Config) -> Answer:

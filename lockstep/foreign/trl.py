@@ -89,15 +89,15 @@ def _steps(config: Config) -> float:
 
 
 def _decay(value: Json, config: Config) -> Answer:
-    kinds: dict[Json, Json] = {"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"}
     if value in ("constant", "constant_with_warmup"):
         return nothing("constant")
-    if value not in kinds:
-        return refuse(f"there is no schedule {value}")
+    decay = Choice({"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"})(value, config)
+    if not isinstance(decay, str):
+        return decay
     steps = int(_steps(config))
     if steps <= 0:
         return refuse("a decay needs decay_steps, and the config does not say max_steps")
-    return section("policy.schedule", decay=kinds[value], decay_steps=steps)
+    return section("policy.schedule", decay=decay, decay_steps=steps)
 
 
 def _final(value: Json, config: Config) -> Answer:
@@ -126,33 +126,40 @@ def _beta(value: Json, config: Config) -> Answer:
 
 
 def _loss(value: Json, config: Config) -> Answer:
-    """The losses of GRPO and of DPO have one key."""
-    if config.algorithm == "grpo":
-        means: dict[Json, Json] = {"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"}
-        if value == "cispo":
-            return section("grpo", loss="cispo")
-        return (
-            section("grpo", loss_mean=means[value])
-            if isinstance(value, str) and value in means
-            else (refuse(f"there is no loss {value}"))
-        )
+    """The losses of GRPO, DPO and SFT have one key."""
+    match config.algorithm:
+        case "grpo":
+            return _loss_of_groups(value, config)
+        case "dpo":
+            return _loss_of_pairs(value, config)
+        case _:
+            return (
+                nothing("the likelihood of the answer")
+                if value in (None, "nll")
+                else refuse(f"there is no loss {value}")
+            )
+
+
+def _loss_of_groups(value: Json, config: Config) -> Answer:
+    if value == "cispo":
+        return section("grpo", loss="cispo")
+    mean = Choice({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"})(value, config)
+    return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
+
+
+def _loss_of_pairs(value: Json, config: Config) -> Answer:
     names: list[Json] = value if isinstance(value, list) else [value]
-    losses: dict[Json, Json] = {"sigmoid": "dpo", "ipo": "ipo"}
-    first = next((name for name in names if name != "sft"), None)
-    if config.algorithm == "sft" and value in (None, "nll"):
-        return nothing("the likelihood of the answer")
-    if (
-        config.algorithm != "dpo"
-        or not isinstance(first, str)
-        or first not in losses
-        or len(names) > 1 + ("sft" in names)
-    ):
-        return refuse(f"there is no loss {value}")
-    parts: dict[str, Json] = {"dpo.preference_loss": losses[first]}
+    others = [name for name in names if name != "sft"]
+    if len(others) != 1:
+        return refuse(f"one loss of pairs, and sft beside it, not {value}")
+    loss = Choice({"sigmoid": "dpo", "ipo": "ipo"})(others[0], config)
+    if not isinstance(loss, str):
+        return loss
     weights = config.get("loss_weights")
-    if "sft" in names:
-        parts["dpo.sft_loss_weight"] = weights[names.index("sft")] if isinstance(weights, list) else 1.0
-    return Parts(parts)
+    if "sft" not in names:
+        return section("dpo", preference_loss=loss)
+    weight = weights[names.index("sft")] if isinstance(weights, list) and len(weights) == len(names) else 1.0
+    return section("dpo", preference_loss=loss, sft_loss_weight=weight)
 
 
 def _weights(value: Json, config: Config) -> Answer:
@@ -180,14 +187,11 @@ def _vllm(convert: Convert) -> Convert:
 
 
 def _correction(value: Json, config: Config) -> Answer:
-    kinds: dict[Json, Json] = {
-        "token_truncate": "token_tis",
-        "sequence_truncate": "sequence_tis",
-        "token_mask": "icepop",
-    }
     if config.get("vllm_importance_sampling_correction") is False:
         return nothing("no correction")
-    return kinds[value] if value in kinds else refuse(f"there is no counterpart of {value}")
+    return Choice({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop"})(
+        value, config
+    )
 
 
 def _correction_bound(value: Json, config: Config) -> Answer:

@@ -173,10 +173,9 @@ def _groups(value: Json, config: Config) -> Answer:
 
 
 def _correction(value: Json, config: Config) -> Answer:
-    kinds: dict[Json, Json] = {"token": "token_tis", "sequence": "sequence_tis"}
     if value in (None, "null", "none"):
         return nothing("no correction")
-    return kinds[value] if value in kinds else refuse(f"there is no counterpart of {value}")
+    return Choice({"token": "token_tis", "sequence": "sequence_tis"})(value, config)
 
 
 def _threshold(value: Json, config: Config) -> Answer:

@@ -1,4 +1,4 @@
-"""`lockstep convert`: a config of each library, in its own keys, becomes a recipe that loads, and every key is answered."""
+"""`lockstep convert`: a config of each library becomes a recipe that loads, and every key is answered."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def test_a_conversion_answers_any_value(library: Library) -> None:
 
 
 SAYS = {
-    "actor_rollout_ref.rollout.temperature=1": "what verl calls actor_rollout_ref.rollout.temperature is sampling.temperature=… ",
-    "rollout.temperature=1": "what verl calls rollout.temperature is sampling.temperature=… here",
+    "actor_rollout_ref.rollout.temperature=1": "actor_rollout_ref.rollout.temperature is sampling.temperature=…",
+    "rollout.temperature=1": "what OpenRLHF calls rollout.temperature is sampling.temperature=… here",
     "kl_coef=0.1": "what other libraries call kl_coef is ppo.kl.coef=… here",
     "ppo.epsilon=0.1": "what other libraries call epsilon is ppo.clip=… here",
     "loss_fn.ratio_clip_max=0.3": "what NeMo RL calls loss_fn.ratio_clip_max is ppo.clip_high=… here",
