@@ -153,17 +153,6 @@ def number(value: Json, config: Config) -> Answer:
         return refuse(f"{value} is no number")
 
 
-def unlimited(convert: Convert, limit: float) -> Convert:
-    """Numbers from `limit` on are none: people write them for 'all'."""
-
-    def convert_small(value: Json, config: Config) -> Answer:
-        if isinstance(value, int | float) and value >= limit:
-            return nothing("all of them")
-        return convert(value, config)
-
-    return convert_small
-
-
 def context(prompt: str, response: str) -> Convert:
     """The longest sequence of an engine, unless the bounds on prompt and response, by their keys, exceed it."""
 
