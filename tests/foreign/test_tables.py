@@ -10,7 +10,7 @@ from lockstep.cli import main
 from lockstep.config import registry
 from lockstep.config.errors import Shape, list_options
 from lockstep.foreign.libraries import CONVERTIBLE, LIBRARIES
-from lockstep.foreign.words import Config, Kind, Library, Row, spell
+from lockstep.foreign.words import Config, Json, Kind, Library, Row, spell
 
 TRAINED = ("ppo", "grpo", "sft", "dpo", "reward_model", "distill", "self_rewarding")
 OPTIONS = {option for name, kind in registry.every() if name in TRAINED for option in list_options(Shape(kind))}
@@ -46,7 +46,8 @@ def test_defaults_are_of_keys_that_the_table_has(library: Library) -> None:
 def is_odd(row: Row) -> bool:
     """Values that no config has, which must be answered all the same."""
     config = Config({row.theirs: "x"}, algorithm="grpo")
-    return any(row.convert(value, config) is ... for value in (None, True, -1, 0, 1.5, "x", [], ["x"], {}))
+    values: tuple[Json, ...] = (None, True, -1, 0, 1.5, "x", [], ["x"], {})
+    return any(row.convert(value, config) is ... for value in values)
 
 
 @pytest.mark.parametrize("library", CONVERTIBLE.values(), ids=lambda library: library.name)
