@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-both test-all durations face logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-both test-all durations face coming-from logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_wheel
@@ -44,6 +44,10 @@ test-all: test-both kernels
 # The typed keyword arguments of `lockstep.GRPO` and its like, from the sections of recipes.
 face: $(VENV)/.test
 	$(BIN)/python .ci/face.py
+
+# The tables of keys in docs/coming_from.md, from lockstep/foreign.
+coming-from: $(VENV)/.test
+	$(BIN)/python .ci/coming_from.py
 
 # What the tests take: tests/durations.txt.
 durations: test-both

@@ -33,8 +33,12 @@ _MOST_VALUES = 100_000
 """Most values of a document, those counted again that aliases repeat; recipes have a few hundred."""
 
 
-def parse(text: str) -> Any:
+def parse(text: str, merges: bool = False) -> Any:
     """Reads one YAML document into dicts with text keys, lists, text, numbers, truth values and None.
+
+    Args:
+        text: The document.
+        merges: Follow `<<`, which YAML 1.2 does not have, in files of other programs.
 
     Raises:
         ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no text, has a tag, or
@@ -42,7 +46,7 @@ def parse(text: str) -> Any:
     """
     try:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
-        return None if node is None else _Reader().value(node)
+        return None if node is None else _Reader(merges).value(node)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         tab = "; indent with spaces" if "'\\t'" in str(error.problem) else ""
@@ -107,7 +111,8 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"({_FLOAT.
 class _Reader:
     """Reads the nodes of one document as plain values, and counts them: aliases make thousands of a few lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, merges: bool) -> None:
+        self._merges = merges
         self._count = 0
 
     def value(self, node: yaml.Node, depth: int = 0) -> Any:
@@ -127,16 +132,28 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Any]:
         pairs: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self.value(key_node, depth)
             if not isinstance(key, str):
                 raise InputError(f"{_line(key_node)}a key must be text, but is {key!r}")
             if key == "<<" and not key_node.style:
-                raise InputError(f"{_line(key_node)}mappings are not merged by <<; write its options out")
+                merged = self._merged(key_node, value_node, depth) | merged
+                continue
             if key in pairs:
                 raise InputError(f"{_line(key_node)}the key {key} is given twice")
             pairs[key] = self.value(value_node, depth)
-        return pairs
+        return merged | pairs
+
+    def _merged(self, key_node: yaml.Node, node: yaml.Node, depth: int) -> dict[str, Any]:
+        """The pairs that `<<` stands for; of several mappings the first one goes before."""
+        if not self._merges:
+            raise InputError(f"{_line(key_node)}mappings are not merged by <<; write its options out")
+        value = self.value(node, depth)
+        mappings = value if isinstance(value, list) else [value]
+        if not all(isinstance(mapping, dict) for mapping in mappings):
+            raise InputError(f"{_line(key_node)}<< merges mappings, and this is none")
+        return {key: kept for mapping in reversed(mappings) for key, kept in mapping.items()}
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lockstep.config import Section, foreign_names, old_names, registry
+from lockstep.config import Section, old_names, registry
 from lockstep.errors import InputError
+from lockstep.foreign import names as foreign_names
 
 KeyPath = Sequence[int | str]
 """Keys, and indices of lists, from the top of a recipe to an option."""
@@ -114,12 +115,15 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool)
 
 
 def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
-    """The option to name as wrong: of an unknown section the only one in it, where another section has it."""
+    """The option to name as wrong: of an unknown section one that another library, or another section, has."""
+    foreign = foreign_names.find_within(value, [str(key) for key in path])
+    if foreign is not None:
+        return foreign
     found = list(path)
     while isinstance(value, dict) and len(value) == 1:
         [(key, value)] = value.items()
         found.append(key)
-    known = {key.rsplit(".", 1)[-1] for key in _all_keys(recipe, ())}
+    known = {key.rsplit(".", 1)[-1] for key in list_options(recipe)}
     return found if found[-1] in known else path
 
 
@@ -143,18 +147,23 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     if renamed is not None:
         new, rest = renamed
         return new.describe(rest)
+    everywhere = list(list_options(recipe))
+    foreign = foreign_names.explain((*parents, wrong), everywhere)
+    if foreign is not None:
+        return foreign
     if "." in wrong.strip("."):
         first, _, rest = ".".join([*parents, wrong]).rpartition(".")
         return f"options lie within their section: {first}: {{{rest}: …}}"
     if ":" in wrong:
         return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
-    everywhere = list(_all_keys(recipe, ()))
-    foreign = foreign_names.find(wrong, everywhere)
+    foreign = foreign_names.explain_word(wrong, everywhere)
     if foreign is not None:
-        return f"what other libraries call {wrong} is {foreign}=… here"
+        return foreign
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
     meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
+    if not meant and (end := foreign_names.explain_end(wrong, everywhere)) is not None:
+        return end
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
     if meant:
         return f"did you mean {' or '.join(meant)}?"
@@ -174,9 +183,10 @@ def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
     return shape.fields if shape else {}
 
 
-def _all_keys(shape: Shape, above: tuple[str, ...]) -> Iterator[str]:
+def list_options(shape: Shape, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the dotted keys of all options, sections before what is in them."""
     for name in shape.fields:
         yield ".".join((*above, name))
         inner = shape.within(name)
         if inner is not None:
-            yield from _all_keys(inner, (*above, name))
+            yield from list_options(inner, (*above, name))

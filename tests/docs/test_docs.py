@@ -54,6 +54,8 @@ JUDGED = [
 ]  # fmt: skip
 SIZES = re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL)
 """Names and content of the configurations of models that are not here."""
+FOREIGN = re.findall(r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/guides/convert.md").read_text(), re.DOTALL)
+"""Names and content of configs of other libraries."""
 RATHER_LONG = (
     "cluster=", "learner=", "sampler=vllm", "vllm]", "megatron", "learner.parallel", "learner.lora.rank=8 policy",
     "one_step_ahead", "=my_run", "=my_reward_run ppo", "run=", "run.folder=", "train recipe.yaml", "grpo_gsm8k",
@@ -216,8 +218,10 @@ def test_command_runs(
     for file in (ROOT / "examples/custom_algorithm").glob("*.*"):
         shutil.copy(file, workplace)
     (workplace / "mixed.jsonl").write_text(MIXED)
-    for name, fields in SIZES:
+    for name, fields in [*SIZES, *FOREIGN]:
         (workplace / name).write_text(fields)
+    if "from_verl.yaml" in command:
+        main(["convert", "run_verl.sh", "--out", "from_verl.yaml"])
     chat = "CHAT_MODEL" in command
     if chat:
         command = command.replace("CHAT_MODEL", request.getfixturevalue("chat_model"))

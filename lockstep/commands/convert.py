@@ -1,0 +1,51 @@
+"""`lockstep convert`: makes a recipe of another library's config, and says what became of each key."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from lockstep.commands.arguments import Parsers
+from lockstep.paths import path_argument
+
+_LIBRARIES = ("nemo-rl", "verl", "trl", "openrlhf")
+_ALGORITHMS = ("ppo", "grpo", "sft", "dpo", "reward_model", "distill")
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    convert = parsers.add_parser("convert", help="make a recipe of a config of verl, NeMo RL, TRL or OpenRLHF")
+    convert.add_argument(
+        "file",
+        metavar="FILE",
+        type=path_argument,
+        help="YAML, JSON, a shell script with the command, or a Python file with a configuration of TRL",
+    )
+    convert.add_argument(
+        "--from", dest="library", choices=_LIBRARIES, help="whose it is; without it, of whoever has most of its keys"
+    )
+    convert.add_argument("--algorithm", choices=_ALGORITHMS, help="what it trains, where the file does not say")
+    convert.add_argument(
+        "--out", metavar="RECIPE", type=path_argument, help="write the recipe there, and print the table"
+    )
+    convert.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit code."""
+    from lockstep.config.foreign_recipe import convert_file, validate, write
+    from lockstep.foreign.convert import list_lines
+    from lockstep.records import refuse_other
+
+    converted = convert_file(Path(options.file), options.library, options.algorithm)
+    table = "\n".join(list_lines(converted))
+    if options.out is None:
+        print(write(converted), end="")
+        print(table, file=sys.stderr)
+    else:
+        refuse_other(Path(options.out))
+        Path(options.out).write_text(write(converted), encoding="utf-8")
+        print(table)
+    validate(converted)
+    return 0

@@ -1,0 +1,61 @@
+"""Recipes that are made of configs of other libraries: the options that they may have, and their validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep import yaml12
+from lockstep.config import registry
+from lockstep.config.errors import Shape, list_options
+from lockstep.config.loading import Loaded, load_options
+from lockstep.config.recipe_files import Layer
+from lockstep.errors import InputError
+from lockstep.foreign.convert import Converted, translate
+from lockstep.foreign.libraries import CONVERTIBLE, detect
+from lockstep.foreign.read import read_config
+
+
+def convert_file(path: Path, library: str | None = None, algorithm: str | None = None) -> Converted:
+    """Converts the config in a file.
+
+    Args:
+        path: Of the file.
+        library: Whose config it is, by the word for `--from`; None: of the one that has most of its keys.
+        algorithm: What it trains; None: what the file says.
+
+    Raises:
+        InputError: It cannot be read, or does not say enough.
+    """
+    read = read_config(path)
+    try:
+        source = detect(read.config) if library is None else CONVERTIBLE[library]
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    found = algorithm or source.find_algorithm(source.with_defaults(read.config))
+    if found is None:
+        raise InputError(
+            f"{path}: nothing in it says what is trained, or nothing here trains that way; say --algorithm, "
+            "such as --algorithm grpo"
+        )
+    return translate(source, read.config, found, order_options(found), read.missing)
+
+
+def order_options(algorithm: str) -> tuple[str, ...]:
+    """All options of a recipe of an algorithm, in their order."""
+    kind = registry.find(algorithm)
+    assert kind is not None, algorithm
+    return tuple(list_options(Shape(kind)))
+
+
+def write(converted: Converted) -> str:
+    """The recipe, as YAML."""
+    return converted.write_recipe(order_options(converted.algorithm))
+
+
+def validate(converted: Converted) -> Loaded:
+    """Loads the recipe as `lockstep train` would.
+
+    Raises:
+        RecipeError: One sentence for each option that Lockstep refuses.
+    """
+    return load_options("converted", None, Layer("the converted recipe", yaml12.parse(write(converted))))

@@ -1,0 +1,170 @@
+"""Small conversions of values; each returns the value here, or says why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Parts, Unset
+
+AS_HERE = "that is always so here"
+
+
+def refuse(reason: str) -> Unset:
+    """The answer to a value that cannot be represented."""
+    return Unset(Kind.REFUSED, reason)
+
+
+def nothing(reason: str) -> Unset:
+    """The answer to a value that needs no option here."""
+    return Unset(Kind.MAPS, reason)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values by theirs; None stands for what needs no option."""
+
+    values: Mapping[Json, Json | Unset]
+
+    def __call__(self, value: Json, config: Config) -> Answer:
+        if isinstance(value, list | dict) or value not in self.values:
+            known = ", ".join(str(key) for key in self.values if key is not None)
+            return refuse(f"there is no counterpart of {value}, only of {known}")
+        return self.values[value]
+
+
+def fixed(value: Json, sentence: str) -> Convert:
+    """Of a key that has one right value here: nothing is to be set for it, and others are refused by this sentence."""
+    return lambda given, config: nothing(AS_HERE) if given in (value, None) else refuse(sentence)
+
+
+def optional(convert: Convert | None = None, off: tuple[Json, ...] = (None,)) -> Convert:
+    """Of a key that one of the values `off` switches off, as it is here where nothing is said."""
+
+    def convert_given(value: Json, config: Config) -> Answer:
+        if value in off:
+            return nothing("off, as it is here without a word")
+        return value if convert is None else convert(value, config)
+
+    return convert_given
+
+
+def share_of_steps(total: Callable[[Config], float]) -> Convert:
+    """A share of all steps becomes their number, where that is known."""
+
+    def convert(value: Json, config: Config) -> Answer:
+        if not value:
+            return nothing("no warmup")
+        steps = total(config)
+        if not isinstance(value, int | float) or steps <= 0:
+            return refuse(f"a share of all steps, whose number the config does not say: {value} × steps")
+        return max(1, round(value * steps))
+
+    return convert
+
+
+def bound(value: Json, config: Config) -> Answer:
+    """A bound that must be above 0; null is none there and here."""
+    return (
+        value if value is None or (isinstance(value, int | float) and value > 0) else refuse("null is no bound, not 0")
+    )
+
+
+def tokens_left(value: Json, config: Config) -> Answer:
+    """-1 and null, which are off, are 0 here."""
+    return 0 if value in (-1, None) else value
+
+
+def distance(value: Json, config: Config) -> Answer:
+    """A bound of 0 or null stands for none."""
+    return value if value else nothing("no bound, as here without a word")
+
+
+def model_folder(value: Json, config: Config) -> Answer:
+    """A model: a path as it is, a name of a hub as the folder to download it to."""
+    if not isinstance(value, str) or not value:
+        return nothing("none")
+    return _place(value, "models")
+
+
+def teacher(value: Json, config: Config) -> Answer:
+    """A model that teaches, as the only one of its kind."""
+    folder = model_folder(value, config)
+    return {"teacher": {"path": folder}} if isinstance(folder, str) else folder
+
+
+def data_file(value: Json, config: Config) -> Answer:
+    """Files of rows likewise, one or several."""
+    if value in (None, "", []):
+        return nothing("none")
+    if isinstance(value, list):
+        return [_place(str(item), "data") for item in value]
+    return _place(str(value), "data")
+
+
+def _place(name: str, folder: str) -> str:
+    """A path that exists on no machine but the reader's; variables that only their script knows are written out."""
+    is_path = name.startswith(("/", "./", "../", "~", "$")) or name.endswith((".parquet", ".json", ".jsonl"))
+    if is_path and "$" not in name.removeprefix("$HOME"):
+        return name
+    return f"{folder}/{PurePosixPath(name).name.replace('$', '').strip('{}')}"
+
+
+def column(value: Json, config: Config) -> Answer:
+    """A field of a row becomes a template of it."""
+    return f"{{{value}}}" if isinstance(value, str) and value else nothing("none")
+
+
+def numbers(value: Json, config: Config) -> Answer:
+    """A text of numbers with commas between becomes a list of them."""
+    if isinstance(value, str):
+        try:
+            return [float(part) for part in value.split(",")]
+        except ValueError:
+            return refuse(f"{value} is no list of numbers")
+    return [value] if isinstance(value, int | float) else value
+
+
+def positive(otherwise: str) -> Convert:
+    """-1, 0 and null stand for nothing; what that means there is said."""
+
+    def convert(value: Json, config: Config) -> Answer:
+        is_set = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        return value if is_set else nothing(otherwise)
+
+    return convert
+
+
+def whole(value: Json, config: Config) -> Answer:
+    """A whole number, also where it is written as 1e5 or in quotes."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return refuse(f"{value} is no number")
+    return int(number) if number.is_integer() else refuse(f"{value} is no whole number")
+
+
+def number(value: Json, config: Config) -> Answer:
+    """A number, also where YAML reads it as text, as PyYAML does with 1e-5."""
+    try:
+        return float(str(value)) if isinstance(value, str) else value
+    except ValueError:
+        return refuse(f"{value} is no number")
+
+
+def context(prompt: str, response: str) -> Convert:
+    """The longest sequence of an engine, unless the bounds on prompt and response, by their keys, exceed it."""
+
+    def convert(value: Json, config: Config) -> Answer:
+        needed = config.whole(prompt, 0) + config.whole(response, 0)
+        if not isinstance(value, int) or value < needed:
+            return nothing("it follows from data.max_prompt_tokens and sampling.max_tokens")
+        return value
+
+    return convert
+
+
+def section(key: str, **parts: Json) -> Parts:
+    """Several options of one section."""
+    return Parts({f"{key}.{name}": value for name, value in parts.items()})

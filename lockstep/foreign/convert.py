@@ -1,0 +1,312 @@
+"""Converts a config of another library to the options of a recipe, and says what became of each of its keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from lockstep import yaml12
+from lockstep.foreign.conversions import data_file, model_folder
+from lockstep.foreign.interpolation import is_open
+from lockstep.foreign.words import Answer, Config, Json, Kind, Library, Parts, Row, Unset, find_option, spell
+
+_PATHS = (model_folder, data_file)
+_NEEDS = {
+    "run.validate_every": "data.validation",
+    "run.best.metric": "run.validate_every",
+    "run.best.mode": "run.best.metric",
+    "run.best.count": "run.best.metric",
+    "data.max_validation_samples": "data.validation",
+    "data.limit_val_batches": "data.validation",
+    "learner.lora.alpha": "learner.lora.rank",
+    "learner.lora.target_modules": "learner.lora.rank",
+    "ppo.kl.placement": "ppo.kl.coef",
+    "ppo.kl.adaptive.target": "ppo.kl.coef",
+    "ppo.correction.high": "ppo.correction.kind",
+    "ppo.correction.low": "ppo.correction.kind",
+    "ppo.overlong_penalty.penalty": "ppo.overlong_penalty.buffer",
+    "policy.schedule.final_fraction": "policy.schedule.decay",
+}
+"""Options that do nothing without another."""
+_ONLY_WITH = {
+    "sampler.tensor_parallel": ("sampler.backend", "vllm"),
+    "sampler.vllm.max_model_len": ("sampler.backend", "vllm"),
+    "sampler.vllm.max_num_batched_tokens": ("sampler.backend", "vllm"),
+    "sampler.vllm.enforce_eager": ("sampler.backend", "vllm"),
+    "learner.parallel.pp": ("learner.backend", "megatron"),
+}
+"""Options that go with one value of another, where they are not 1 or off."""
+_FILL = {
+    "model.path": ("models/MODEL", "the folder of the first weights"),
+    "data.train": ("data/train.jsonl", "a file of rows"),
+    "data.max_prompt_tokens": (1024, "the longest prompt of your rows"),
+    "sampling.max_tokens": (512, "the longest response"),
+    "sft.max_tokens": (2048, "the longest prompt and completion together"),
+    "dpo.max_tokens": (2048, "the longest prompt and answer together"),
+    "reward_model.max_tokens": (2048, "the longest prompt and answer together"),
+    "policy.lr": (1e-6, "the learning rate"),
+    "critic.lr": (1e-5, "the learning rate of the critic"),
+    "ppo.num_prompts_per_step": (128, "prompts of a step"),
+    "ppo.num_generations": (8, "responses per prompt"),
+    "ppo.global_batch_size": (128, "responses per optimizer step"),
+    "sft.global_batch_size": (32, "rows per optimizer step"),
+    "dpo.global_batch_size": (32, "pairs per optimizer step"),
+    "reward_model.global_batch_size": (32, "pairs per optimizer step"),
+    "distill.num_prompts_per_step": (32, "prompts of a step"),
+    "distill.global_batch_size": (32, "responses per optimizer step"),
+    "run.max_epochs": (1, "passes over the rows, or run.max_steps"),
+    "teachers": ({"teacher": {"path": "models/TEACHER"}}, "the folder of the teacher"),
+}
+"""What a recipe must say, where a config does not: a value to begin with, and what it is."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of a key.
+
+    Attributes:
+        theirs: The key.
+        value: Its value there.
+        kind: What became of it.
+        ours: The options that it set, with their values.
+        reason: What one has to know about it.
+        is_default: True where the config does not say it, and their default counts.
+    """
+
+    theirs: str
+    value: Json
+    kind: Kind
+    ours: Mapping[str, Json]
+    reason: str
+    is_default: bool = False
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converted config.
+
+    Attributes:
+        library: Where it is from.
+        algorithm: What it becomes.
+        entries: One for each of its keys, and then for defaults of theirs that matter.
+        options: The options of the recipe, by dotted keys.
+        notes: Where each option is from.
+        missing: Files that it builds on, and that were not there.
+    """
+
+    library: Library
+    algorithm: str
+    entries: tuple[Entry, ...]
+    options: Mapping[str, Json]
+    notes: Mapping[str, str]
+    missing: tuple[str, ...] = ()
+
+    def list_kind(self, kind: Kind) -> list[Entry]:
+        """The entries of one kind."""
+        return [entry for entry in self.entries if entry.kind is kind]
+
+    def write_recipe(self, order: Collection[str]) -> str:
+        """The recipe as YAML, with comments; `order` has the options as recipes order them."""
+        placed = {key: i for i, key in enumerate(order)}
+        tree: dict[str, Json] = {"algorithm": self.algorithm}
+        for key in sorted(self.options, key=lambda key: placed.get(key, len(placed))):
+            _put(tree, key.split("."), self.options[key])
+        body = yaml12.annotate(tree, lambda keys: self.notes.get(".".join(keys), ""))
+        left = [_one_line(f"# Left out: {entry.theirs}: {_short(entry.value)}: {entry.reason}.")
+                for entry in self.list_kind(Kind.REFUSED)]  # fmt: skip
+        head = f"# Converted from {self.library.name} ({self.library.version}) by `lockstep convert`.\n"
+        return head + body + "".join(f"{line}\n" for line in left)
+
+
+@dataclass
+class _Options:
+    """The options that were set so far, and by what."""
+
+    known: Collection[str]
+    values: dict[str, Json] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def find(self, key: str) -> str | None:
+        """The option that this recipe has for a key of the tables."""
+        return next((option for option in spell(key) if option in self.known), None)
+
+    def put(self, option: str, value: Json, note: str) -> None:
+        self.values[option] = value
+        self.notes[option] = note
+
+
+def translate(
+    library: Library, config: Config, algorithm: str, known: Collection[str], missing: tuple[str, ...] = ()
+) -> Converted:
+    """Converts a config to a recipe of an algorithm that has the options `known`."""
+    config = library.with_defaults(config, algorithm)
+    options = _Options(known)
+    entries = [_convert(library, key, value, config, options) for key, value in config.given.items()]
+    for key in dict.fromkeys((*library.more_defaults.get(algorithm, {}), *library.defaults)):
+        if key not in config.given and _is_free(library, key, options):
+            entry = _convert(library, key, config.defaults[key], config, options, is_default=True)
+            entries += [entry] if entry.ours or entry.kind is Kind.REFUSED else []
+    for key, value in library.always(config).items():
+        if (option := options.find(key)) is not None and option not in options.values:
+            options.put(option, value, f"as {library.name} does")
+    entries = [_check_needs(entry, options) for entry in entries]
+    _fill(options)
+    return Converted(library, algorithm, tuple(entries), options.values, options.notes, missing)
+
+
+def _is_free(library: Library, key: str, options: _Options) -> bool:
+    """True if nothing has set the option that a default of theirs would set."""
+    option = find_option(library.by_key[key], options.known)
+    return option is not None and option not in options.values
+
+
+def _convert(
+    library: Library, key: str, value: Json, config: Config, options: _Options, is_default: bool = False
+) -> Entry:
+    row = library.find(key)
+    if row is None:
+        return Entry(key, value, Kind.UNKNOWN, {}, f"no key of {library.name} ({library.version}) that is known here")
+    answer = _answer(library, row, key, value, config, options.known)
+    if isinstance(answer, Unset):
+        return Entry(key, value, answer.kind, {}, answer.reason, is_default)
+    parts = _parts(row, answer, options)
+    taken = {
+        option: options.values[option] for option in parts if options.values.get(option, parts[option]) != parts[option]
+    }
+    if taken:
+        option, other = next(iter(taken.items()))
+        return Entry(
+            key, value, Kind.REFUSED, {}, f"{option} is {_short(other)} already, by {options.notes[option]}", is_default
+        )
+    note = f"{key}, their default" if is_default else key
+    for option, converted in parts.items():
+        options.put(option, converted, _describe(row, value, converted, note))
+    kind = Kind.DIFFERS if row.differs else Kind.MAPS
+    return Entry(key, value, kind, parts, row.differs or row.note, is_default)
+
+
+def _describe(row: Row, theirs: Json, ours: Json, note: str) -> str:
+    """The comment of an option in the recipe."""
+    if row.convert in _PATHS and ours != theirs:
+        return f"placeholder: put {_short(theirs)} there ({note})"
+    return note if ours == theirs or isinstance(ours, dict) else f"{note}: {_short(theirs)}"
+
+
+def _answer(library: Library, row: Row, key: str, value: Json, config: Config, known: Collection[str]) -> Answer:
+    shut = next((gate for gate in library.gates if gate.shuts(key, config)), None)
+    if shut is not None:
+        return Unset(Kind.IGNORED, shut.because)
+    if row.kind is not Kind.MAPS or not row.ours:
+        return Unset(row.kind, row.differs or row.note)
+    if find_option(row, known) is None:
+        return Unset(Kind.NONE, f"a recipe of {config.algorithm} has nothing like it")
+    is_unknown = is_open(value) or (isinstance(value, str) and re.search(r"\$\w", value))
+    if is_unknown and row.convert not in _PATHS:
+        return Unset(Kind.REFUSED, "a variable that the file does not set")
+    return row.convert(value, config)
+
+
+def _parts(row: Row, answer: Json | Parts, options: _Options) -> dict[str, Json]:
+    """The options of this recipe that an answer sets."""
+    if isinstance(answer, Parts):
+        found = (
+            (options.find(key) or options.find(key.rpartition(".")[0]), value) for key, value in answer.values.items()
+        )
+        return {option: value for option, value in found if option is not None}
+    option = find_option(row, options.known)
+    assert option is not None, "asked before"
+    return {option: answer}
+
+
+def _check_needs(entry: Entry, options: _Options) -> Entry:
+    """Takes options back that would do nothing, since what they need is not set."""
+    for key, needed in _NEEDS.items():
+        option, other = options.find(key), options.find(needed)
+        if option in entry.ours and other not in options.values:
+            options.values.pop(str(option), None)
+            return replace(entry, kind=Kind.REFUSED, ours={}, reason=f"{option} needs {other}")
+    for option, (other, value) in _ONLY_WITH.items():
+        if option in entry.ours and entry.ours[option] not in (1, False) and options.values.get(other) != value:
+            options.values.pop(option, None)
+            return replace(entry, kind=Kind.REFUSED, ours={}, reason=f"{option} needs {other}: {value}")
+    if "grpo.clip" in entry.ours and options.values.get("grpo.loss") == "cispo" and "grpo.clip_high" in options.values:
+        options.values.pop("grpo.clip", None)
+        return replace(entry, ours={}, reason="clip_high alone bounds the ratio of loss: cispo")
+    return entry
+
+
+def _fill(options: _Options) -> None:
+    """Sets what a recipe must say and the config did not."""
+    values = options.values
+    for key, (value, meaning) in _FILL.items():
+        option = options.find(key)
+        is_said = option in values or (option == "run.max_epochs" and "run.max_steps" in values)
+        if option is not None and not is_said:
+            options.put(option, value, f"placeholder: {meaning}")
+    learns_rewards = options.find("ppo.kl.coef")
+    if learns_rewards is not None:
+        _fill_rewards(options, learns_rewards)
+    if options.find("sft.global_batch_size") and not {"data.completion", "data.messages"} & values.keys():
+        options.put("data.completion", "{completion}", "placeholder: the field of the answer")
+    if options.find("distill.kl_type") and "data.validation" not in values:
+        for option in [option for option in values if option.startswith("validation_sampling.")]:
+            del values[option]
+    elif options.find("distill.kl_type"):
+        options.put("validation_reward.type", "math", "placeholder: what scores held-out responses")
+        options.put("validation_sampling.max_tokens", values["sampling.max_tokens"], "as sampling.max_tokens")
+
+
+def _fill_rewards(options: _Options, coefficient: str) -> None:
+    """Likewise where responses are scored; `coefficient` is the option of the KL's."""
+    values = options.values
+    options.put("validation_sampling.max_tokens", values["sampling.max_tokens"], "as sampling.max_tokens")
+    if not any(key.startswith(("reward.", "environment.")) or key == "reward_model.path" for key in values):
+        options.put("reward.type", "math", "placeholder: what scores the responses, docs/guides/rewards.md")
+    if "reward_model.path" in values and coefficient not in values:
+        options.put(coefficient, 0.0, "a learned reward needs one, and 0 does without")
+
+
+def _put(tree: dict[str, Json], keys: list[str], value: Json) -> None:
+    for key in keys[:-1]:
+        inner = tree.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return
+        tree = inner
+    existing = tree.get(keys[-1])
+    if not (isinstance(existing, dict) and value == {}):
+        tree[keys[-1]] = value
+
+
+def _short(value: Json) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def list_lines(converted: Converted) -> Iterator[str]:
+    """The table: what became of each key, by kind."""
+    yield f"{converted.library.name} ({converted.library.version}) → algorithm: {converted.algorithm}"
+    for name in converted.missing:
+        yield f"not read: {name}, which it builds on; what it says there is not in the recipe"
+    for kind in Kind:
+        entries = converted.list_kind(kind)
+        if not entries:
+            continue
+        yield ""
+        yield f"{kind.value} ({len(entries)})"
+        for entry in filter(lambda entry: entry.ours, entries):
+            ours = ", ".join(f"{key}: {_one_line(_short(value))}" for key, value in entry.ours.items())
+            yield f"  {_name(entry)} → {ours}{f'  ({entry.reason})' if entry.reason else ''}"
+        reasons = dict.fromkeys(entry.reason for entry in entries if not entry.ours)
+        for reason in reasons:
+            same = [_name(entry) for entry in entries if not entry.ours and entry.reason == reason]
+            yield f"  {'; '.join(same)}: {reason}"
+
+
+def _name(entry: Entry) -> str:
+    """A key with its value, as the table shows it."""
+    return f"{entry.theirs}{' (their default)' if entry.is_default else ''} = {_one_line(_short(entry.value))}"

@@ -1,0 +1,158 @@
+"""Reads a config of another library from a file: YAML with its bases, JSON, a shell script, or Python."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep import yaml12
+from lockstep.errors import InputError
+from lockstep.foreign.interpolation import fill_in
+from lockstep.foreign.shell import find_command
+from lockstep.foreign.words import Config, Json, flatten
+
+_MOST_BASES = 20
+_LARGEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a file holds, and the files that it builds on which are not there."""
+
+    config: Config
+    missing: tuple[str, ...] = ()
+
+
+def read_config(path: Path) -> Read:
+    """Reads a file by the ending of its name.
+
+    Raises:
+        InputError: There is no such file, it is none of these kinds, or cannot be read as one.
+    """
+    text = _read_text(path)
+    match path.suffix:
+        case ".yaml" | ".yml":
+            tree, missing = _read_yaml(path, 0)
+            return Read(Config(fill_in(dict(flatten(tree))), path.stem), missing)
+        case ".json":
+            return Read(Config(dict(flatten(_as_tree(path, _parse_json(path, text)))), path.stem))
+        case ".sh" | ".bash" | ".slurm" | ".sbatch":
+            return _read_script(path, text)
+        case ".py":
+            return Read(_read_python(path, text))
+        case _:
+            raise InputError(
+                f"{path}: the name must end in .yaml, .yml, .json, .sh or .py, since that says how to read it"
+            )
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise InputError(f"{path} has more than {_LARGEST_BYTES} bytes, which no config has")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is no text in UTF-8") from None
+
+
+def _as_tree(path: Path, tree: object) -> dict[str, Json]:
+    if not isinstance(tree, dict) or not tree:
+        raise InputError(f"{path} holds no keys with values")
+    return tree
+
+
+def _parse_json(path: Path, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path} is no JSON: {error}") from None
+
+
+def _read_yaml(path: Path, depth: int) -> tuple[dict[str, Json], tuple[str, ...]]:
+    """A file over the files that its `defaults` name, those of Hydra without an ending, those of NeMo RL with one."""
+    try:
+        tree = _as_tree(path, yaml12.parse(_read_text(path), merges=True))
+    except InputError as error:
+        raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    if depth > _MOST_BASES:
+        raise InputError(f"{path} builds on more than {_MOST_BASES} files, or on itself")
+    named = tree.get("defaults")
+    below: dict[str, Json] = {}
+    missing: list[str] = []
+    for name in named if isinstance(named, list) else [named]:
+        base = None if not isinstance(name, str) or name == "_self_" else _find_base(path, name)
+        if base is None:
+            missing += [str(name)] if name not in (None, "_self_") else []
+            continue
+        inner, absent = _read_yaml(base, depth + 1)
+        inner.pop("defaults", None)
+        below = merge(below, inner)
+        missing += absent
+    return merge(below, tree), tuple(missing)
+
+
+def _find_base(path: Path, name: str) -> Path | None:
+    candidates = (path.parent / name, path.parent / f"{name}.yaml")
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def merge(below: Mapping[str, Json], above: Mapping[str, Json]) -> dict[str, Json]:
+    """One tree over another; sections are merged key by key."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = merge(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _read_script(path: Path, text: str) -> Read:
+    try:
+        command = find_command(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    given = command.read()
+    config = given.get("config")
+    below: dict[str, Json] = {}
+    missing: tuple[str, ...] = ()
+    if isinstance(config, str) and (path.parent / config).is_file():
+        tree, missing = _read_yaml(path.parent / config, 0)
+        below = dict(flatten(tree))
+    elif isinstance(config, str):
+        missing = (config,)
+    named = given.get("--config-name")
+    if isinstance(named, str) and "trainer" not in named:  # verl's own have defaults of the table
+        missing = (*missing, named)
+    return Read(Config(fill_in(below | given), command.program, command.processes), missing)
+
+
+def _read_python(path: Path, text: str) -> Config:
+    """The keyword arguments of the one configuration that a program of TRL makes: `GRPOConfig(learning_rate=1e-6)`."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise InputError(f"{path}: line {error.lineno}: this is no Python") from None
+    calls = [
+        (node.func.id, node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Config")
+        if node.func.id not in ("LoraConfig", "BitsAndBytesConfig", "PeftConfig", "ModelConfig")
+    ]
+    if not calls:
+        raise InputError(f"{path}: no configuration such as GRPOConfig(learning_rate=1e-6) is made in it")
+    name, call = max(calls, key=lambda pair: len(pair[1].keywords))
+    given = {keyword.arg: _literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+    return Config(given, name)
+
+
+def _literal(node: ast.expr) -> Json:
+    """A value that is written out; the text of the expression where it is not."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return f"${{{ast.unparse(node)}}}"
+    return value if isinstance(value, bool | int | float | str | list | dict) else None

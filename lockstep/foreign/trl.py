@@ -1,0 +1,433 @@
+"""TRL's keys: fields of its configurations and `TrainingArguments`, in YAML, JSON or on a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.foreign import sentences as say
+from lockstep.foreign.conversions import (
+    Choice,
+    bound,
+    data_file,
+    distance,
+    fixed,
+    model_folder,
+    nothing,
+    number,
+    optional,
+    positive,
+    refuse,
+    section,
+    share_of_steps,
+    teacher,
+    tokens_left,
+)
+from lockstep.foreign.trl_others import OTHERS
+from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Library, Parts, Row, Unset
+
+PROGRAMS = (
+    ("grpo", "grpo"), ("gspo", "grpo"), ("rloo", "grpo"), ("ppo", "ppo"), ("sft", "sft"), ("reward", "reward_model"),
+    ("gkd", "distill"), ("dpo", "dpo"),
+)  # fmt: skip
+"""Parts of names of scripts and configurations, and the algorithm that each stands for."""
+ELSEWHERE = ("online_dpo", "onlinedpo", "xpo", "nash", "kto", "orpo", "cpo", "bco", "prm", "mpo", "async", "gold")
+OF_KEYS = {
+    "num_generations": "grpo", "cliprange": "ppo", "kl_coef": "ppo", "center_rewards_coefficient": "reward_model",
+    "lmbda": "distill", "precompute_ref_log_probs": "dpo", "dataset_text_field": "sft", "packing": "sft",
+    "completion_only_loss": "sft", "assistant_only_loss": "sft",
+}  # fmt: skip
+"""Keys that one configuration alone has."""
+
+
+def _algorithm(config: Config) -> str | None:
+    program = config.program.rsplit("/", 1)[-1].lower()
+    if any(name in program for name in ELSEWHERE):
+        return None
+    named = next((ours for part, ours in PROGRAMS if part in program), None)
+    return named or next((ours for key, ours in OF_KEYS.items() if key in config.given), None)
+
+
+def _always(config: Config) -> Mapping[str, Json]:
+    """The columns that its trainers read, and RLOO's baseline."""
+    columns: dict[str, Json] = {"data.prompt": "{prompt}"}
+    if config.algorithm == "sft":
+        columns["data.completion"] = "{completion}"
+    if "rloo" in config.program.lower():
+        columns |= {"grpo.baseline": "leave_one_out", "grpo.scale_rewards": "none"}
+    return columns
+
+
+def _rows(config: Config) -> int:
+    """Rows of an optimizer step, over all processes."""
+    each = config.whole("per_device_train_batch_size", 8) * config.whole("gradient_accumulation_steps", 1)
+    return each * (config.processes or 1)
+
+
+def _batch(value: Json, config: Config) -> Answer:
+    rows = _rows(config)
+    if config.algorithm not in ("grpo", "ppo"):
+        own = {"sft": "sft", "dpo": "dpo", "reward_model": "reward_model", "distill": "distill"}[config.algorithm]
+        sizes: dict[str, Json] = {f"{own}.global_batch_size": rows}
+        return Parts(sizes | {"distill.num_prompts_per_step": rows} if own == "distill" else sizes)
+    if config.algorithm == "ppo":
+        return section("ppo", num_prompts_per_step=rows, global_batch_size=rows // config.whole("num_mini_batches", 1))
+    processes, each = config.processes or 1, config.whole("num_generations", 8)
+    accumulated = config.whole("gradient_accumulation_steps", 1)
+    generated = (
+        config.whole("per_device_train_batch_size", 8) * processes * config.whole("steps_per_generation", accumulated)
+    )
+    generated = config.whole("generation_batch_size", generated)
+    if generated % each:
+        return refuse(f"{generated} responses at a time are no whole number of groups of {each}; say the processes")
+    return section("grpo", num_prompts_per_step=generated // each, global_batch_size=rows)
+
+
+def _steps(config: Config) -> float:
+    """Optimizer steps of the run; -1 where epochs count."""
+    episodes = config.whole("total_episodes", 0)
+    return config.number("max_steps", -1) if not episodes else episodes // _rows(config)
+
+
+def _decay(value: Json, config: Config) -> Answer:
+    if value in ("constant", "constant_with_warmup"):
+        return nothing("constant")
+    decay = Choice({"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"})(value, config)
+    if not isinstance(decay, str):
+        return decay
+    steps = int(_steps(config))
+    if steps <= 0:
+        return refuse("a decay needs decay_steps, and the config does not say max_steps")
+    return section("policy.schedule", decay=decay, decay_steps=steps)
+
+
+def _final(value: Json, config: Config) -> Answer:
+    fraction = value.get("min_lr_rate") if isinstance(value, dict) else None
+    if not value:
+        return nothing("none")
+    if isinstance(fraction, int | float) and _steps(config) > 0:
+        return section("policy.schedule", final_fraction=fraction)
+    return refuse("arguments of a schedule")
+
+
+def _warmup(value: Json, config: Config) -> Answer:
+    if isinstance(value, float) and 0 < value < 1:
+        return share_of_steps(_steps)(value, config)
+    return value
+
+
+def _beta(value: Json, config: Config) -> Answer:
+    if config.algorithm == "distill":
+        if value in (0, 1):
+            return section("distill", kl_type="forward" if value == 0 else "reverse")
+        return section("distill", kl_type="jsd", mixed_kl_weight=value)
+    if config.algorithm == "dpo" or value:
+        return value
+    return nothing("0: no reference policy is loaded")
+
+
+def _loss(value: Json, config: Config) -> Answer:
+    """The losses of GRPO, DPO and SFT have one key."""
+    match config.algorithm:
+        case "grpo":
+            return _loss_of_groups(value, config)
+        case "dpo":
+            return _loss_of_pairs(value, config)
+        case _:
+            return (
+                nothing("the likelihood of the answer")
+                if value in (None, "nll")
+                else refuse(f"there is no loss {value}")
+            )
+
+
+def _loss_of_groups(value: Json, config: Config) -> Answer:
+    if value == "cispo":
+        return section("grpo", loss="cispo")
+    mean = Choice({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"})(value, config)
+    return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
+
+
+def _loss_of_pairs(value: Json, config: Config) -> Answer:
+    names: list[Json] = value if isinstance(value, list) else [value]
+    others = [name for name in names if name != "sft"]
+    if len(others) != 1:
+        return refuse(f"one loss of pairs, and sft beside it, not {value}")
+    loss = Choice({"sigmoid": "dpo", "ipo": "ipo"})(others[0], config)
+    if not isinstance(loss, str):
+        return loss
+    weights = config.get("loss_weights")
+    if "sft" not in names:
+        return section("dpo", preference_loss=loss)
+    weight = weights[names.index("sft")] if isinstance(weights, list) and len(weights) == len(names) else 1.0
+    return section("dpo", preference_loss=loss, sft_loss_weight=weight)
+
+
+def _weights(value: Json, config: Config) -> Answer:
+    names = config.get("loss_type")
+    if not isinstance(value, list) or not isinstance(names, list) or len(value) != len(names):
+        return nothing("none") if value is None else refuse("loss_weights without as many names in loss_type")
+    first = next(i for i, name in enumerate(names) if name != "sft")
+    return value[first]
+
+
+def _bf16(value: Json, config: Config) -> Answer:
+    return "bf16" if value is not False else "fp32"
+
+
+def _betas(value: Json, config: Config) -> Answer:
+    return [config.number("adam_beta1", 0.9), config.number("adam_beta2", 0.999)]
+
+
+def _length(value: Json, config: Config) -> Answer:
+    return value if value else refuse("no bound on lengths; say max_tokens")
+
+
+def _vllm(convert: Convert) -> Convert:
+    return lambda value, config: convert(value, config) if config.says("use_vllm") else nothing("use_vllm is false")
+
+
+def _correction(value: Json, config: Config) -> Answer:
+    if config.get("vllm_importance_sampling_correction") is False:
+        return nothing("no correction")
+    return Choice({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop"})(
+        value, config
+    )
+
+
+def _correction_bound(value: Json, config: Config) -> Answer:
+    kind = _correction(config.get("vllm_importance_sampling_mode"), config)
+    return value if isinstance(kind, str) and value is not None else nothing("no such correction")
+
+
+def _correction_low(value: Json, config: Config) -> Answer:
+    kind = _correction(config.get("vllm_importance_sampling_mode"), config)
+    return value if kind == "icepop" and value is not None else nothing("no bound from below")
+
+
+def _evaluates(value: Json, config: Config) -> Answer:
+    if config.get("eval_strategy") not in ("steps", "epoch"):
+        return nothing("eval_strategy is no")
+    if config.get("eval_strategy") == "epoch":
+        return refuse("an evaluation per epoch; run.validate_every counts steps")
+    return value if isinstance(value, int) and value > 0 else refuse("a share of all steps")
+
+
+def _strategy(value: Json, config: Config) -> Answer:
+    if value == "epoch":
+        return refuse("an evaluation per epoch; run.validate_every counts steps")
+    return nothing("no validation" if value in (None, "no") else "eval_steps says it")
+
+
+def _saves(value: Json, config: Config) -> Answer:
+    if config.get("save_strategy") not in (None, "steps"):
+        return refuse("checkpoints per epoch or none; run.save_every counts steps")
+    return value if isinstance(value, int) and value > 0 else refuse("a share of all steps")
+
+
+def _lora(convert: Convert) -> Convert:
+    return lambda value, config: convert(value, config) if config.says("use_peft") else nothing("use_peft is false")
+
+
+def _modules(value: Json, config: Config) -> Answer:
+    if value in (None, "all-linear"):
+        return nothing("all linear maps, as here without a word")
+    return value if isinstance(value, list) else [value]
+
+
+def _tracker(value: Json, config: Config) -> Answer:
+    names = [name for name in (value if isinstance(value, list) else [value]) if name not in (None, "none")]
+    unknown = [str(name) for name in names if name not in ("wandb", "tensorboard", "mlflow")]
+    if unknown:
+        return refuse(f"there is no tracker {', '.join(unknown)}")
+    return section("trackers", **{str(name): {} for name in names}) if names else nothing("none")
+
+
+def _run_name(value: Json, config: Config) -> Answer:
+    named = config.get("report_to")
+    loggers = named if isinstance(named, list) else [named]
+    return str(value) if "wandb" in loggers else nothing("no tracker has a use for it")
+
+
+def _best(value: Json, config: Config) -> Answer:
+    return refuse(f"the metric {value} has another name here; docs/coming_from.md") if value else nothing("none")
+
+
+def _temperature(value: Json, config: Config) -> Answer:
+    return Parts({"sampling.temperature": value, "validation_sampling.temperature": value})
+
+
+def _reward(value: Json, config: Config) -> Answer:
+    verifiers = ("accuracy_reward", "trl.rewards.accuracy_reward")
+    named = [name for name in (value if isinstance(value, list) else [value]) if name]
+    if named and all(name in verifiers for name in named):
+        return section("reward", type="math")
+    return refuse("functions of theirs: write one with reward.type=python (docs/guides/rewards.md)")
+
+
+def _validation_split(value: Json, config: Config) -> Answer:
+    return nothing("data.validation is a file of its own, since there are no splits")
+
+
+SCALES: dict[Json, Json | Unset] = {"group": "group", "batch": "batch", "none": "none", True: "group", False: "none"}
+OF_LEARNER = nothing("learner.dtype says it")
+DTYPES: dict[Json, Json | Unset] = {
+    **dict.fromkeys(("bfloat16", "auto", "float32", None), OF_LEARNER),
+    "float16": refuse("no model is trained in fp16"),
+}
+SIZE = "`per_device_train_batch_size` × `gradient_accumulation_steps` × processes"
+BATCHES = (
+    "ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_size", "reward_model.global_batch_size",
+    "distill.global_batch_size",
+)  # fmt: skip
+
+MAPPED = (
+    Row("model_name_or_path", ("model.path",), model_folder),
+    Row("sft_model_path", ("model.path",), model_folder, page="-"),
+    Row("reward_model_path", ("reward_model.path",), model_folder, page="PPO: `reward_model_path`"),
+    Row("bf16", ("learner.dtype",), _bf16, default=True),
+    Row("dtype", ("learner.dtype",), Choice(DTYPES), page="-"),
+    Row("torch_dtype", ("learner.dtype",), Choice(DTYPES), page="-"),
+    Row("seed", ("seed",), default=42),
+    Row("", ("data.train",), page="the trainer's `train_dataset`"),
+    Row("dataset_name", ("data.train",), data_file, page="-"),
+    Row("", ("data.prompt",), page="column `prompt`"),
+    Row("", ("data.answer",), page="a column, as an argument of the reward function"),
+    Row("", ("data.chosen",), page="column `chosen`"),
+    Row("", ("data.rejected",), page="column `rejected`"),
+    Row("", ("reward_model.margin",), page="column `margin`"),
+    Row("shuffle_dataset", ("data.shuffle",)),
+    Row("", ("reward.type",), Choice({"accuracy_reward": "math"}), page="`trl.rewards.accuracy_reward`"),
+    Row("", ("reward.function",), page="the trainer's `reward_funcs`"),
+    Row("reward_funcs", ("reward.type",), _reward, page="-"),
+    Row("reward_model_name_or_path", ("reward_model.path",), model_folder, page="-"),
+    Row("missing_eos_penalty", ("ppo.truncation_penalty",), optional(), page="PPO: `missing_eos_penalty`"),
+    Row("mask_truncated_completions", ("ppo.overlong_filtering",)),
+    Row("max_completion_length", ("sampling.max_tokens",), default=512),
+    Row("response_length", ("sampling.max_tokens",), page="PPO: `response_length`"),
+    Row("max_new_tokens", ("sampling.max_tokens",), page="-"),
+    Row("max_prompt_length", ("data.max_prompt_tokens",), page="-"),
+    Row("temperature", ("sampling.temperature",), _temperature),
+    Row("top_p", ("sampling.top_p",)),
+    Row("top_k", ("sampling.top_k",), tokens_left),
+    Row("num_generations_eval", ("validation_sampling.num_samples",), optional()),
+    Row("generation_batch_size", ("ppo.num_prompts_per_step",), _batch, "in responses"),
+    Row("steps_per_generation", ("ppo.num_prompts_per_step",), _batch, page="-"),
+    Row("num_generations", ("ppo.num_generations",), default=8),
+    Row("per_device_train_batch_size", BATCHES, _batch, "of one process",
+        "a batch size counts rows or responses, over all ranks", default=8, page=SIZE),
+    Row("gradient_accumulation_steps", BATCHES, _batch,
+        differs="a batch size counts rows or responses, over all ranks", page="-"),
+    Row("num_mini_batches", ("ppo.global_batch_size",), _batch, page="-"),
+    Row("num_iterations", ("ppo.ppo_epochs",)),
+    Row("num_ppo_epochs", ("ppo.ppo_epochs",), page="PPO: `num_ppo_epochs`"),
+    Row("epsilon", ("ppo.clip",)),
+    Row("cliprange", ("ppo.clip",), page="PPO: `cliprange`"),
+    Row("epsilon_high", ("ppo.clip_high",), optional()),
+    Row("delta", ("ppo.dual_clip",), optional()),
+    Row("entropy_coef", ("ppo.entropy_coef",), distance),
+    Row("normalize_advantages", ("ppo.whiten_advantages",), page="RLOO: `normalize_advantages`"),
+    Row("gamma", ("ppo.gamma",), page="PPO: `gamma`"),
+    Row("lam", ("ppo.gae_lambda",), page="PPO: `lam`"),
+    Row("cliprange_value", ("ppo.value_clip",), distance, page="PPO: `cliprange_value`"),
+    Row("", ("grpo.baseline",), Choice({"GRPOTrainer": "mean"}), page="`GRPOTrainer`"),
+    Row("", ("grpo.baseline",), Choice({"RLOOTrainer": "leave_one_out"}), page="`RLOOTrainer`"),
+    Row("scale_rewards", ("grpo.scale_rewards",), Choice(SCALES), page="`scale_rewards`"),
+    Row("loss_type", ("grpo.loss_mean", "grpo.loss", "dpo.preference_loss", "sft.max_tokens"), _loss, page="-"),
+    Row("", ("grpo.loss_mean", "grpo.loss"), Choice({"loss_type=dapo": "tokens", "loss_type=grpo": "responses",
+        "loss_type=dr_grpo": "constant", "loss_type=cispo": "cispo"}), page="="),
+    Row("", ("dpo.preference_loss",), page="`loss_type`, where `sigmoid` is our `dpo`"),
+    Row("importance_sampling_level", ("grpo.importance_sampling_level",), Choice({"token": "token",
+        "sequence": "sequence"})),
+    Row("beta", ("dpo.ref_policy_kl_penalty", "ppo.kl.coef", "distill.mixed_kl_weight"), _beta,
+        page="`beta`"),
+    Row("", ("distill.kl_type",), page="`beta`: 0 is our `forward`, 1 our `reverse`, between them `jsd`"),
+    Row("kl_coef", ("ppo.kl.coef",), page="PPO: `kl_coef`"),
+    Row("vllm_importance_sampling_mode", ("ppo.correction.kind",), _vllm(_correction), page="-"),
+    Row("", ("ppo.correction.kind",), Choice({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis",
+        "token_mask": "icepop"}), page="=vllm_importance_sampling_mode"),
+    Row("vllm_importance_sampling_clip_max", ("ppo.correction.high",), _vllm(_correction_bound)),
+    Row("vllm_importance_sampling_clip_min", ("ppo.correction.low",), _vllm(_correction_low)),
+    Row("max_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens"), _length,
+        default=1024),
+    Row("max_seq_length", ("sft.max_tokens",), _length, page="-"),
+    Row("loss_weights", ("dpo.preference_loss_weight",), _weights),
+    Row("", ("dpo.sft_loss_weight",), page="`loss_weights`, with `sft` in `loss_type`"),
+    Row("center_rewards_coefficient", ("reward_model.center_rewards_coefficient",), optional()),
+    Row("teacher_model_name_or_path", ("teachers",), teacher),
+    Row("lmbda", ("distill.on_policy",), lambda value, config:
+        value == 1 if value in (0, 1) else refuse("a share of the batches; all or none are on-policy here"),
+        page="always; of `GKDConfig`: `lmbda`, a share"),
+    Row("learning_rate", ("policy.lr",), number),
+    Row("adam_beta1", ("policy.betas",), _betas),
+    Row("adam_beta2", ("policy.betas",), _betas),
+    Row("adam_epsilon", ("policy.eps",), number),
+    Row("weight_decay", ("policy.weight_decay",)),
+    Row("max_grad_norm", ("policy.max_grad_norm",), bound),
+    Row("warmup_steps", ("policy.schedule.warmup_steps",), _warmup),
+    Row("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_steps), "a share"),
+    Row("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
+    Row("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), _final, page="-"),
+    Row("use_peft", ("learner.lora.rank",), lambda value, config:
+        section("learner.lora", rank=config.whole("lora_r", 16)) if value is True else nothing("no LoRA"), page="-"),
+    Row("lora_r", ("learner.lora.rank",), _lora(optional())),
+    Row("lora_alpha", ("learner.lora.alpha",), _lora(optional())),
+    Row("lora_target_modules", ("learner.lora.target_modules",), _lora(_modules)),
+    Row("", ("learner.micro_batch_tokens",), page="`per_device_train_batch_size`, in rows"),
+    Row("", ("learner.parallel.dp",), page="processes that are launched"),
+    Row("gradient_checkpointing", ("learner.activation_checkpointing",), default=True),
+    Row("torch_compile", ("learner.compile",)),
+    Row("use_vllm", ("sampler.backend",), Choice({True: "vllm", False: "torch"}), page="`use_vllm`"),
+    Row("vllm_tensor_parallel_size", ("sampler.tensor_parallel",), _vllm(optional())),
+    Row("vllm_max_model_length", ("sampler.vllm.max_model_len",), _vllm(optional())),
+    Row("vllm_max_model_len", ("sampler.vllm.max_model_len",), _vllm(optional()), page="-"),
+    Row("vllm_gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
+    Row("vllm_enable_sleep_mode", ("cluster.offload_idle",), _vllm(optional())),
+    Row("vllm_mode", ("cluster.placement",), _vllm(Choice({"colocate": "colocated", "server": "separate"})),
+        page="`vllm_mode`"),
+    Row("max_steps", ("run.max_steps",), positive("num_train_epochs decides")),
+    Row("num_train_epochs", ("run.max_epochs",), lambda value, config:
+        nothing("the run ends after its steps") if _steps(config) > 0 else (int(value) if isinstance(value, int | float)
+        and float(value).is_integer() else refuse("epochs are whole")), default=3),
+    Row("total_episodes", ("run.max_steps",), lambda value, config:
+        value // _rows(config) if isinstance(value, int) else nothing("num_train_epochs decides"), page="-"),
+    Row("eval_steps", ("run.validate_every",), _evaluates),
+    Row("eval_strategy", ("run.validate_every",), _strategy, page="-"),
+    Row("dataset_test_split", ("data.validation",), _validation_split, page="-"),
+    Row("save_steps", ("run.save_every",), _saves),
+    Row("save_total_limit", ("run.keep",), optional()),
+    Row("metric_for_best_model", ("run.best.metric",), _best),
+    Row("greater_is_better", ("run.best.mode",), lambda value, config: nothing("of metric_for_best_model")),
+    Row("output_dir", ("run.folder",), lambda value, config: str(value)),
+    Row("log_completions", ("run.num_logged_samples",), lambda value, config:
+        nothing("samples.jsonl has them") if value is True else 0),
+    Row("num_completions_to_print", ("run.num_logged_samples",), optional()),
+    Row("report_to", ("trackers.tensorboard", "trackers.wandb"), _tracker, page="`report_to`"),
+    Row("run_name", ("trackers.wandb.name",), _run_name),
+    Row("fp16", ("learner.dtype",), fixed(False, "no model is trained in fp16"), page="-"),
+    Row("repetition_penalty", ("sampling.temperature",), fixed(1.0, "there is no repetition penalty"), page="-"),
+    Row("min_p", ("sampling.top_p",), fixed(None, "there is no min-p"), page="-"),
+    Row("label_smoothing", ("dpo.preference_loss",), fixed(0.0, "there is no label smoothing"), page="-"),
+    Row("optim", ("policy.lr",), lambda value, config: nothing(say.ADAMW) if str(value).startswith("adamw") else
+        refuse(say.ADAMW), page="-"),
+)  # fmt: skip
+
+GATES = (
+    Gate(("vllm_*",), lambda config: config.says("use_vllm"), "use_vllm is false"),
+    Gate(("lora_*", "use_dora", "use_rslora"), lambda config: config.says("use_peft"), "use_peft is false"),
+    Gate(("ref_model_mixup_alpha", "ref_model_sync_steps"), lambda config: config.says("sync_ref_model"),
+         "sync_ref_model is false"),
+    Gate(("num_train_epochs",), lambda config: _steps(config) <= 0, "the run ends after its steps"),
+    Gate(("eval_steps",), lambda config: config.get("eval_strategy") == "steps", "eval_strategy is not steps"),
+    Gate(("save_steps",), lambda config: config.get("save_strategy") in (None, "steps"), "save_strategy is not steps"),
+    Gate(("bnb_4bit_*", "use_bnb_nested_quant"), lambda config: config.says("load_in_4bit"), "load_in_4bit is false"),
+)  # fmt: skip
+
+DEFAULTS: dict[str, dict[str, Json]] = {
+    "grpo": {"learning_rate": 1e-6, "temperature": 1.0}, "ppo": {"learning_rate": 3e-6, "kl_coef": 0.05,
+    "response_length": 53},
+    "sft": {"learning_rate": 2e-5}, "dpo": {"learning_rate": 1e-6, "beta": 0.1},
+    "reward_model": {"learning_rate": 1e-4},
+    "distill": {"beta": 0.5, "max_new_tokens": 128},
+}  # fmt: skip
+
+LIBRARY = Library("TRL", "trl", "f2cd577, July 2026", MAPPED + OTHERS, _algorithm, GATES, DEFAULTS, _always)

@@ -1,0 +1,81 @@
+"""The tables of other libraries' keys: each names options that recipes have, and answers a key in a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.config import registry
+from lockstep.config.errors import Shape, list_options
+from lockstep.foreign.libraries import CONVERTIBLE, LIBRARIES
+from lockstep.foreign.words import Config, Json, Kind, Library, Row, spell
+
+TRAINED = ("ppo", "grpo", "sft", "dpo", "reward_model", "distill", "self_rewarding")
+OPTIONS = {option for name, kind in registry.every() if name in TRAINED for option in list_options(Shape(kind))}
+ROWS = [(library, row) for library in LIBRARIES for row in library.rows]
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_every_row_names_options_that_recipes_have(library: Library) -> None:
+    named = {key.partition("=")[0] for row in library.rows for key in row.ours}
+    assert named
+    assert not [key for key in named if not OPTIONS & set(spell(key))]
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_a_key_has_one_row(library: Library) -> None:
+    keys = [row.theirs for row in library.rows if row.theirs]
+    assert sorted(keys) == sorted(set(keys))
+
+
+@pytest.mark.parametrize("library", CONVERTIBLE.values(), ids=lambda library: library.name)
+def test_what_is_not_here_has_a_reason(library: Library) -> None:
+    assert not [row.theirs for row in library.rows if not row.ours and not (row.note or row.differs)]
+    assert not [row.theirs for row in library.rows if row.ours and row.kind is not Kind.MAPS]
+
+
+@pytest.mark.parametrize("library", CONVERTIBLE.values(), ids=lambda library: library.name)
+def test_defaults_are_of_keys_that_the_table_has(library: Library) -> None:
+    named = [key for defaults in library.more_defaults.values() for key in defaults]
+    assert not [key for key in named if key not in library.by_key]
+    assert set(library.more_defaults) <= set(TRAINED)
+
+
+def is_odd(row: Row) -> bool:
+    """Values that no config has, which must be answered all the same."""
+    config = Config({row.theirs: "x"}, algorithm="grpo")
+    values: tuple[Json, ...] = (None, True, -1, 0, 1.5, "x", [], ["x"], {})
+    return any(row.convert(value, config) is ... for value in values)
+
+
+@pytest.mark.parametrize("library", CONVERTIBLE.values(), ids=lambda library: library.name)
+def test_a_conversion_answers_any_value(library: Library) -> None:
+    assert not [row.theirs for row in library.rows if is_odd(row)]
+
+
+SAYS = {
+    "actor_rollout_ref.rollout.temperature=1": "actor_rollout_ref.rollout.temperature is sampling.temperature=…",
+    "rollout.temperature=1": "what OpenRLHF calls rollout.temperature is sampling.temperature=… here",
+    "kl_coef=0.1": "what other libraries call kl_coef is ppo.kl.coef=… here",
+    "ppo.epsilon=0.1": "what other libraries call epsilon is ppo.clip=… here",
+    "loss_fn.ratio_clip_max=0.3": "what NeMo RL calls loss_fn.ratio_clip_max is ppo.clip_high=… here",
+    "algo.kl.init_coef=0.1": "what OpenRLHF calls algo.kl.init_coef is ppo.kl.coef=… here",
+    "packing=true": "packing is a key of TRL: sequences are packed",
+}
+
+
+@pytest.mark.parametrize("override", SAYS)
+def test_a_key_of_theirs_in_a_recipe(override: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "ppo_arithmetic", override]) == 2
+    message = capsys.readouterr().err
+    assert SAYS[override] in message
+    assert message.count("\n") == 1
+
+
+def test_a_section_of_theirs_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("base: grpo_arithmetic\nactor_rollout_ref: {hybrid: 1, rollout: {temperature: 1.0, n: 4}}\n")
+    assert main(["config", str(recipe)]) == 2
+    assert "what verl calls actor_rollout_ref.rollout.temperature is sampling.temperature=…" in capsys.readouterr().err
