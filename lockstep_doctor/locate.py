@@ -390,7 +390,7 @@ def _open(
     """The operators of a segment that begin to differ, of both engines in turn; all that ran there; and the lines.
 
     Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
-    reads what was made before the layers, and differs, as a mask may, the operators that made it come before it. What
+    reads what was made before the layers, and differs, as a mask may, the operators that made it are among them. What
     runs no operator, as a layer that is left out, was decided by the function around the segment.
     """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
@@ -405,7 +405,7 @@ def _open(
     lines = own.lines | theirs.lines
     ran = [one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)]
     here, there = (
-        sorted((one for one in some if one in ran), key=lambda one: one not in makers)
+        _order(sorted((one for one in some if one in ran), key=lambda one: one not in makers))
         for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
     )
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
@@ -428,6 +428,12 @@ def _open(
     # Where every value is there in its place, another one of them is handed on.
     last = [Suspect(reference.name, one) for one in theirs.operators[-1:]]
     return ([Suspect(other.name, moved)] if moved else [*around, *last]), ran, lines
+
+
+def _order(some: Sequence[Operator]) -> list[Operator]:
+    """Operators in the segment before and behind the early ones, which may be other ways to the same."""
+    inside, early = ([one for one in some if one.early == kind] for kind in (False, True))
+    return [*inside[:1], *early, *inside[1:]]
 
 
 def _find_writers(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:
