@@ -23,7 +23,10 @@ def add(parsers: Parsers) -> None:
         help="YAML, JSON, a shell script with the command, or a Python file with a configuration of TRL",
     )
     convert.add_argument(
-        "--from", dest="library", choices=_LIBRARIES, help="whose it is; without it, of whoever has most of its keys"
+        "--from",
+        dest="library",
+        choices=_LIBRARIES,
+        help="whose it is; without it, that of the library which has most of its keys",
     )
     convert.add_argument("--algorithm", choices=_ALGORITHMS, help="what it trains, where the file does not say")
     convert.add_argument(
