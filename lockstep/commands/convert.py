@@ -38,9 +38,12 @@ def add(parsers: Parsers) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.config.foreign_recipe import convert_file, validate, write
+    from lockstep.errors import InputError
     from lockstep.foreign.convert import list_lines
     from lockstep.records import refuse_other
 
+    if options.out is not None and Path(options.out).resolve() == Path(options.file).resolve():
+        raise InputError(f"{options.file} is the config that is converted; give --out another name")
     converted = convert_file(Path(options.file), options.library, options.algorithm)
     table = "\n".join(list_lines(converted))
     if options.out is None:
