@@ -405,8 +405,8 @@ def _open(
     lines = own.lines | theirs.lines
     ran = [one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)]
     here, there = (
-        _order(sorted((one for one in some if one in ran), key=lambda one: one not in makers))
-        for some in (suspects(own, theirs, tolerance), suspects(theirs, own, tolerance))
+        _order([one for one in some if one in ran], makers)
+        for some in (suspects(own, theirs, ends[1:], tolerance), suspects(theirs, own, ends[:1], tolerance))
     )
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
@@ -430,10 +430,11 @@ def _open(
     return ([Suspect(other.name, moved)] if moved else [*around, *last]), ran, lines
 
 
-def _order(some: Sequence[Operator]) -> list[Operator]:
-    """Operators in the segment before and behind the early ones, which may be other ways to the same."""
-    inside, early = ([one for one in some if one.early == kind] for kind in (False, True))
-    return [*inside[:1], *early, *inside[1:]]
+def _order(some: Sequence[Operator], makers: Sequence[Operator]) -> list[Operator]:
+    """Operators from which the ends follow before others; early ones, which may be other ways to the same, second."""
+    made, rest = ([one for one in some if (one in makers) == kind] for kind in (True, False))
+    inside, early = ([one for one in made if one.early == kind] for kind in (False, True))
+    return [*inside[:1], *early, *inside[1:], *rest]
 
 
 def _find_writers(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:

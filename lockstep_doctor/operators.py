@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -375,8 +375,11 @@ def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
         yield value.narrow(dim, first, tokens - first)
 
 
-def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list[Operator]:
+def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], tolerance: float) -> list[Operator]:
     """Returns the operators that were given values which the other trace has, and gave one that it has not.
+
+    Those come first from which an end follows by values that the other trace lacks: of what only Python reads, as it
+    does lengths, one engine may have more than another.
 
     What no operator of the trace made (inputs of the segment, weights, constants) is taken for right, so an operator
     that reads a weight which differs is a suspect. A value that the other trace lacks, but from which only values
@@ -402,13 +405,15 @@ def suspects(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> list
             after = [output for consumer in consumers.get(value, ()) for output in consumer.outputs if output != value]
             good[value] = good[value] or (bool(after) and all(good[output] for output in after))
     outside = set(own.external())
-    return [
+    found = [
         one
         for one in own.operators
         if all(good[value] or value in outside for value in one.inputs)
         # A value that no operator reads, beside one that is read, has no effect.
         and not all(good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs))
     ]
+    off = find_makers(own, ends, frozenset(value for value, is_good in enumerate(good) if is_good))
+    return sorted(found, key=lambda one: one not in off)
 
 
 def _find_unset(trace: OperatorTrace) -> set[int]:
@@ -421,15 +426,17 @@ def _find_unset(trace: OperatorTrace) -> set[int]:
     return unset
 
 
-def find_makers(trace: OperatorTrace, values: Sequence[Tensor]) -> list[Operator]:
-    """Returns the operators of a trace from which values follow that it made."""
+def find_makers(
+    trace: OperatorTrace, values: Sequence[Tensor], without: Collection[int] = frozenset()
+) -> list[Operator]:
+    """Returns the operators of a trace from which values follow that it made, not by way of those `without`."""
     wanted = {
         index for index, value in enumerate(trace.values) if any(same_values(value, x, tolerance=0.0) for x in values)
     }
     makers: list[Operator] = []
     for one in reversed(trace.operators):
         if not wanted.isdisjoint(one.outputs):
-            wanted.update(one.inputs)
+            wanted.update(value for value in one.inputs if value not in without)
             makers.append(one)
     return makers[::-1]
 
