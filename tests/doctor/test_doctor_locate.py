@@ -57,6 +57,7 @@ def test_a_fault_is_located_said_and_reproduced(
     assert "rounding alone makes" in said
     script = Path(found["reproduction"])
     assert script.is_relative_to(out / "repro")
+    assert len(script.read_text().splitlines()) <= 30
     assert _run(script) == 1
 
 

@@ -24,7 +24,9 @@ from lockstep_doctor import (
     describe_examination,
     examine,
     write_engine_reproduction,
+    write_reproduction,
 )
+from lockstep_doctor.hf import open_hf
 from lockstep_doctor.locate import pick_logprobs
 from lockstep_doctor.measures import measure
 from lockstep_doctor.shrink import shrink
@@ -205,8 +207,12 @@ def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_pat
         at = tmp_path / model.name / "repro"
         script = write_engine_reproduction(at, "hf", model, EngineOptions(), found.small, found.smallest)
         assert len(script.read_text().splitlines()) <= 30
-        outcomes.append(_run(script))
-    assert outcomes == [1, 0]
+        with open_hf(model, EngineOptions()) as tap:
+            of_hf = write_reproduction(tmp_path / model.name / "hf", tap, found.small, found.smallest)
+        assert len(of_hf.read_text().splitlines()) <= 30
+        assert "lockstep" not in of_hf.read_text().replace(str(model), "")
+        outcomes.append((_run(script), _run(of_hf)))
+    assert outcomes == [(1, 1), (0, 0)]
 
 
 def _run(script: Path) -> int:

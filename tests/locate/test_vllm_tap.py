@@ -222,10 +222,11 @@ def test_the_command_writes_a_script_of_vllm_alone(
     (found,) = json.loads((tmp_path / "location.json").read_text())
     script = Path(found["reproduction"])
     text = script.read_text()
+    assert len(text.splitlines()) <= 30
     assert "max_model_len=48" in text
     assert "lockstep" not in text.replace(str(llama), "").replace(str(tmp_path), "")
     assert run(script) == 0  # in a process without the fault
-    script.write_text(text.replace("\ndef put(", f"{FAULT}\ndef put(", 1))
+    script.write_text(text.replace("\ndef put(", f"\n{FAULT}def put(", 1))
     assert run(script) == 1
 
 
@@ -236,9 +237,10 @@ def test_the_script_needs_vllm_alone_and_fails_on_the_fault(llama: Path, tmp_pat
         scale_attention(model_of(tap))
         script = write_vllm_reproduction(tmp_path, tap, find(llama, tap), TOKENS)
     text = script.read_text()
+    assert len(text.splitlines()) <= 30
     assert "lockstep" not in text.replace(str(llama), "")
     assert run(script) == 0
-    script.write_text(text.replace("\ndef put(", f"{FAULT}\ndef put(", 1))
+    script.write_text(text.replace("\ndef put(", f"\n{FAULT}def put(", 1))
     assert run(script) == 1
 
 

@@ -15,41 +15,33 @@ from lockstep_doctor.locate import Location
 from lockstep_doctor.reproduction import find_right
 
 _SCRIPT = '''"""{what}"""
-
-import os, sys, safetensors.torch
-from operator import attrgetter
+import functools, os, sys, safetensors.torch
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model is in this process
 from vllm import LLM, SamplingParams
 
-saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), dict()
+saved, found = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors"), []
 llm = LLM({model!r}, {arguments})
 model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
-
 def put(address, values):  # calls get their saved arguments and give their saved results; one result is kept
     x = [one for one in (values if isinstance(values, tuple) else (values,)) if hasattr(one, "copy_")]
     if address == "{goal}":
-        found.setdefault("goal", ({pick}).cpu().double())
-    for place, one in enumerate(x if address != "{goal}" else []):
+        return found.append(({pick}).cpu().double().flatten())
+    for place, one in enumerate(x):
         if (right := saved.get(f"{{address}}|{{place}}")) is not None and right.numel() == one.numel():
             one.copy_(right.reshape(one.shape))
-
-def wrap(owner, name, path):
+def wrap(path, owner, name):
     plain = getattr(owner, name)
     def call(*values, **named):
         put(path + "|in", (*values, *named.values()))
-        result = plain(*values, **named)
-        put(path + "|out", result)
+        put(path + "|out", result := plain(*values, **named))
         if path == "forward":
             model.compute_logits(result)
         return result
     setattr(owner, name, call)
-
 for path in {{name.split("|")[0] for name in [*saved, "{goal}", "forward"] if name not in ("right", "tokens")}}:
-    owner, _, name = path.rpartition(".")
-    wrap(attrgetter(owner)(model) if owner else model, name, path)
+    wrap(path, functools.reduce(getattr, path.split(".")[:-1], model), path.split(".")[-1])
 llm.generate({{"prompt_token_ids": saved["tokens"].tolist()}}, SamplingParams(max_tokens=1, detokenize=False))
-right = saved["right"].double().flatten()
-error = float((found["goal"].flatten() - right).norm() / right.norm())
+error = float((found[0] - saved["right"].double().flatten()).norm() / saved["right"].double().norm())
 print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
 sys.exit(not error <= {tolerance:.2g})
 '''
