@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.models import Ground
 from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
-from lockstep.doctor.base import Conditions, DType, Side
+from lockstep.doctor.base import USUAL, Conditions, DType, Side
 from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 
@@ -57,7 +57,7 @@ class Change:
         if received is not None:
             vars(backend)["load"] = lambda stream: load(received(stream))
         if asked is not None:
-            vars(backend)["model"] = lambda conditions: _after(model(conditions), conditions, asked)
+            vars(backend)["model"] = lambda conditions=USUAL: _after(model(conditions), conditions, asked)
         vars(backend)["settings"] = lambda: {**settings(), **self.said}
 
 
