@@ -235,9 +235,11 @@ class _DrawnBy:
         spread = float(floor_M.square().sum() / (self.compared.lengths > 0).sum())
         limit = min(self.limits.min_sequence_ess, math.exp(-(self.limits.floor_factor**2) * spread))
         log_weight = sequence_weights(self.compared)
-        weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()  # of the heaviest: 1
-        totals, (near, far) = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1), self.levels
-        found = bound(totals, lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300), far, near)
+        found = Bounded(0.0, 0.0, 0.0)  # where the side in the inference side's place could draw none of the tokens
+        if log_weight.numel():
+            weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()  # of the heaviest: 1
+            totals, (near, far) = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1), self.levels
+            found = bound(totals, lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300), far, near)
         low, high = max(0.0, found.low), min(1.0, found.high)
         verdict = _decide(-high, -low, -limit)
         return Clause(

@@ -90,6 +90,21 @@ def test_one_impossible_token_fails_unless_the_tail_was_cut(nothing: float) -> N
     assert "infer.support" not in failed(cut)
 
 
+@pytest.mark.parametrize("nothing", [-math.inf, math.nan])
+@pytest.mark.parametrize("sampling", [None, NUCLEUS])
+def test_a_side_that_says_nothing_of_any_token_fails(nothing: float, sampling: SamplingParams | None) -> None:
+    def alter(healthy: Compared) -> Compared:
+        return replace(healthy, infer=torch.full_like(healthy.infer, nothing))
+
+    torch.manual_seed(3)
+    compared = drawn(32, 400, 0.02)
+    found = judge(alter(compared), None, floor_of(compared, 0.02), LIMITS, sampling=sampling)
+    assert found.verdict == "FAIL"
+    assert {"infer.support", "infer.outliers", "infer.sequence_ess"} <= failed(found)
+    share = found.clauses["infer.sequence_ess"]
+    assert (share.value, share.low, share.high) == (0.0, 0.0, 0.0)
+
+
 def test_too_many_outliers_fail_though_the_mean_is_small() -> None:
     def alter(healthy: Compared) -> Compared:
         rare = torch.arange(healthy.train.numel()) % 250 == 0
