@@ -4,8 +4,12 @@ A cell passes if every clause does, and fails if one does. Disagreement is what 
 passes if even the far bound of its figure lies within the limit, and fails if even the near bound lies beyond.
 
 Far bounds are at the level of the whole table: it passes only if every cell does, so with one that should not it passes
-no more often than that cell (an intersection-union test, Berger 1982). Near bounds share the level among the cells
-(Bonferroni), since each more is a chance to fail wrongly.
+no more often than that cell (an intersection-union test, Berger 1982). Near bounds share the level among the cells, and
+in each among its sides and bounded figures (Bonferroni), since each more is a chance to fail wrongly.
+
+Rare tokens are the exception to far bounds of a cell's own: one too small for them passes if the bound of all cells of
+its pair together is within the limit. That certifies the rate of the pair, not of the cell, whose own must be within
+the limit as a plain figure.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ Two orders of summation in fp32 differ by some 1e-6 to 1e-5 nats per token: 1e-4
 floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as much, and as a bias in every token 1e-4 is
 1 % of the importance weight of a response of 100 tokens.
 """
+_BOUNDED = ("mismatch", "mult_prob_error", "outliers", "support", "sequence_ess")
 _RARE = ("outliers", "support")  # a token without probability on one side is an outlier, too
 LEAST_CLUSTERS = 8
 """Fewest clusters for valid bounds; below, nothing passes."""
@@ -124,17 +129,19 @@ def judge(
         cells: How many cells are judged together.
         train_floor_M: As `floor_M`, on the tokens of `train_drawn`; it comes with it.
         sampling: The distribution that was scored, and drawn from; None: temperature 1, all tokens.
-        tails: `judge_tails` of all cells; where it passes, it decides for a cell too small to bound so rare a thing.
+        tails: `judge_tails` of all cells; where it passes, so does a cell too small to bound so rare a thing, if its
+            own share is within the limit.
     """
-    clauses = _DrawnBy("infer", infer_drawn, floor_M, limits, cells, sampling).clauses()
+    near_bounds = cells * len(_BOUNDED) * (1 if train_drawn is None else 2)
+    clauses = _DrawnBy("infer", infer_drawn, floor_M, limits, near_bounds, sampling).clauses()
     if train_drawn is not None:
         if floor_M is not None and train_floor_M is None:
             raise InputError("tokens of the training side need a floor of their own; measure it on them")
-        clauses += _DrawnBy("train", train_drawn.swap(), train_floor_M, limits, cells, sampling).clauses()
+        clauses += _DrawnBy("train", train_drawn.swap(), train_floor_M, limits, near_bounds, sampling).clauses()
     if tails is not None and tails.verdict == "PASS":
         clauses = [
             replace(tails, name=clause.name, side=clause.side)
-            if clause.name in _RARE and clause.verdict == "INCONCLUSIVE"
+            if clause.name in _RARE and clause.verdict == "INCONCLUSIVE" and clause.value <= clause.limit
             else clause
             for clause in clauses
         ]
@@ -156,13 +163,16 @@ def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
 
 @dataclass(frozen=True)
 class _DrawnBy:
-    """Tokens that one side drew; `compared` has it in the place of the inference side."""
+    """Tokens that one side drew; `compared` has it in the place of the inference side.
+
+    `near_bounds` share the level.
+    """
 
     side: Side
     compared: Compared
     floor_M: Tensor | None
     limits: DoctorLimits
-    cells: int = 1
+    near_bounds: int = 1
     sampling: SamplingParams | None = None
 
     def clauses(self) -> list[Clause]:
@@ -182,7 +192,7 @@ class _DrawnBy:
     def levels(self) -> tuple[float, float]:
         """Levels of the near and the far bound of a figure that has a largest value."""
         level = 1 - self.limits.confidence
-        return level / self.cells, level
+        return level / self.near_bounds, level
 
     def mismatch(self, floor_M: Tensor | None) -> Clause:
         """The capped metric against a multiple of the floor's, token by token, so that what moves both moves neither.
@@ -235,9 +245,11 @@ class _DrawnBy:
         spread = float(floor_M.square().sum() / (self.compared.lengths > 0).sum())
         limit = min(self.limits.min_sequence_ess, math.exp(-(self.limits.floor_factor**2) * spread))
         log_weight = sequence_weights(self.compared)
-        weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()  # of the heaviest: 1
-        totals, (near, far) = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1), self.levels
-        found = bound(totals, lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300), far, near)
+        found = Bounded(0.0, 0.0, 0.0)  # where the side in the inference side's place could draw none of the tokens
+        if log_weight.numel():
+            weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()  # of the heaviest: 1
+            totals, (near, far) = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1), self.levels
+            found = bound(totals, lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300), far, near)
         low, high = max(0.0, found.low), min(1.0, found.high)
         verdict = _decide(-high, -low, -limit)
         return Clause(

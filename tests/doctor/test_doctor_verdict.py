@@ -90,6 +90,21 @@ def test_one_impossible_token_fails_unless_the_tail_was_cut(nothing: float) -> N
     assert "infer.support" not in failed(cut)
 
 
+@pytest.mark.parametrize("nothing", [-math.inf, math.nan])
+@pytest.mark.parametrize("sampling", [None, NUCLEUS])
+def test_a_side_that_says_nothing_of_any_token_fails(nothing: float, sampling: SamplingParams | None) -> None:
+    def alter(healthy: Compared) -> Compared:
+        return replace(healthy, infer=torch.full_like(healthy.infer, nothing))
+
+    torch.manual_seed(3)
+    compared = drawn(32, 400, 0.02)
+    found = judge(alter(compared), None, floor_of(compared, 0.02), LIMITS, sampling=sampling)
+    assert found.verdict == "FAIL"
+    assert {"infer.support", "infer.outliers", "infer.sequence_ess"} <= failed(found)
+    share = found.clauses["infer.sequence_ess"]
+    assert (share.value, share.low, share.high) == (0.0, 0.0, 0.0)
+
+
 def test_too_many_outliers_fail_though_the_mean_is_small() -> None:
     def alter(healthy: Compared) -> Compared:
         rare = torch.arange(healthy.train.numel()) % 250 == 0
@@ -133,6 +148,19 @@ def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
     assert judge(cells[0], None, floor_of(cells[0], 0.02), LIMITS, tails=tails).verdict == "PASS"
     few = judge_tails(cells[:1], LIMITS)
     assert judge(cells[0], None, floor_of(cells[0], 0.02), LIMITS, tails=few).verdict == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(("hits", "expected"), [(9, "INCONCLUSIVE"), (3, "PASS")])
+def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(hits: int, expected: str) -> None:
+    torch.manual_seed(0)
+    bad = drawn(30, 100, 0.02)
+    beyond = torch.arange(hits) * (3000 // hits)
+    bad = replace(bad, train=bad.train.index_add(0, beyond, torch.full((hits,), -1.2, dtype=torch.float64)))
+    tails = judge_tails([bad, *(drawn(100, 400, 0.02) for _ in range(2))], LIMITS)
+    assert tails.verdict == "PASS"
+    found = judge(bad, None, None, LIMITS, cells=3, tails=tails).clauses["infer.outliers"]
+    assert found.verdict == expected
+    assert found.value == pytest.approx(tails.value if expected == "PASS" else 0.003)
 
 
 def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
@@ -183,6 +211,23 @@ def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
     limits = LIMITS.model_copy(update={"max_mult_prob_error": (one.low + many.low) / 2})
     assert judge(compared, None, None, limits).verdict == "FAIL"
     assert judge(compared, None, None, limits, 1000).verdict == "INCONCLUSIVE"
+
+
+def test_a_cell_with_several_figures_at_their_limits_fails_as_seldom_as_one_figure_may() -> None:
+    torch.manual_seed(0)
+    rate, width, level, runs = 0.01, 0.9, 0.1, 200
+    expected = (1 - rate) * math.expm1(width) / width + rate * math.exp(1.5)
+    limits = LIMITS.model_copy(
+        update={"max_mult_prob_error": expected, "max_outlier_rate": rate, "confidence": 1 - level}
+    )
+
+    def at_the_limits() -> Compared:
+        size = width * torch.rand(64 * 50, dtype=torch.float64)
+        size[torch.rand(size.numel()) < rate] = 1.5
+        return Compared(size - 9, torch.full_like(size, -9), torch.full((64,), 50), torch.arange(50).repeat(64))
+
+    fails = sum(judge(at_the_limits(), at_the_limits(), None, limits).verdict == "FAIL" for _ in range(runs))
+    assert fails <= level * runs
 
 
 def test_a_table_is_as_good_as_its_worst_cell() -> None:

@@ -24,6 +24,8 @@ from lockstep.cli import main
 from lockstep.errors import InputError
 from lockstep_doctor import CutPoint, Location, ModuleTap, locate
 from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.modules import Pass
+from lockstep_doctor.operators import OperatorTrace, Recorder
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm"), pytest.mark.filterwarnings("ignore")]  # of vLLM's import
 
@@ -51,8 +53,19 @@ def opened(folder: Path) -> Iterator[Any]:
         yield tap
 
 
+def worker_of(tap: Any) -> Any:
+    return tap.engine.model_executor.driver_worker.worker
+
+
 def model_of(tap: Any) -> Any:
-    return tap.engine.model_executor.driver_worker.worker.model_runner.get_model()
+    return worker_of(tap).model_runner.get_model()
+
+
+def kept_by(worker: Any) -> list[str]:
+    """Names of what holds tensors of a pass."""
+    held = vars(worker).items()
+    tables = [name for name, value in held if isinstance(value, dict) and any(map(torch.is_tensor, value.values()))]
+    return [name for name, value in held if isinstance(value, Pass | Recorder | OperatorTrace)] + tables
 
 
 def reference_of(folder: Path) -> ModuleTap:
@@ -249,6 +262,46 @@ def run(script: Path) -> int:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=kept)
     assert "relative error" in done.stdout, done.stderr
     return done.returncode
+
+
+def test_a_pass_that_breaks_off_leaves_the_model_untapped(llama: Path) -> None:
+    def give_up(x: Tensor) -> Tensor:
+        raise MemoryError(f"no memory for {len(x)} tokens")
+
+    with opened(llama) as tap:
+        model, before = model_of(tap), tap.run(TOKENS, {})
+        model.model.layers[1].mlp.forward = give_up
+        with pytest.raises(MemoryError):
+            tap.run(TOKENS, {})
+        del model.model.layers[1].mlp.forward
+        assert not [name for name, module in model.named_modules() if "forward" in vars(module)]
+        assert torch.equal(tap.run(TOKENS, {}).logits, before.logits)
+
+
+def test_the_worker_keeps_no_tensor_of_a_pass_that_was_read(llama: Path) -> None:
+    with opened(llama) as tap:
+        tap.run(TOKENS, {})
+        seen = tap.run(TOKENS, {}).seen
+        assert len(seen) > 10
+        assert not kept_by(worker_of(tap))
+        assert tap.trace(TOKENS, {}, None, list(seen)[3]).operators
+        assert not kept_by(worker_of(tap))
+
+
+def test_the_model_has_its_weights_again_where_a_watch_of_loaders_breaks_off(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(model: Any) -> None:
+        raise RuntimeError("no plain loaders")
+
+    with opened(llama) as tap:
+        before = tap.run(TOKENS, {})
+        monkeypatch.setattr("lockstep.samplers.vllm.writers.take_plain_loaders", give_up)
+        name = "model.layers.1.mlp.down_proj.weight"
+        weight = torch.zeros(SIZES["hidden_size"], SIZES["intermediate_size"])
+        with pytest.raises(RuntimeError, match="no plain loaders"):
+            tap.writers(CutPoint("down", 1), name, weight)
+        assert torch.equal(tap.run(TOKENS, {}).logits, before.logits)
 
 
 def test_a_sequence_that_is_taken_in_parts_and_layouts_are_refused(llama: Path) -> None:

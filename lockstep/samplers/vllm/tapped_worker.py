@@ -88,7 +88,7 @@ class TappedWorker(WeightReceiver):
         """
         self._asked = PassRequest(**json.loads(asked))
         if self._taps is not None:
-            self._taps.close()  # of a pass that broke off
+            self._taps.close()  # of a pass that did not begin
         values = {CutPoint.parse(name): value for name, value in safetensors.torch.load(forced).items()}
         self._forced = frozenset(values)
         self._turned = {cut for cut, value in values.items() if _has_heads_first(value, self._asked.count)}
@@ -136,9 +136,10 @@ class TappedWorker(WeightReceiver):
         )
 
     def read_tap_values(self) -> bytes:
-        """The values that were seen, by cut, and those of the trace, by number; as safetensors."""
+        """The values that were seen, by cut, and those of the trace, by number; as safetensors; then drops them."""
         seen = {str(cut): value for cut, value in self._seen.items()}
         traced = {f"#{number}": value for number, value in enumerate(self._trace.values)}
+        del self._recorder, self._pass, self._sums, self._trace, self._seen
         return safetensors.torch.save({name: value.contiguous().cpu() for name, value in (seen | traced).items()})
 
     def tap_sites(self) -> str:
@@ -220,7 +221,8 @@ class TappedWorker(WeightReceiver):
         """The model's forward pass, and the logits of all positions behind it."""
 
         def forward(*args: Any, **keywords: Any) -> Tensor:
-            with ExitStack() as block:
+            assert self._taps is not None
+            with self._taps, ExitStack() as block:  # what vLLM reads of the logits itself is no second pass
                 if self._asked.end is not None:
                     block.enter_context(self._recorder)
                 if self._asked.functions:
@@ -229,8 +231,6 @@ class TappedWorker(WeightReceiver):
                 states = plain(*args, **keywords)
                 self._tokens = len(states)
                 self._model.compute_logits(states[: self._asked.count])
-            assert self._taps is not None
-            self._taps.close()  # what vLLM reads of the logits itself is no second pass
             return states
 
         return forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -74,12 +75,12 @@ def watch_writers(model: nn.Module, config: Any, network: PreTrainedModel, name:
     shape = network.get_parameter(name).shape
     given = {name: torch.empty(shape, dtype=config.dtype, device="meta")}
     layerwise.initialize_layerwise_reload(model)
-    seen = _Writes(set(take_plain_loaders(model)))
+    # A loader may want the whole checkpoint; what it has written is known.
+    incomplete = suppress(LookupError, ValueError, TypeError, RuntimeError, AssertionError, AttributeError)
     try:
-        with torch.no_grad(), seen:
+        seen = _Writes(set(take_plain_loaders(model)))
+        with incomplete, torch.no_grad(), seen:
             model.load_weights(as_in_files(network, given).items())  # pyright: ignore
-    except (LookupError, ValueError, TypeError, RuntimeError, AssertionError, AttributeError):
-        pass  # a loader may want the whole checkpoint; what it has written is known
     finally:
         layerwise.finalize_layerwise_reload(model, config)
     return list(seen.found)
