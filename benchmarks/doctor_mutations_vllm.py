@@ -33,6 +33,7 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.builds import BuildLog, compare_builds, watch_build
 from benchmarks.mutate_code import Edit, Swap, draw, edits_of, find_functions, lines_of
 from lockstep.samplers.vllm.environment import prepare
 
@@ -45,8 +46,7 @@ from vllm.model_executor.model_loader import get_model  # noqa: E402
 
 from lockstep.samplers.vllm.reproduction import write_vllm_reproduction  # noqa: E402
 from lockstep.samplers.vllm.tap import open_vllm  # noqa: E402
-from lockstep_doctor import ModuleTap, compare_builds, locate  # noqa: E402
-from lockstep_doctor.builds import BuildLog, watch_build  # noqa: E402
+from lockstep_doctor import ModuleTap, locate  # noqa: E402
 from lockstep_doctor.engines import EngineOptions  # noqa: E402
 from lockstep_doctor.locate import nats  # noqa: E402
 from lockstep_doctor.operators import Frame  # noqa: E402

@@ -17,9 +17,10 @@ from types import CodeType
 import torch
 from torch import Tensor, nn
 
+from benchmarks.builds import compare_builds
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
-from lockstep_doctor import Capture, Location, ModuleTap, compare_builds, locate, write_reproduction
+from lockstep_doctor import Capture, Location, ModuleTap, locate, write_reproduction
 from lockstep_doctor.locate import LEAST, LOOSE, nats
 from lockstep_doctor.operators import Frame
 from lockstep_doctor.settings import find_differences
