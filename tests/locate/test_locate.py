@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lockstep_doctor import CutPoint, Location, ModuleTap, locate, write_reproduction
+from benchmarks.lines import watch_lines
+from lockstep_doctor import CutPoint, Location, ModuleTap, locate, modules, write_reproduction
 
 CONFIG = LlamaConfig(
     vocab_size=97,
@@ -84,15 +85,15 @@ def test_the_place_of_a_fault(fault: Fault, ends: set[CutPoint], function: str) 
     found, _ = find(fault)
     assert {segment.end for segment in found.segments} == ends
     assert found.removed > 0.99
-    assert function in [frame.function for suspect in found.suspects for frame in suspect.operator.stack[:2]]
-    assert found.errors["right"] < 1e-6 < 1e-3 < found.errors["wrong"]
+    assert function in [frame.function for suspect in found.places[0].suspects for frame in suspect.operator.stack[:2]]
+    assert found.places[0].errors["right"] < 1e-6 < 1e-3 < found.places[0].errors["wrong"]
 
 
 def test_a_fault_of_every_norm_has_segments_of_each_kind_that_is_needed() -> None:
     found, _ = find(change_norms)
     assert {segment.end.stage for segment in found.segments} <= {"attn_norm", "mlp_norm", "final_norm"}
     assert found.removed > 0.9
-    assert found.suspects[0].operator.stack[0].function == "LlamaRMSNorm.forward"
+    assert found.places[0].suspects[0].operator.stack[0].function == "LlamaRMSNorm.forward"
 
 
 def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
@@ -101,7 +102,7 @@ def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
 
     found, _ = find(drop)
     assert found.segments[0].missing[0] == CutPoint("resid_in", 2)
-    assert found.suspects[0].operator.stack[0].function == "LlamaModel.forward"
+    assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 
 def test_a_call_that_is_left_out_is_among_the_lines_of_its_segment() -> None:
@@ -109,14 +110,15 @@ def test_a_call_that_is_left_out_is_among_the_lines_of_its_segment() -> None:
         layer = model.model.layers[1]
         layer.mlp.forward = lambda states: states
 
-    found, _ = find(skip)
-    ran = {line.function.rpartition(">.")[2] or line.function for line in found.lines}
+    with watch_lines(modules) as traced:
+        find(skip)
+    ran = {line.function.rpartition(">.")[2] or line.function for line in traced[0] | traced[1]}
     assert {"<lambda>", "LlamaDecoderLayer.forward"} <= ran
 
 
 def test_equal_models_have_no_place() -> None:
     found, _ = find(lambda model: None)
-    assert (found.gap, list(found.segments), list(found.suspects)) == (0.0, [], [])
+    assert (found.gap, list(found.places)) == (0.0, [])
 
 
 def test_the_script_fails_on_the_fault_and_passes_without_it(tmp_path: Path) -> None:
