@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +34,8 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.builds import BuildLog, compare_builds, watch_build
+from benchmarks.lines import watch_lines
 from benchmarks.mutate_code import Edit, Swap, draw, edits_of, find_functions, lines_of
 from lockstep.samplers.vllm.environment import prepare
 
@@ -43,10 +46,10 @@ from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers import rotary_embedding  # noqa: E402
 from vllm.model_executor.model_loader import get_model  # noqa: E402
 
+from lockstep.samplers.vllm import tapped_worker  # noqa: E402
 from lockstep.samplers.vllm.reproduction import write_vllm_reproduction  # noqa: E402
 from lockstep.samplers.vllm.tap import open_vllm  # noqa: E402
-from lockstep_doctor import ModuleTap, compare_builds, locate  # noqa: E402
-from lockstep_doctor.builds import BuildLog, watch_build  # noqa: E402
+from lockstep_doctor import ModuleTap, locate, modules  # noqa: E402
 from lockstep_doctor.engines import EngineOptions  # noqa: E402
 from lockstep_doctor.locate import nats  # noqa: E402
 from lockstep_doctor.operators import Frame  # noqa: E402
@@ -235,11 +238,12 @@ class Judge:
         self.open()
 
     def _locate(self, edit: Edit, swap: Swap, gap: float, begun: float) -> Located:
-        with swap.running(swap.after):
+        with swap.running(swap.after), watch_lines(modules, tapped_worker) as traced:
             found = locate(self.reference, self.tap, TOKENS, self.witness)
         where = self._compare_builds(swap)
-        first = [frame for suspect in found.suspects[:3] for frame in suspect.operator.stack[:2]]
-        opened = any(_is_at(frame, edit) for frame in found.lines)
+        stacks = [suspect.operator.stack for place in found.places[:1] for suspect in place.suspects]
+        first = [frame for stack in stacks[:3] for frame in stack[:2]]
+        opened = any(_is_at(frame, edit) for frame in chain(*stacks, *traced[:2]))
         return Located(
             found,
             gap,

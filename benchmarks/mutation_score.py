@@ -11,15 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import CodeType
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.builds import compare_builds
+from benchmarks.lines import watch_lines
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
-from lockstep_doctor import Capture, Location, ModuleTap, compare_builds, locate, write_reproduction
+from lockstep_doctor import Capture, Location, ModuleTap, locate, modules, write_reproduction
 from lockstep_doctor.locate import LEAST, LOOSE, nats
 from lockstep_doctor.operators import Frame
 from lockstep_doctor.settings import find_differences
@@ -115,13 +118,15 @@ class Judge:
         self, about: tuple[str, str, str, int, str, int, str], edit: Edit, tap: EditedTap, wrong: Capture, gap: float
     ) -> Score:
         begun = time.process_time()
-        found = locate(self.reference, tap, self.tokens, self.witness)
+        with watch_lines(modules) as traced:
+            found = locate(self.reference, tap, self.tokens, self.witness)
         builds = [partial(tap.build, codes) for codes in (tap.swap.after, tap.swap.before)]
         built = compare_builds(*builds) if any(find_differences(self.model, tap.model)) else None
         cpu_s = time.process_time() - begun
         where = [] if built is None else [built[0]]
-        first = [frame for suspect in found.suspects[:3] for frame in suspect.operator.stack[:2]] + where
-        ran = [*(frame for operator in found.operators for frame in operator.stack), *found.lines, *where]
+        stacks = [suspect.operator.stack for place in found.places[:1] for suspect in place.suspects]
+        first = [frame for stack in stacks[:3] for frame in stack[:2]] + where
+        ran = [*chain(*stacks), *chain(*traced[:2]), *where]
         return Score(
             *about,
             "kept",

@@ -3,7 +3,6 @@
 Needs torch, numpy and safetensors, and nothing else of this repository.
 """
 
-from lockstep_doctor.builds import compare_builds
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions, find_engine, find_engines
 from lockstep_doctor.examine import PairExamination, examine
@@ -33,7 +32,6 @@ __all__ = [
     "Suspect",
     "Tap",
     "TapError",
-    "compare_builds",
     "describe",
     "describe_examination",
     "examine",

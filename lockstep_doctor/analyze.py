@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lockstep_doctor.column.columns import TokenColumns
 from lockstep_doctor.column.examine import examine_columns
-from lockstep_doctor.column.finding import Finding
+from lockstep_doctor.column.finding import ColumnSide, Finding
 from lockstep_doctor.statistics import Compared, by_index, by_surprise, figures
 
 _SHOWN = (
@@ -31,7 +31,6 @@ _SHOWN = (
     ("support_violations_train", "tokens with no probability on the training side"),
     ("support_violations_infer", "tokens with no probability on the inference side"),
 )
-_SIDES = {"train": " (training side)", "infer": " (inference side)", None: ""}
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,13 @@ class Analysis:
         compared: Both sides on the tokens that were generated.
         figures: Of all these tokens.
         findings: What they look like.
+        names: What the sides are called.
     """
 
     compared: Compared
     figures: Mapping[str, float]
     findings: Sequence[Finding]
+    names: Mapping[ColumnSide, str]
 
 
 def analyze(columns: TokenColumns) -> Analysis:
@@ -56,7 +57,7 @@ def analyze(columns: TokenColumns) -> Analysis:
         ValueError: No token was generated.
     """
     compared = columns.compare()
-    return Analysis(compared, figures(compared), examine_columns(columns))
+    return Analysis(compared, figures(compared), examine_columns(columns), columns.names)
 
 
 def describe_figures(analysis: Analysis) -> Iterator[str]:
@@ -75,15 +76,16 @@ def describe_figures(analysis: Analysis) -> Iterator[str]:
     yield ""
 
 
-def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields what was found, line by line; never a cause."""
-    for one in findings:
-        yield f"**{one.kind}**{_SIDES[one.side]}: {one.what}."
+def describe_findings(analysis: Analysis) -> Iterator[str]:
+    """Yields what was found, line by line, and what usually leaves such marks; none of it is proven to be the cause."""
+    for one in analysis.findings:
+        side = "" if one.side is None else f" ({analysis.names[one.side]} side)"
+        yield f"**{one.kind}**{side}: {one.what}."
         yield ""
         yield f"- {one.tokens_in_words}; {one.share:.0%} of the squares of Δ"
         yield from (f"- consistent with {cause}" for cause in one.consistent)
         yield ""
-    if findings:
+    if analysis.findings:
         yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."
 
 

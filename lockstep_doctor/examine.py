@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep_doctor.column import TokenColumns, describe_column, examine_columns
+from lockstep_doctor.column.columns import SIDES
 from lockstep_doctor.cuts import name_cuts
 from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
@@ -169,7 +170,7 @@ def examine(
         heard(f"measure {name}")
         with open_pair() as (first, second):
             under[name] = nats(first.run(tokens_T, {}).logits, second.run(tokens_T, {}).logits, tokens_T)
-    hit = list(_find_tokens(requests, own[reference.name], own[other.name]))
+    hit = list(_find_tokens(requests, own))
     return replace(
         made, tokens_hit=hit, measured=measured, undone=undone, smallest=smallest, small=small, switches=under
     )
@@ -195,14 +196,14 @@ def _compare_column(
     if off[worst] < most:
         return
     yield f"{tap.name} delivers other log-probabilities than those of its own logits, by up to {off[worst]:.2g} nats:"
-    yield from _find_tokens(requests, own, said)
+    yield from _find_tokens(requests, {tap.name: own, "the column": said})
     logits = tap.run(requests[worst], {}).logits[:-1].cpu()
     yield describe_column(logits, requests[worst][1:].cpu(), said[worst].cpu(), most)
 
 
-def _find_tokens(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[str]:
-    """Yields which tokens of two columns differ, and what their values are."""
-    for one in examine_columns(_join(requests, right, own)):
+def _find_tokens(requests: Sequence[Tensor], columns: Mapping[str, Sequence[Tensor]]) -> Iterator[str]:
+    """Yields which tokens of two columns, by their names, differ, and what their values are."""
+    for one in examine_columns(_join(requests, columns)):
         where = "no rule separates them" if one.where is None else str(one.where) if one.where.atoms else "all of them"
         rule = (
             f" (precision {one.where.precision:.0%}, recall {one.where.recall:.0%})"
@@ -212,17 +213,17 @@ def _find_tokens(requests: Sequence[Tensor], right: Sequence[Tensor], own: Seque
         yield f"{one.kind}, {one.tokens} tokens, {where}{rule}: {one.what}"
 
 
-def _join(requests: Sequence[Tensor], right: Sequence[Tensor], own: Sequence[Tensor]) -> TokenColumns:
+def _join(requests: Sequence[Tensor], columns: Mapping[str, Sequence[Tensor]]) -> TokenColumns:
     """Columns of requests whose first tokens have no log-probability."""
     lengths = torch.tensor([0, *(tokens.numel() for tokens in requests)])
     offsets = lengths.cumsum(0)
     mask = torch.ones(int(offsets[-1]), dtype=torch.bool)
     mask[offsets[:-1]] = False
     train, infer = (
-        torch.cat([x for column in columns for x in (torch.zeros(1), column.cpu())]).double()
-        for columns in (right, own)
+        torch.cat([x for column in some for x in (torch.zeros(1), column.cpu())]).double() for some in columns.values()
     )
-    return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)))
+    names = dict(zip(SIDES, columns, strict=True))
+    return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)), names=names)
 
 
 def _measure_place(place: FaultPlace, other: str, reference: str, found: Location) -> Iterator[str]:

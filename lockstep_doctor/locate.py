@@ -87,8 +87,6 @@ class FaultPlace:
         segments: In order of execution.
         removed: Share of the gap that is gone when their ends alone have the reference's values.
         suspects: Operators of the first segment, the likeliest first.
-        operators: All that ran in the first segment, in either engine.
-        lines: All lines of models that did.
         values: By engine, the first segment's end, given the same inputs.
         exact: The same in float64; None: there is no witness of this cut.
         tolerance: Relative error of the first segment's end that rounding explains.
@@ -97,8 +95,6 @@ class FaultPlace:
     segments: Sequence[Segment]
     removed: float
     suspects: Sequence[Suspect]
-    operators: Sequence[Operator]
-    lines: frozenset[Frame]
     values: Mapping[str, Tensor]
     exact: Tensor | None
     tolerance: float
@@ -152,26 +148,6 @@ class Location:
     def segments(self) -> list[Segment]:
         """Those of all places."""
         return [one for place in self.places for one in place.segments]
-
-    @property
-    def suspects(self) -> Sequence[Suspect]:
-        """Suspects of the first place."""
-        return self.places[0].suspects if self.places else ()
-
-    @property
-    def errors(self) -> Mapping[str, float]:
-        """Errors of the first place."""
-        return self.places[0].errors if self.places else {}
-
-    @property
-    def operators(self) -> Sequence[Operator]:
-        """Operators of the first place."""
-        return self.places[0].operators if self.places else ()
-
-    @property
-    def lines(self) -> frozenset[Frame]:
-        """Lines of the first place."""
-        return self.places[0].lines if self.places else frozenset()
 
     @property
     def tolerance(self) -> float:
@@ -255,14 +231,11 @@ def locate(
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
         written = _find_writers(reference, other, end)
-        suspected, ran, lines = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
+        suspected = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
         values = dict(zip((reference.name, other.name), ends, strict=True))
         alone = removed if len(chosen) == 1 else undo(some)
-        lines |= {frame for one in written for frame in one.operator.stack}
         places.append(
-            FaultPlace(
-                some, alone, [*suspected[:1], *written, *suspected[1:]], ran, lines, values, exact.get(end), allow(end)
-            )
+            FaultPlace(some, alone, [*suspected[:1], *written, *suspected[1:]], values, exact.get(end), allow(end))
         )
     others = [one for one in segments if not any(one in some for some in chosen)]
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
@@ -386,23 +359,21 @@ def _open(
     segment: Segment,
     ends: tuple[Tensor, Tensor],
     tolerance: float,
-) -> tuple[list[Suspect], list[Operator], frozenset[Frame]]:
-    """The operators of a segment that begin to differ, of both engines in turn; all that ran there; and the lines.
+) -> list[Suspect]:
+    """The operators of a segment that begin to differ, of both engines in turn; none beside a file.
 
     Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
     reads what was made before the layers, and differs, as a mask may, the operators that made it are among them. What
     runs no operator, as a layer that is left out, was decided by the function around the segment.
     """
+    if isinstance(reference, FileTap):
+        return []
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
-    if isinstance(reference, FileTap):
-        trace = other.trace(tokens_T, forced, start, segment.end)
-        return [], trace.operators, trace.lines
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
     around = [Suspect(tap.name, _say_around(one)) for tap, one in ((other, own), (reference, theirs)) if one.around]
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
     are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
-    lines = own.lines | theirs.lines
     ran = [one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)]
     here, there = (
         _order([one for one in some if one in ran], makers)
@@ -416,18 +387,17 @@ def _open(
         )
     found = _in_turn((other, here), (reference, there), segment.missing)
     if segment.missing:
-        return [*around[:1], *found], ran, lines
+        return [*around[:1], *found]
     number = first_other_number(own, theirs)
     if number is not None and not any(one.operator.early for one in found):
         trace, operator = number
         found.insert(2, Suspect((other if trace is own else reference).name, operator))
-        ran.append(operator)
     if found:
-        return found, ran, lines
+        return found
     moved = first_rearranged(own, theirs, tolerance)
     # Where every value is there in its place, another one of them is handed on.
     last = [Suspect(reference.name, one) for one in theirs.operators[-1:]]
-    return ([Suspect(other.name, moved)] if moved else [*around, *last]), ran, lines
+    return [Suspect(other.name, moved)] if moved else [*around, *last]
 
 
 def _order(some: Sequence[Operator], makers: Sequence[Operator]) -> list[Operator]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
@@ -41,7 +41,6 @@ class Pass:
         start: None: from the beginning.
         end: A cut.
         share: What is visited; None: the values themselves.
-        only: The cuts whose values are kept; None: all.
     """
 
     def __init__(
@@ -51,10 +50,9 @@ class Pass:
         start: CutPoint | None = None,
         end: CutPoint | None = None,
         share: Share | None = None,
-        only: Container[CutPoint] | None = None,
     ) -> None:
         self._forced, self._recorder, self._start, self._end = forced, recorder, start, end
-        self._share, self._only = share, only
+        self._share = share
         self._count: Counter[CutPoint] = Counter()
         self._seen: dict[CutPoint, list[Tensor]] = {}
 
@@ -63,15 +61,9 @@ class Pass:
         if self._recorder is not None:
             self._recorder.begin(early=self._start is not None)
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """A context of which nothing is recorded."""
-        if self._recorder is None:
-            yield
-            return
-        on, self._recorder.on = self._recorder.on, False
-        yield
-        self._recorder.on = on
+        return nullcontext() if self._recorder is None else self._recorder.pause()
 
     def visit(self, cut: CutPoint, value: Tensor) -> None:
         """Sees the value of a cut, and may overwrite it."""
@@ -93,8 +85,7 @@ class Pass:
         """Keeps a value, and puts the forced one in its place; returns if there is one."""
         start = self._count[cut]
         self._count[cut] += whole.numel()
-        if self._only is None or cut in self._only:
-            self._seen.setdefault(cut, []).append(whole.clone())
+        self._seen.setdefault(cut, []).append(whole.clone())
         other = self._forced.get(cut)
         if other is None or other.numel() < self._count[cut]:
             return False
@@ -139,12 +130,10 @@ class ModuleTap:
         self.values = values_by_name(cuts)
         self._places = {cut: place for place, cut in cuts.items()}
 
-    def run(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
-    ) -> Capture:
-        one = Pass(forced, only=only)
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        one = Pass(forced)
         logits = self._read(tokens_T, one)
-        seen = one.collect() | ({OUTPUT: logits} if only is None or OUTPUT in only else {})
+        seen = one.collect() | {OUTPUT: logits}
         return Capture(forced.get(OUTPUT, logits), {cut: value.cpu() for cut, value in seen.items()})
 
     def trace(

@@ -80,7 +80,6 @@ class OperatorTrace:
     Attributes:
         values: Copies of all tensors, on the CPU, as they were when they were made.
         operators: In order.
-        lines: All lines of models that ran, also those that call no operator, and the lines that called these.
         around: The lines of functions that ran from before the start to after the end, innermost first: they decide
             what runs between.
         split: Tokens of the sequence, and how many of them were read together, before the others; None: all were.
@@ -88,7 +87,6 @@ class OperatorTrace:
 
     values: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
-    lines: frozenset[Frame] = frozenset()
     around: tuple[Frame, ...] = ()
     split: tuple[int, int] | None = None
 
@@ -117,8 +115,7 @@ class Recorder(TorchDispatchMode):
     def __enter__(self) -> Recorder:
         self._entered += 1
         if self._entered == 1:
-            self._before, self._outside = sys.gettrace(), list(_active())
-            sys.settrace(self._note_line)
+            self._outside = list(_active())
         super().__enter__()
         return self
 
@@ -126,13 +123,11 @@ class Recorder(TorchDispatchMode):
         super().__exit__(*error)
         self._entered -= 1
         if not self._entered:
-            sys.settrace(self._before)
             self._outside, self._begun = [], []
 
     def restart(self) -> None:
         """Drops what was recorded; begins here."""
         self._begun = self._inside()
-        self._lines = set(map(frame_of, self._begun))
         self._values: list[Tensor] = []
         self._calls = [OperatorTrace(self._values)]
         self._index: dict[int, tuple[int, int]] = {}
@@ -144,8 +139,10 @@ class Recorder(TorchDispatchMode):
     def pause(self) -> Iterator[None]:
         """A context in which nothing is recorded."""
         on, self.on = self.on, False
-        yield
-        self.on = on
+        try:
+            yield
+        finally:
+            self.on = on
 
     def begin(self, early: bool) -> None:
         """Begins the trace of a call; the first has what was recorded before it, such as a mask that it is given."""
@@ -173,31 +170,20 @@ class Recorder(TorchDispatchMode):
     def start(self) -> None:
         """Notes that the segment begins."""
         self.on, self.early, self._begun = True, False, self._inside()
-        self._lines.update(map(frame_of, self._begun))
 
     def end(self) -> None:
         """Notes that the segment ends."""
         if self.on:
-            ended = self._inside()
-            self._around = tuple(frame_of(frame) for frame in ended if frame in self._begun)
-            self._lines.update(map(frame_of, ended))
+            self._around = tuple(frame_of(frame) for frame in self._inside() if frame in self._begun)
         self.on = False
 
     def join(self) -> OperatorTrace:
         """Returns the traces of all calls as one, see `join_traces`."""
-        joined = join_traces([call for call in self._calls if call.operators])
-        return replace(joined, lines=frozenset(self._lines), around=self._around)
+        return replace(join_traces([call for call in self._calls if call.operators]), around=self._around)
 
     def _inside(self) -> list[FrameType]:
         """The functions that are being executed, but for those that called the model."""
         return [frame for frame in _active(2) if frame not in self._outside]
-
-    def _note_line(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
-        if not is_model_file(frame.f_code.co_filename):
-            return None
-        if self.on and not self.early:
-            self._lines.add(frame_of(frame))
-        return self._note_line
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -297,8 +283,7 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     """
     if len(parts) < 2:
         return parts[0] if parts else OperatorTrace()
-    lines = frozenset(chain.from_iterable(part.lines for part in parts))
-    joined, places = OperatorTrace(lines=lines, around=parts[0].around), dict[tuple[int, int], int]()
+    joined, places = OperatorTrace(around=parts[0].around), dict[tuple[int, int], int]()
     same: dict[tuple[object, ...], list[tuple[int, Operator]]] = {}
     for number, part in enumerate(parts):
         met: Counter[object] = Counter()
@@ -327,8 +312,7 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
 
 def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     """Returns one trace of parts that run one behind the other."""
-    lines = frozenset(chain.from_iterable(part.lines for part in parts))
-    whole = OperatorTrace(lines=lines, around=next((part.around for part in parts if part.around), ()))
+    whole = OperatorTrace(around=next((part.around for part in parts if part.around), ()))
     for part in parts:
         known = len(whole.values)
         whole.values += part.values

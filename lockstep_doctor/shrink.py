@@ -10,22 +10,24 @@ from torch import Tensor
 KEPT = 0.3
 """Share of the gap that a smaller request has to keep."""
 
+_MOST = 40
+"""Requests that are tried."""
+
 FEWEST = 2
 """Tokens of a request: one is read, and one is scored."""
 
 
-def shrink(shows: Callable[[Tensor], bool], tokens_T: Tensor, most: int = 40) -> Tensor:
+def shrink(shows: Callable[[Tensor], bool], tokens_T: Tensor) -> Tensor:
     """Drops stretches of tokens, long ones first, as long as the rest shows what all of them do.
 
     Args:
         shows: True if a request shows it.
         tokens_T: Ids of one that does.
-        most: Requests that are tried.
     """
     size, tried = tokens_T.numel() // 2, 0
-    while size and tried < most:
+    while size and tried < _MOST:
         end = tokens_T.numel()
-        while end > 0 and tried < most:  # from the end: what comes later changes nothing before it
+        while end > 0 and tried < _MOST:  # from the end: what comes later changes nothing before it
             start = max(end - size, 0)
             fewer = torch.cat([tokens_T[:start], tokens_T[end:]])
             tried += 1

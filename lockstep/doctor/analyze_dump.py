@@ -74,7 +74,7 @@ def _lines(file: Path, dump: Dump, judgement: CellJudgement, analysis: Analysis)
         *describe_figures(analysis),
         "## What it looks like",
         "",
-        *(describe_findings(analysis.findings) if analysis.findings else [none]),
+        *(describe_findings(analysis) if analysis.findings else [none]),
     ]
 
 

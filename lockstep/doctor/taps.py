@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -97,10 +97,8 @@ class RanksTap:
         alike = parallel.cp * parallel.tp
         self._stages = [slice(stage * alike, (stage + 1) * alike) for stage in range(parallel.pp)]
 
-    def run(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
-    ) -> Capture:
-        found: list[Capture] = self._call("run", tokens_T, dict(forced), only)
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        found: list[Capture] = self._call("run", tokens_T, dict(forced))
         stages = [found[stage.start] for stage in self._stages]
         seen = dict(chain.from_iterable(one.seen.items() for one in stages))
         self._order = list(seen)

@@ -6,7 +6,7 @@ Letters: N tokens of the row, n of them here; T of the sequence that is read, m 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,10 +160,8 @@ class RankTap:
         own = self._learner.model
         return own.lm if isinstance(own, LogitsHead) else own
 
-    def run(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
-    ) -> Capture:
-        logits, column, seen = self._read(tokens_T, forced, only=only)
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        logits, column, seen = self._read(tokens_T, forced)
         if not self.leads:
             return Capture(_NOTHING, {})
         here = {cut: value.cpu() for cut, value in seen.items()}
@@ -189,14 +187,13 @@ class RankTap:
         recorder: Recorder | None = None,
         start: CutPoint | None = None,
         end: CutPoint | None = None,
-        only: Container[CutPoint] | None = None,
     ) -> tuple[Tensor | None, Tensor | None, dict[CutPoint, Tensor]]:
         """Returns logits [T, V] and the learner's column [T - 1], on ranks of the last stage, and what was seen."""
         batch = _lay_behind(tokens_T, self._neighbors)
         cut, first = self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device)), int(batch.starts[-1])
         share = RankShare.of(cut, first, len(tokens_T), self._ranks)
         inside = None if end in (LOGITS, OUTPUT) and OUTPUT not in self._own else recorder
-        one, kept = Pass(forced, inside, start, end, share, only), dict[CutPoint, Tensor]()
+        one, kept = Pass(forced, inside, start, end, share), dict[CutPoint, Tensor]()
 
         def values(path: str, at: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
             for point, x in self._values(path, at, value):
@@ -212,7 +209,7 @@ class RankTap:
         if OUTPUT in kept:
             logits = share.gather(OUTPUT, kept[OUTPUT])
         elif LAST in kept and (hidden_TD := share.gather(LAST, kept[LAST])) is not None:
-            behind = Pass(forced, recorder, start, end, None, only)
+            behind = Pass(forced, recorder, start, end)
             logits, seen = self._multiply(hidden_TD, behind), behind.collect() | seen
             self._own |= {LOGITS}
         column = None if not outputs or outputs[0].logprob is None else outputs[0].logprob[first + 1 :].cpu()

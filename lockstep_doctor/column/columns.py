@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lockstep_doctor.column.finding import ColumnSide
 from lockstep_doctor.statistics import Compared
 
 RowFact = Literal["weight version", "temperature", "top_p", "prompt", "length of the prompt"]
 """Numbers that a dump may say of each row; rows with the same `prompt` answer the same one."""
+
+
+SIDES: Mapping[ColumnSide, str] = {"train": "training", "infer": "inference"}
+"""Names of both sides where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class TokenColumns:
         offsets: Where each row begins, and N: int64 [B + 1].
         ids: Token ids, int64 [N]; None: unknown.
         facts: What is known of the rows besides, float64 [B] each.
+        names: What the sides are called in sentences.
     """
 
     train: Tensor
@@ -34,6 +40,7 @@ class TokenColumns:
     offsets: Tensor
     ids: Tensor | None = None
     facts: Mapping[RowFact, Tensor] = field(default_factory=dict)
+    names: Mapping[ColumnSide, str] = field(default_factory=lambda: SIDES)
 
     def __post_init__(self) -> None:
         entries, rows = self.train.numel(), self.offsets.numel() - 1
@@ -75,6 +82,13 @@ class TokenColumns:
     def take(self, rows: int) -> TokenColumns:
         """The rows in front."""
         end = int(self.offsets[rows])
-        ids = None if self.ids is None else self.ids[:end]
         facts: dict[RowFact, Tensor] = {name: value[:rows] for name, value in self.facts.items()}
-        return TokenColumns(self.train[:end], self.infer[:end], self.mask[:end], self.offsets[: rows + 1], ids, facts)
+        return replace(
+            self,
+            train=self.train[:end],
+            infer=self.infer[:end],
+            mask=self.mask[:end],
+            offsets=self.offsets[: rows + 1],
+            ids=None if self.ids is None else self.ids[:end],
+            facts=facts,
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -11,7 +11,7 @@ import torch
 
 from lockstep_doctor.column.columns import TokenColumns
 from lockstep_doctor.column.exact import FAR, LEAST_SIZE, ValueGrid, find_grids, find_repeated, measure_excess
-from lockstep_doctor.column.features import OWN_VALUE, list_features
+from lockstep_doctor.column.features import list_features, name_value
 from lockstep_doctor.column.finding import ColumnSide, Finding
 from lockstep_doctor.column.fits import find_fits, find_trends
 from lockstep_doctor.column.formulas import EXACT, OTHERS, find_formula, find_row_order
@@ -31,6 +31,7 @@ class _ColumnState:
     """Two columns as arrays, and which tokens no finding speaks of yet."""
 
     sides: dict[ColumnSide, Compared]  # each in the inference side's place
+    names: Mapping[ColumnSide, str]
     features: list[Feature]
     excess: Floats
     free: Bools
@@ -78,13 +79,13 @@ def examine_columns(columns: TokenColumns) -> list[Finding]:
         return []
     sides: dict[ColumnSide, Compared] = {"infer": compared, "train": compared.swap()}
     free, excess = np.ones(tokens, bool), measure_excess(compared)
-    examined = _ColumnState(sides, list_features(columns), excess, free, ~free, np.zeros(tokens))
+    examined = _ColumnState(sides, columns.names, list_features(columns), excess, free, ~free, np.zeros(tokens))
     found = [*_grids(examined), *_exact(examined), *_rows_moved(examined), *_whole(examined)]
     trends = find_trends(compared.select(torch.from_numpy(examined.free)), columns.facts.get("weight version"))
     separated = [*_separate(examined), *_whole(examined)]
     if trends and not any(one.kind != "off" and one.where and one.where.recall > _DECISIVE for one in separated):
         return found + trends
-    fits = find_fits(compared.select(torch.from_numpy(examined.free)), columns.facts.get("top_p"))
+    fits = find_fits(compared.select(torch.from_numpy(examined.free)), columns.facts.get("top_p"), columns.names)
     return found + separated + fits
 
 
@@ -96,7 +97,7 @@ def _grids(examined: _ColumnState) -> Iterator[Finding]:
         there = list(find_grids(own, examined.free))
         whole = [(grid, _every(judged)) for grid, tokens in there if tokens[judged].mean() > _WHOLE_GRID]
         asked = [] if whole or examined.coarse.all() else there
-        parts = ((grid, examined.find(tokens, OWN_VALUE[side], judged)) for grid, tokens in asked)
+        parts = ((grid, examined.find(tokens, name_value(examined.names[side]), judged)) for grid, tokens in asked)
         for grid, where in chain(whole, parts):
             if where is not None and where.precision > 0.9:
                 tokens = examined.hold(where)
@@ -115,7 +116,7 @@ def _exact(examined: _ColumnState) -> Iterator[Finding]:
         for kind, what, tokens in [*asked, *find_repeated(own, other, examined.excess)]:
             if kind not in ("floor", "not finite") and examined.coarse[tokens].mean() > 0.5:
                 continue  # numbers of few digits repeat
-            where = examined.find(tokens, OWN_VALUE[side])
+            where = examined.find(tokens, name_value(examined.names[side]))
             yield examined.report(kind, what, side, where, tokens)
             lost |= tokens if where is None else tokens | examined.hold(where)
     examined.free &= ~lost
@@ -165,13 +166,15 @@ def _describe(examined: _ColumnState, where: Predicate, tokens: Bools) -> Findin
     """Finding about the values of some tokens, given the other side's: a formula, or how far they are off."""
     each = [(one, side) for side, values in examined.sides.items() if (one := find_formula(values, tokens)) is not None]
     best, side = min(each, key=lambda pair: round(pair[0].rank, 3), default=(None, "infer"))
-    mine, other = ("training's", "inference's") if side == "train" else ("inference's", "training's")
+    both: tuple[ColumnSide, ColumnSide] = ("train", "infer") if side == "train" else ("infer", "train")
+    mine, other = (f"{examined.names[one]}'s" for one in both)
     said = "" if best is None else f"{mine} values are {best.what.replace(OTHERS, other)}"
     if best is not None and best.left < EXACT:
         what = f"{said}; {best.left:.1%} of the difference is left so"
         return examined.report(best.kind, what, None, where, tokens)
     delta = examined.delta[tokens]
     rms = float(np.sqrt(np.square(delta).mean()))
-    what = f"off by {rms:.2g} nats (root mean square), {np.mean(delta > 0):.0%} of them upwards on training's side"
+    upwards = f"{np.mean(delta > 0):.0%} of them upwards on {examined.names['train']}'s side"
+    what = f"off by {rms:.2g} nats (root mean square), {upwards}"
     hint = f"; {best.left:.0%} of that would be left if {said}" if best is not None and best.left < 0.5 else ""
     return examined.report("off", what + hint, None, where, tokens)

@@ -7,11 +7,13 @@ import numpy as np
 from lockstep_doctor.column.columns import TokenColumns
 from lockstep_doctor.column.predicates import Feature
 
-OWN_VALUE = {"train": "training's log-probability", "infer": "inference's log-probability"}
-"""Features that a damage may have made itself, by side."""
-
 _CONSEQUENCE = 6.0
-"""Cost of these."""
+"""Cost of a side's own value, which a damage may have made itself."""
+
+
+def name_value(side: str) -> str:
+    """Returns the name of the feature that is the value of a side with this name."""
+    return f"{side}'s log-probability"
 
 
 def list_features(columns: TokenColumns) -> list[Feature]:
@@ -39,7 +41,7 @@ def list_features(columns: TokenColumns) -> list[Feature]:
         found += [Feature("id", ids[mask]), Feature("id before", before, cost=2.0)]
     told = {name: Feature(name, value.double().numpy()[row]) for name, value in columns.facts.items()}
     found = [one for one in found if one.name not in told] + list(told.values())
-    for side, values in (("train", columns.train), ("infer", columns.infer)):
+    for side, values in ((columns.names["train"], columns.train), (columns.names["infer"], columns.infer)):
         finite = np.nan_to_num(values.double().numpy()[mask], nan=-1e30, posinf=1e30, neginf=-1e30)
-        found.append(Feature(OWN_VALUE[side], finite, cost=_CONSEQUENCE))
+        found.append(Feature(name_value(side), finite, cost=_CONSEQUENCE))
     return [one for one in found if one.varies]

@@ -34,7 +34,7 @@ _CONSISTENT: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A mark in two columns. Never a cause: other causes may leave the same.
+    """A mark in two columns, and what usually leaves such ones; which of these, or what else, it does not prove.
 
     Attributes:
         kind: In a few words, such as `exactly 0` or `rows moved`.

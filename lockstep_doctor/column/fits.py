@@ -6,6 +6,7 @@ Each is asked for several marks at once, and where they are not all there, nothi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,14 @@ def find_trends(compared: Compared, versions: Tensor | None) -> list[Finding]:
     return [one for one in found if one is not None]
 
 
-def find_fits(compared: Compared, top_ps: Tensor | None) -> list[Finding]:
+def find_fits(compared: Compared, top_ps: Tensor | None, names: Mapping[ColumnSide, str]) -> list[Finding]:
     """Returns what fits the differences of all tokens, and whether few tokens hold nearly all of them."""
     compared = compared.select(compared.supported)
     if compared.train.numel() < _LEAST_TOKENS or not bool(compared.delta.any()):
         return []
     train, infer = compared.train.numpy(), compared.infer.numpy()
     nucleus = _nucleus("infer", infer, train, top_ps) or _nucleus("train", train, infer, top_ps)
-    return [one for one in (nucleus, fit_temperature(train, infer), _few_tokens(compared)) if one is not None]
+    return [one for one in (nucleus, fit_temperature(train, infer, names), _few_tokens(compared)) if one is not None]
 
 
 def _trend(compared: Compared, name: str, values: NDArray[Any], least: float) -> Finding | None:
@@ -110,7 +111,7 @@ def _nucleus(side: ColumnSide, own: Floats, other: Floats, top_ps: Tensor | None
     return Finding("renormalised over a nucleus", what, side, None, own.size, one_sided)
 
 
-def fit_temperature(train: Floats, infer: Floats) -> Finding | None:
+def fit_temperature(train: Floats, infer: Floats, names: Mapping[ColumnSide, str]) -> Finding | None:
     """Finds the ratio of two temperatures from the edge of the cloud, not from its slope.
 
     With α the ratio, log p_α = α·log p + (α − 1)·H, where H ≥ 0 is an entropy (Rényi's) of the token's context. A slope
@@ -131,7 +132,8 @@ def fit_temperature(train: Floats, infer: Floats) -> Finding | None:
     if abs(alpha - 1) < abs(slope) or not 0.05 < alpha < 20 or beyond > 0.005:
         return None
     what = (
-        f"as if inference's temperature were {alpha:.3g} times training's: its line bounds {1 - beyond:.1%} of the "
-        f"tokens, and a line explains {correlation**2:.0%} of the variance (the entropy of contexts makes the rest)"
+        f"as if {names['infer']}'s temperature were {alpha:.3g} times {names['train']}'s: its line bounds "
+        f"{1 - beyond:.1%} of the tokens, and a line explains {correlation**2:.0%} of the variance (the entropy of "
+        f"contexts makes the rest)"
     )
     return Finding("temperature", what, None, None, train.size, float(correlation**2))

@@ -228,7 +228,8 @@ class _Judge:
             near = [float(change.split()[-1]) * factor for factor in _NEARBY]
             self._by |= _score(self._model, self._columns, {f"at temperature {one:.3g}": one for one in near})
             change, off = self._find_nearest(column)
-        own = replace(self._columns, train=self._by[change], infer=column, mask=self.compared)
+        names: Mapping[ColumnSide, str] = {"train": "the model", "infer": side}
+        own = replace(self._columns, train=self._by[change], infer=column, mask=self.compared, names=names)
         findings, left = examine_columns(own), off[change]
         stage: Stage | None = next((_STAGES[one.kind] for one in findings if _says_stage(one)), None)
         if stage is None and left > FLOORS * floor:
@@ -278,7 +279,7 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
         near = f", and {one.left:.2g} {one.change}" if one.change else ""
         how = "rounding explains it" if one.stage is None else f"it leaves the model at {_WORDS[one.stage]}"
         yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
-        yield from (f"  {line}" for finding in one.findings for line in _describe(finding, one.side))
+        yield from (f"  {line}" for finding in one.findings for line in _describe(finding))
     wrong = found.wrong
     yield f"wrong: {' and '.join(one.side for one in wrong)}" if wrong else "neither side leaves the model"
 
@@ -292,11 +293,6 @@ _WORDS: Mapping[Stage, str] = {
 }
 
 
-def _describe(finding: Finding, side: ColumnSide) -> Iterator[str]:
-    """Yields a finding about a side and the model, which stood in the training side's place."""
-    for line in (
-        f"{finding.kind}: {finding.what}",
-        f"  {finding.tokens_in_words}; {finding.share:.0%} of the squares of all differences",
-    ):
-        own = line.replace("inference's", f"{side}'s").replace("training's", "the model's")
-        yield own.replace("training", "the model")
+def _describe(finding: Finding) -> Iterator[str]:
+    yield f"{finding.kind}: {finding.what}"
+    yield f"  {finding.tokens_in_words}; {finding.share:.0%} of the squares of all differences"

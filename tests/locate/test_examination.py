@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -246,10 +246,8 @@ def test_a_tensor_is_measured(change: Callable[[Tensor], Tensor], said: str) -> 
 class _Delivers(ModuleTap):
     """Delivers its own column with the second half of each four tokens, counted from the first, scaled."""
 
-    def run(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
-    ) -> Capture:
-        found = super().run(tokens_T, forced, only)
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        found = super().run(tokens_T, forced)
         column = pick_logprobs(found.logits, tokens_T)
         return replace(found, column=torch.where(torch.arange(1, tokens_T.numel()) % 4 < 2, column, 0.7 * column))
 
@@ -260,7 +258,7 @@ def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Pat
     assert not found.agrees
     assert "other delivers other log-probabilities than those of its own logits" in found.columns[0]
     assert "mod 4 in {2, 3}" in found.columns[1]
-    assert "0.7" in found.columns[1]
+    assert "the column's values are 0.7 times other's" in found.columns[1]
     assert not found.location.disagrees
 
 
@@ -297,10 +295,8 @@ def test_where_both_are_wrong_the_small_request_says_so_too(folder: Path) -> Non
 class _DeliversNext(ModuleTap):
     """Delivers the log-probabilities of the position behind."""
 
-    def run(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
-    ) -> Capture:
-        found = super().run(tokens_T, forced, only)
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        found = super().run(tokens_T, forced)
         return replace(found, column=pick_logprobs(found.logits, tokens_T).roll(-1))
 
 

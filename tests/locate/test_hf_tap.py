@@ -10,7 +10,7 @@ import torch
 from located import TOKENS, ends, families, functions
 from transformers import DynamicCache
 
-from lockstep_doctor import OUTPUT, locate
+from lockstep_doctor import locate
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
 
@@ -26,7 +26,6 @@ def test_decoding_computes_what_prefill_does(located_model: Callable[[str], Path
         assert not found.segments
         assert found.gap < 1e-5
         seen = prefill.run(TOKENS, {}).seen
-        assert decoding.run(TOKENS, {}, only={OUTPUT}).seen.keys() == {OUTPUT}
         assert seen.keys() == decoding.run(TOKENS, {}).seen.keys()
         if family == "mixtral":
             assert {"router", "routed", "routed.1", "routed.2", "experts"} <= {cut.stage for cut in seen}

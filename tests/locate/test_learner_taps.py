@@ -73,12 +73,8 @@ def test_a_learner_computes_what_transformers_does(
 
 
 def assert_forced(tap: Any, attn: torch.Tensor) -> None:
-    """What is forced flows on, on every rank; and only then. No more is kept than is asked for."""
+    """What is forced flows on, on every rank; and only then."""
     before = tap.run(TOKENS, {}).seen
-    few = tap.run(TOKENS, {}, only={CutPoint("attn", 1)})
-    assert few.seen.keys() == {CutPoint("attn", 1)}
-    assert torch.equal(few.seen[CutPoint("attn", 1)], before[CutPoint("attn", 1)])
-    assert torch.equal(few.logits, before[OUTPUT])
     forced = tap.run(TOKENS, {CutPoint("attn", 1): torch.zeros_like(attn)}).seen
     assert not forced[CutPoint("o", 1)].any()
     assert torch.equal(forced[CutPoint("attn", 1)], before[CutPoint("attn", 1)])
@@ -92,7 +88,7 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
         open_learner(folder, EngineOptions(parallel=parallel), backend, attach) as learner,
     ):
         found = locate(reference, learner, TOKENS, witness)
-        assert found.errors["hf"] < 1e-6 < 1e-3 < found.errors[learner.name]
+        assert found.places[0].errors["hf"] < 1e-6 < 1e-3 < found.places[0].errors[learner.name]
         return found
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-import gc
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lockstep_doctor import CutPoint, Frame, Location, ModuleTap, compare_builds, locate, write_reproduction
-from lockstep_doctor.builds import watch_build
+from benchmarks.lines import watch_lines
+from lockstep_doctor import CutPoint, Location, ModuleTap, locate, modules, write_reproduction
 
 CONFIG = LlamaConfig(
     vocab_size=97,
@@ -86,15 +85,15 @@ def test_the_place_of_a_fault(fault: Fault, ends: set[CutPoint], function: str) 
     found, _ = find(fault)
     assert {segment.end for segment in found.segments} == ends
     assert found.removed > 0.99
-    assert function in [frame.function for suspect in found.suspects for frame in suspect.operator.stack[:2]]
-    assert found.errors["right"] < 1e-6 < 1e-3 < found.errors["wrong"]
+    assert function in [frame.function for suspect in found.places[0].suspects for frame in suspect.operator.stack[:2]]
+    assert found.places[0].errors["right"] < 1e-6 < 1e-3 < found.places[0].errors["wrong"]
 
 
 def test_a_fault_of_every_norm_has_segments_of_each_kind_that_is_needed() -> None:
     found, _ = find(change_norms)
     assert {segment.end.stage for segment in found.segments} <= {"attn_norm", "mlp_norm", "final_norm"}
     assert found.removed > 0.9
-    assert found.suspects[0].operator.stack[0].function == "LlamaRMSNorm.forward"
+    assert found.places[0].suspects[0].operator.stack[0].function == "LlamaRMSNorm.forward"
 
 
 def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
@@ -103,7 +102,7 @@ def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
 
     found, _ = find(drop)
     assert found.segments[0].missing[0] == CutPoint("resid_in", 2)
-    assert found.suspects[0].operator.stack[0].function == "LlamaModel.forward"
+    assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 
 def test_a_call_that_is_left_out_is_among_the_lines_of_its_segment() -> None:
@@ -111,14 +110,15 @@ def test_a_call_that_is_left_out_is_among_the_lines_of_its_segment() -> None:
         layer = model.model.layers[1]
         layer.mlp.forward = lambda states: states
 
-    found, _ = find(skip)
-    ran = {line.function.rpartition(">.")[2] or line.function for line in found.lines}
+    with watch_lines(modules) as traced:
+        find(skip)
+    ran = {line.function.rpartition(">.")[2] or line.function for line in traced[0] | traced[1]}
     assert {"<lambda>", "LlamaDecoderLayer.forward"} <= ran
 
 
 def test_equal_models_have_no_place() -> None:
     found, _ = find(lambda model: None)
-    assert (found.gap, list(found.segments), list(found.suspects)) == (0.0, [], [])
+    assert (found.gap, list(found.places)) == (0.0, [])
 
 
 def test_the_script_fails_on_the_fault_and_passes_without_it(tmp_path: Path) -> None:
@@ -143,79 +143,6 @@ def _run(script: Path) -> tuple[int, str]:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert not done.stderr or "Error" not in done.stderr, done.stderr
     return done.returncode, done.stdout[: len("relative error")]
-
-
-class _Angles(nn.Module):
-    def __init__(self, base: float, powers: Iterator[float]) -> None:
-        super().__init__()
-        self.register_buffer("angle", torch.arange(4) / base)
-        self.scaling = base ** next(powers)
-
-    def forward(self, states: Tensor) -> Tensor:
-        return states * self.scaling
-
-
-def test_two_builds_differ_after_a_line() -> None:
-    def compare(*powers: float) -> tuple[Frame, str] | None:
-        """The reference is built twice, then the other one."""
-        each = iter(powers)
-        return compare_builds(lambda: _Angles(9.0, each), lambda: _Angles(9.0, each))
-
-    assert compare(-0.5, -0.5, -0.5) is None
-    found = compare(-0.5, -0.5, -0.6)
-    assert found is not None
-    assert (found[0].function, found[1]) == ("_Angles.__init__", "self.scaling")
-
-
-def fill(weight: Tensor, place: slice) -> None:
-    weight.data[place].copy_(torch.ones(2))
-
-
-class _Loaded(nn.Module):
-    """A weight whose memory is set by a function alone, in parts."""
-
-    def __init__(self, plans: Iterator[list[slice]]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(4))
-        for place in next(plans):
-            fill(self.weight, place)
-
-
-def test_two_builds_differ_where_a_weight_is_written() -> None:
-    right, wrong = [slice(0, 2), slice(2, 4)], [slice(0, 2), slice(1, 3)]
-
-    def compare(*plans: list[slice]) -> tuple[Frame, str] | None:
-        """The reference is built twice, then the other one."""
-        each = iter(plans)
-        return compare_builds(lambda: _Loaded(each), watch_build(lambda: _Loaded(each)))
-
-    assert compare(right, right, right) is None
-    found = compare(right, right, wrong)
-    assert found is not None
-    assert (found[0].function, found[1]) == ("fill", "weight")
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-class _Left:
-    """Garbage that runs code of a model when it is collected."""
-
-    def __init__(self) -> None:
-        self.own: _Left | None = self
-
-    def __del__(self) -> None:
-        self.own = None
-
-
-def test_garbage_of_others_is_no_line_of_a_build() -> None:
-    def make() -> nn.Module:
-        made = _Angles(9.0, iter([-0.5]))
-        kept.append(list(map(list, [()] * 2 * gc.get_threshold()[0])))
-        return made
-
-    kept: list[object] = []
-    gc.collect()
-    _Left()
-    assert compare_builds(make, make) is None
 
 
 def test_the_reference_is_not_changed_by_what_is_forced() -> None:

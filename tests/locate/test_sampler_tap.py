@@ -13,7 +13,7 @@ from lockstep.errors import InputError
 from lockstep.models.continuous import Growing
 from lockstep.models.token_step import TokenStep
 from lockstep.samplers.torch.tap import open_sampler
-from lockstep_doctor import CutPoint, locate
+from lockstep_doctor import locate
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
 
@@ -34,7 +34,6 @@ def test_the_sampler_computes_what_transformers_does(located_model: Models, fami
             column = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
             assert own.column is not None
             torch.testing.assert_close(own.column, column, atol=1e-5, rtol=0)
-        assert sampler.run(TOKENS, {}, only={CutPoint("v", 0)}).seen.keys() == {CutPoint("v", 0)}
         assert not locate(reference, sampler, TOKENS, tolerance=TIGHT).segments
         assert not locate(sampler, reference, TOKENS, tolerance=TIGHT).segments
 

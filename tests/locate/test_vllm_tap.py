@@ -182,9 +182,9 @@ def test_a_fault_in_vllm_has_its_line(llama: Path, fault: Callable[[Any], None],
         found = find(llama, tap)
     assert found.removed > 0.99
     assert stage in {segment.end.stage for segment in found.segments} or stage == "resid_mid"
-    assert found.suspects[0].engine == "vllm"
-    assert function in [frame.function for frame in found.suspects[0].operator.stack[:2]]
-    assert found.errors["hf"] < 1e-6 < 1e-3 < found.errors["vllm"]
+    assert found.places[0].suspects[0].engine == "vllm"
+    assert function in [frame.function for frame in found.places[0].suspects[0].operator.stack[:2]]
+    assert found.places[0].errors["hf"] < 1e-6 < 1e-3 < found.places[0].errors["vllm"]
 
 
 def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path) -> None:
@@ -192,8 +192,8 @@ def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path)
         model_of(tap).model.start_layer = 1
         found = find(llama, tap)
     assert found.segments[0].missing
-    assert found.suspects[0].engine == "vllm"
-    assert found.suspects[0].operator.stack[0].function == "LlamaModel.forward"
+    assert found.places[0].suspects[0].engine == "vllm"
+    assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 
 def test_a_weight_that_is_loaded_wrongly_has_its_loader(llama: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_weight_that_is_loaded_wrongly_has_its_loader(llama: Path) -> None:
         model_of(tap).model.layers[1].mlp.down_proj.quant_method = _Twice(model_of(tap).model.layers[1].mlp.down_proj)
         found = find(llama, tap)
     assert [str(segment.end) for segment in found.segments] == ["layers.1.down"]
-    (loader,) = [one.operator for one in found.suspects if one.operator.name == "aten.copy_.default"]
+    (loader,) = [one.operator for one in found.places[0].suspects if one.operator.name == "aten.copy_.default"]
     assert any("weight_loader" in frame.function for frame in loader.stack)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, pairwise
@@ -69,11 +69,9 @@ class SamplerTap:
         self._step = TokenStep(lm, bf16) if can_step(lm) and not by_modules else None
         self._order: Sequence[CutPoint] = ()
 
-    def run(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
-    ) -> Capture:
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
         rows = PassShare()
-        one = Pass(forced, share=rows, only=only)
+        one = Pass(forced, share=rows)
         logits_TV, column = self._read(tokens_T, one, rows)
         seen = {cut: value.cpu() for cut, value in one.collect().items()}
         self._order = list(seen)

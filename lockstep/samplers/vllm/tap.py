@@ -127,7 +127,6 @@ class VLLMTap:
         return OperatorTrace(
             [values[f"#{number}"] for number in range(count)],
             list(map(_operator, header["operators"])),
-            frozenset(Frame(**line) for line in header["lines"]),
             tuple(Frame(**line) for line in header["around"]),
         )
 

@@ -129,7 +129,6 @@ class TappedWorker(WeightReceiver):
                 "operators": [
                     asdict(replace(one, stack=_without_machinery(one.stack))) for one in self._trace.operators
                 ],
-                "lines": [asdict(one) for one in self._trace.lines],
                 "around": [asdict(one) for one in _without_machinery(self._trace.around)],
             },
             default=str,

@@ -75,9 +75,8 @@ def test_the_segment_is_found_by_forcing_the_other_side(file_first: bool, tmp_pa
     found = locate(*pair, TOKENS, ModuleTap(build().double(), "float64"))
     assert [segment.end for segment in found.segments] == [CutPoint("attn", 1)]
     assert found.removed > 0.99
-    assert found.errors["right"] < 1e-6 < 1e-3 < found.errors["wrong"]
-    assert list(found.suspects) == []
-    assert any(frame.function == "LlamaAttention.forward" for one in found.operators for frame in one.stack)
+    assert found.places[0].errors["right"] < 1e-6 < 1e-3 < found.places[0].errors["wrong"]
+    assert list(found.places[0].suspects) == []
 
 
 def test_a_file_is_examined(tmp_path: Path) -> None:

@@ -83,14 +83,14 @@ def _watch(build: Callable[[], object]) -> list[_Line]:
     before, collects = sys.gettrace(), gc.isenabled()
     gc.collect()
     gc.disable()
-    sys.settrace(trace)
-    try:
-        with _fill_memory():
+    with _fill_memory():
+        sys.settrace(trace)
+        try:
             build()
-    finally:
-        sys.settrace(before)
-        if collects:
-            gc.enable()
+        finally:
+            sys.settrace(before)
+            if collects:
+                gc.enable()
     return lines
 
 

@@ -1,0 +1,76 @@
+"""The lines of models that run in a segment while `locate` traces it, also those that call no operator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType, ModuleType
+from typing import Any
+
+from lockstep_doctor.operators import Frame, Recorder, frame_of, is_model_file
+
+
+class LineRecorder(Recorder):
+    """Notes lines besides operators.
+
+    Args:
+        traced: Is given a set for each trace, with its lines, and those that call what runs at its ends.
+        opened: See `Recorder`.
+    """
+
+    def __init__(self, traced: list[set[Frame]], opened: Sequence[str] = ()) -> None:
+        self._traced, self._lines = traced, set[Frame]()
+        super().__init__(opened)
+
+    def __enter__(self) -> LineRecorder:
+        if not self._entered:
+            self._before = sys.gettrace()
+            self._traced.append(self._lines)
+            sys.settrace(self._note_line)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if not self._entered:
+            sys.settrace(self._before)
+
+    def restart(self) -> None:
+        super().restart()
+        self._lines.clear()
+        self._lines.update(map(frame_of, self._begun))
+
+    def start(self) -> None:
+        super().start()
+        self._lines.update(map(frame_of, self._begun))
+
+    def end(self) -> None:
+        if self.on:
+            self._lines.update(map(frame_of, self._inside()))
+        super().end()
+
+    def _note_line(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
+        if not is_model_file(frame.f_code.co_filename):
+            return None
+        if self.on and not self.early:
+            self._lines.add(frame_of(frame))
+        return self._note_line
+
+
+@contextmanager
+def watch_lines(*taps: ModuleType) -> Iterator[list[set[Frame]]]:
+    """Notes the lines of every trace in the block, in order; `locate` traces its first place first, in both engines.
+
+    Args:
+        taps: Modules of the taps that trace.
+    """
+    traced: list[set[Frame]] = []
+    for tap in taps:
+        vars(tap)["Recorder"] = partial(LineRecorder, traced)
+    try:
+        yield traced
+    finally:
+        for tap in taps:
+            vars(tap)["Recorder"] = Recorder
