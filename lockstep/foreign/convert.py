@@ -143,9 +143,9 @@ def translate(
     config = library.with_defaults(config, algorithm)
     options = _Options(known)
     entries = [_convert(library, key, value, config, options) for key, value in config.given.items()]
-    for key in dict.fromkeys((*library.more_defaults.get(algorithm, {}), *library.defaults)):
+    for key, value in config.defaults.items():
         if key not in config.given and _is_free(library, key, options):
-            entry = _convert(library, key, config.defaults[key], config, options, is_default=True)
+            entry = _convert(library, key, value, config, options, is_default=True)
             entries += [entry] if entry.ours or entry.kind is Kind.REFUSED else []
     for key, value in library.always(config).items():
         if (option := options.find(key)) is not None and option not in options.values:

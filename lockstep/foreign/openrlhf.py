@@ -380,5 +380,12 @@ DEFAULTS: dict[str, dict[str, Json]] = {
 }  # fmt: skip
 
 LIBRARY = Library(
-    "OpenRLHF", "openrlhf", "3c3be62, version 0.11", MAPPED + OTHERS, _algorithm, GATES, DEFAULTS, _always
+    "OpenRLHF",
+    "openrlhf",
+    "3c3be62, version 0.11",
+    MAPPED + OTHERS,
+    _algorithm,
+    GATES,
+    lambda config: DEFAULTS.get(config.algorithm, {}),
+    _always,
 )

@@ -474,6 +474,7 @@ SFT_DEFAULTS: dict[str, Json] = {
 }  # fmt: skip
 
 LIBRARY = Library(
-    "verl", "verl", "b178a3c, January 2026", MAPPED + OTHERS, _algorithm, GATES, {"sft": SFT_DEFAULTS},
+    "verl", "verl", "b178a3c, January 2026", MAPPED + OTHERS, _algorithm, GATES,
+    lambda config: SFT_DEFAULTS if config.algorithm == "sft" else {},
     prefix="actor_rollout_ref.",
 )  # fmt: skip
