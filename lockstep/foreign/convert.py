@@ -201,7 +201,7 @@ def _answer(library: Library, row: Row, key: str, value: Json, config: Config, k
         return Unset(row.kind, row.differs or row.note)
     if find_option(row, known) is None:
         return Unset(Kind.NONE, f"a recipe of {config.algorithm} has nothing like it")
-    is_unknown = is_open(value) or (isinstance(value, str) and re.search(r"\$\w", value))
+    is_unknown = is_open(value) or (isinstance(value, str) and re.search(r"\$[\w(]", value))
     if is_unknown and row.convert not in _PATHS:
         return Unset(Kind.REFUSED, "a variable that the file does not set")
     return row.convert(value, config)

@@ -124,6 +124,7 @@ def _read_script(path: Path, text: str) -> Read:
         below = dict(flatten(tree))
     elif isinstance(config, str):
         missing = (config,)
+    missing = (*missing, *command.unread)
     named = given.get("--config-name")
     if isinstance(named, str) and "trainer" not in named:  # verl's own have defaults of the table
         missing = (*missing, named)
