@@ -98,8 +98,10 @@ def _correction(value: Json, config: Config) -> Answer:
 
 def _bounds(value: Json, config: Config) -> Answer:
     kind = _correction(config.get("algo.advantage.is_correction_type"), config)
-    if not isinstance(kind, str) or not isinstance(value, list):
+    if not isinstance(kind, str):
         return nothing("no such correction")
+    if not isinstance(value, list) or len(value) != 2:
+        return refuse("two bounds, from below and above")
     return (
         section("ppo.correction", low=value[0], high=value[1])
         if kind == "icepop"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from lockstep import yaml12
 from lockstep.errors import InputError
+from lockstep.foreign.interpolation import Filler, parse_value
 from lockstep.foreign.words import Json
 
 _ASSIGNMENT = re.compile(r"(?:(?:export|readonly|local|declare(?:\s+-\w+)?)\s+)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
@@ -80,14 +80,6 @@ def find_command(script: str) -> Command:
     return replace(command, unread=(*command.unread, *reader.added))
 
 
-def parse_value(text: str) -> Json:
-    """A value as YAML reads it; text where it is no YAML."""
-    try:
-        return yaml12.parse(text)
-    except ValueError:
-        return text
-
-
 def _append(value: Json, more: Json) -> Json:
     """The values of a flag: none is true, one is itself, several are a list."""
     if value is True:
@@ -154,11 +146,13 @@ class _Script:
         variables: Their values; one that has several, by a condition, stands for itself: `$name`.
         added: What conditions add to variables.
         depth: Blocks such as `if` that are open.
+        filler: Bounds what they fill in.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
     added: dict[str, None] = field(default_factory=dict)
     depth: int = 0
+    filler: Filler = field(default_factory=Filler)
 
     def read(self, line: str) -> Iterator[Command]:
         """The commands of a line that start a known program."""
@@ -217,10 +211,14 @@ class _Script:
         except ValueError:
             return [filled]
 
-    def _fill(self, text: str, depth: int = 0) -> str:
-        filled = _VARIABLE.sub(lambda match: _lookup(match, self.variables), text)
-        filled = _ARITHMETIC.sub(lambda match: _calculate(match, self.variables), filled)
-        return filled if filled == text or depth > _DEEPEST else self._fill(filled, depth + 1)
+    def _fill(self, text: str) -> str:
+        for _ in range(_DEEPEST):
+            filled = self.filler.substitute(_VARIABLE, lambda match: _lookup(match, self.variables), text)
+            filled = self.filler.substitute(_ARITHMETIC, lambda match: _calculate(match, self.variables), filled)
+            if filled == text:
+                break
+            text = filled
+        return text
 
 
 def _lookup(match: re.Match[str], variables: Mapping[str, str]) -> str:

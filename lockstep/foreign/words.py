@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -133,9 +134,11 @@ class Config:
         return self.given[key] if key in self.given else self.defaults.get(key)
 
     def number(self, key: str, otherwise: float = 0) -> float:
-        """A value that should be a number; `otherwise` where it is none."""
+        """A value that should be a finite number; `otherwise` where it is none."""
         value = self.get(key)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return otherwise
+        return value if abs(value) < math.inf else otherwise
 
     def whole(self, key: str, otherwise: int) -> int:
         """Likewise a whole number."""
