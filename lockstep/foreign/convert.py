@@ -12,6 +12,8 @@ from lockstep.foreign.interpolation import is_open
 from lockstep.foreign.words import Answer, Config, Json, Key, Kind, Library, Several, Unset, find_option, spell
 
 _PATHS = (model_folder, data_file)
+_SECRETS = ("key", "token", "secret", "password")
+"""Last words of keys whose values are not shown."""
 _NEEDS = {
     "run.validate_every": "data.validation",
     "run.best.metric": "run.validate_every",
@@ -113,7 +115,7 @@ class Converted:
         for key in sorted(self.options, key=lambda key: placed.get(key, len(placed))):
             _put(tree, key.split("."), self.options[key])
         body = yaml12.annotate(tree, lambda keys: self.notes.get(".".join(keys), ""))
-        left = [_one_line(f"# Left out: {entry.theirs}: {_short(entry.value)}: {entry.reason}.")
+        left = [_one_line(f"# Left out: {entry.theirs}: {_shown(entry)}: {entry.reason}.")
                 for entry in self.list_kind(Kind.REFUSED)]  # fmt: skip
         head = f"# Converted from {self.library.name} ({self.library.version}) by `lockstep convert`.\n"
         return head + body + "".join(f"{line}\n" for line in left)
@@ -143,9 +145,9 @@ def translate(
     config = library.with_defaults(config, algorithm)
     options = _Options(known)
     entries = [_convert(library, key, value, config, options) for key, value in config.given.items()]
-    for key in dict.fromkeys((*library.more_defaults.get(algorithm, {}), *library.defaults)):
+    for key, value in config.defaults.items():
         if key not in config.given and _is_free(library, key, options):
-            entry = _convert(library, key, config.defaults[key], config, options, is_default=True)
+            entry = _convert(library, key, value, config, options, is_default=True)
             entries += [entry] if entry.ours or entry.kind is Kind.REFUSED else []
     for key, value in library.always(config).items():
         if (option := options.find(key)) is not None and option not in options.values:
@@ -171,11 +173,9 @@ def _convert(
     if isinstance(answer, Unset):
         return Entry(key, value, answer.kind, {}, answer.reason, is_default)
     parts = _parts(row, answer, options)
-    taken = {
-        option: options.values[option] for option in parts if options.values.get(option, parts[option]) != parts[option]
-    }
+    taken = [option for option in parts if option in options.values and options.values[option] != parts[option]]
     if taken:
-        option, other = next(iter(taken.items()))
+        option, other = taken[0], options.values[taken[0]]
         return Entry(
             key, value, Kind.REFUSED, {}, f"{option} is {_short(other)} already, by {options.notes[option]}", is_default
         )
@@ -201,10 +201,13 @@ def _answer(library: Library, row: Key, key: str, value: Json, config: Config, k
         return Unset(row.kind, row.differs or row.note)
     if find_option(row, known) is None:
         return Unset(Kind.NONE, f"a recipe of {config.algorithm} has nothing like it")
-    is_unknown = is_open(value) or (isinstance(value, str) and re.search(r"\$\w", value))
+    is_unknown = is_open(value) or (isinstance(value, str) and re.search(r"\$[\w(]", value))
     if is_unknown and row.convert not in _PATHS:
         return Unset(Kind.REFUSED, "a variable that the file does not set")
-    return row.convert(value, config)
+    try:
+        return row.convert(value, config)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return Unset(Kind.REFUSED, "a value that it cannot have there")
 
 
 def _parts(row: Key, answer: Json | Several, options: _Options) -> dict[str, Json]:
@@ -309,4 +312,10 @@ def list_lines(converted: Converted) -> Iterator[str]:
 
 def _name(entry: Entry) -> str:
     """A key with its value, as the table shows it."""
-    return f"{entry.theirs}{' (their default)' if entry.is_default else ''} = {_one_line(_short(entry.value))}"
+    return f"{entry.theirs}{' (their default)' if entry.is_default else ''} = {_one_line(_shown(entry))}"
+
+
+def _shown(entry: Entry) -> str:
+    """A value, unless it is a secret; below `data` a key is the name of a column."""
+    is_secret = re.split(r"[._-]", entry.theirs.lower())[-1] in _SECRETS and not entry.theirs.startswith("data.")
+    return "…" if is_secret else _short(entry.value)

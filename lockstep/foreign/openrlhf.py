@@ -98,8 +98,10 @@ def _correction(value: Json, config: Config) -> Answer:
 
 def _bounds(value: Json, config: Config) -> Answer:
     kind = _correction(config.get("algo.advantage.is_correction_type"), config)
-    if not isinstance(kind, str) or not isinstance(value, list):
+    if not isinstance(kind, str):
         return nothing("no such correction")
+    if not isinstance(value, list) or len(value) != 2:
+        return refuse("two bounds, from below and above")
     return (
         section("ppo.correction", low=value[0], high=value[1])
         if kind == "icepop"
@@ -380,5 +382,12 @@ DEFAULTS: dict[str, dict[str, Json]] = {
 }  # fmt: skip
 
 LIBRARY = Library(
-    "OpenRLHF", "openrlhf", "3c3be62, version 0.11", MAPPED + OTHERS, _algorithm, GATES, DEFAULTS, _always
+    "OpenRLHF",
+    "openrlhf",
+    "3c3be62, version 0.11",
+    MAPPED + OTHERS,
+    _algorithm,
+    GATES,
+    lambda config: DEFAULTS.get(config.algorithm, {}),
+    _always,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep import yaml12
@@ -16,6 +16,7 @@ from lockstep.foreign.words import Config, Json, flatten
 
 _MOST_BASES = 20
 _LARGEST_BYTES = 1 << 20
+_TOO_DEEP = f"{{}} is nested more than {yaml12.DEEPEST} deep"
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,27 @@ def read_config(path: Path) -> ForeignFile:
     Raises:
         InputError: There is no such file, it is none of these kinds, or cannot be read as one.
     """
+    try:
+        read = _read(path)
+    except (RecursionError, MemoryError):  # MemoryError: Python's own parser
+        raise InputError(_TOO_DEEP.format(path)) from None
+    if any(_is_deep(value, yaml12.DEEPEST) for value in read.config.given.values()):
+        raise InputError(_TOO_DEEP.format(path))
+    return read
+
+
+def _is_deep(value: Json, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deep(item, levels - 1) for item in inner)
+
+
+def _read(path: Path) -> ForeignFile:
     text = _read_text(path)
     match path.suffix:
         case ".yaml" | ".yml":
-            tree, missing = _read_yaml(path, 0)
-            return ForeignFile(Config(fill_in(dict(flatten(tree))), path.stem), missing)
+            bases = _Bases()
+            given = _fill_in(path, dict(flatten(bases.read(path))))
+            return ForeignFile(Config(given, path.stem), tuple(bases.missing))
         case ".json":
             return ForeignFile(Config(dict(flatten(_as_tree(path, _parse_json(path, text)))), path.stem))
         case ".sh" | ".bash" | ".slurm" | ".sbatch":
@@ -73,27 +90,41 @@ def _parse_json(path: Path, text: str) -> object:
         raise InputError(f"{path} is no JSON: {error}") from None
 
 
-def _read_yaml(path: Path, depth: int) -> tuple[dict[str, Json], tuple[str, ...]]:
-    """A file over the files that its `defaults` name, those of Hydra without an ending, those of NeMo RL with one."""
+@dataclass
+class _Bases:
+    """Reads a file over the files that its `defaults` name, those of Hydra without an ending, those of NeMo RL with.
+
+    Attributes:
+        count: Files that were read.
+        missing: Files that are not there.
+    """
+
+    count: int = 0
+    missing: list[str] = field(default_factory=list)
+
+    def read(self, path: Path) -> dict[str, Json]:
+        tree = _parse_yaml(path)
+        self.count += 1
+        if self.count > _MOST_BASES + 1:
+            raise InputError(f"{path} builds on more than {_MOST_BASES} files, or on itself")
+        named = tree.get("defaults")
+        below: dict[str, Json] = {}
+        for name in named if isinstance(named, list) else [named]:
+            base = None if not isinstance(name, str) or name == "_self_" else _find_base(path, name)
+            if base is not None:
+                inner = self.read(base)
+                inner.pop("defaults", None)
+                below = merge(below, inner)
+            elif name not in (None, "_self_"):
+                self.missing.append(str(name))
+        return merge(below, tree)
+
+
+def _parse_yaml(path: Path) -> dict[str, Json]:
     try:
-        tree = _as_tree(path, yaml12.parse(_read_text(path), merges=True))
+        return _as_tree(path, yaml12.parse(_read_text(path), merges=True))
     except InputError as error:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
-    if depth > _MOST_BASES:
-        raise InputError(f"{path} builds on more than {_MOST_BASES} files, or on itself")
-    named = tree.get("defaults")
-    below: dict[str, Json] = {}
-    missing: list[str] = []
-    for name in named if isinstance(named, list) else [named]:
-        base = None if not isinstance(name, str) or name == "_self_" else _find_base(path, name)
-        if base is None:
-            missing += [str(name)] if name not in (None, "_self_") else []
-            continue
-        inner, absent = _read_yaml(base, depth + 1)
-        inner.pop("defaults", None)
-        below = merge(below, inner)
-        missing += absent
-    return merge(below, tree), tuple(missing)
 
 
 def _find_base(path: Path, name: str) -> Path | None:
@@ -110,6 +141,13 @@ def merge(below: Mapping[str, Json], above: Mapping[str, Json]) -> dict[str, Jso
     return merged
 
 
+def _fill_in(path: Path, given: Mapping[str, Json]) -> dict[str, Json]:
+    try:
+        return fill_in(given)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
 def _read_script(path: Path, text: str) -> ForeignFile:
     try:
         command = find_command(text)
@@ -120,14 +158,16 @@ def _read_script(path: Path, text: str) -> ForeignFile:
     below: dict[str, Json] = {}
     missing: tuple[str, ...] = ()
     if isinstance(config, str) and (path.parent / config).is_file():
-        tree, missing = _read_yaml(path.parent / config, 0)
-        below = dict(flatten(tree))
+        bases = _Bases()
+        below = dict(flatten(bases.read(path.parent / config)))
+        missing = tuple(bases.missing)
     elif isinstance(config, str):
         missing = (config,)
+    missing = (*missing, *command.unread)
     named = given.get("--config-name")
     if isinstance(named, str) and "trainer" not in named:  # verl's own have defaults of the table
         missing = (*missing, named)
-    return ForeignFile(Config(fill_in(below | given), command.program, command.processes), missing)
+    return ForeignFile(Config(_fill_in(path, below | given), command.program, command.processes), missing)
 
 
 def _read_python(path: Path, text: str) -> Config:
@@ -136,6 +176,8 @@ def _read_python(path: Path, text: str) -> Config:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise InputError(f"{path}: line {error.lineno}: this is no Python") from None
+    except ValueError:  # a zero byte
+        raise InputError(f"{path}: this is no Python") from None
     calls = [
         (node.func.id, node)
         for node in ast.walk(tree)
@@ -153,6 +195,6 @@ def _literal(node: ast.expr) -> Json:
     """A value that is written out; the text of the expression where it is not."""
     try:
         value = ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         return f"${{{ast.unparse(node)}}}"
     return value if isinstance(value, bool | int | float | str | list | dict) else None

@@ -7,14 +7,15 @@ import operator
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from lockstep import yaml12
 from lockstep.errors import InputError
+from lockstep.foreign.interpolation import Filler, parse_value
 from lockstep.foreign.words import Json
 
 _ASSIGNMENT = re.compile(r"(?:(?:export|readonly|local|declare(?:\s+-\w+)?)\s+)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_ARRAY = re.compile(r"^\s*(?:declare\s+-a\s+)?([A-Za-z_]\w*)\+?=\(\s*$")
+_ARRAY = re.compile(r"^\s*(?:declare\s+-a\s+)?([A-Za-z_]\w*\+?)=\(\s*$")
 _HEREDOC = re.compile(r"^\s*read\b.*\s([A-Za-z_]\w*)\s*<<-?\s*['\"]?(\w+)['\"]?\s*$")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\}|\{(\w+)\[[@*]\]\})")
 _ARITHMETIC = re.compile(r"\$\(\(([^$]+?)\)\)(?!\))")
@@ -27,15 +28,19 @@ _OPERATORS = {
     ast.Div: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
 _DEEPEST = 20
+_OPEN, _CLOSE = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
+_KEYWORDS = (*_OPEN, *_CLOSE, "then", "else", "elif", "do")
+_LABEL = re.compile(r"[^()$=]+\)")
 
 
 @dataclass(frozen=True)
 class TrainingCommand:
-    """A command that trains: its program, the processes that it starts, and its arguments."""
+    """A command that trains: its program, its processes, its arguments, and what it takes that is not known."""
 
     program: str
     processes: int | None
     arguments: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
     def read(self) -> dict[str, Json]:
         """Its arguments by name: Hydra's `key=value`, and flags with the values behind them."""
@@ -66,20 +71,13 @@ def find_command(script: str) -> TrainingCommand:
         InputError: There is none.
     """
     reader = _Script()
-    commands = [command for line in _join_lines(script) if (command := reader.read(line)) is not None]
+    commands = [command for line in _join_lines(script) for command in reader.read(line)]
     if not commands:
         raise InputError(
             "no command of verl, TRL or OpenRLHF is in it, such as python3 -m verl.trainer.main_ppo key=value"
         )
-    return max(commands, key=lambda command: len(command.arguments))
-
-
-def parse_value(text: str) -> Json:
-    """A value as YAML reads it; text where it is no YAML."""
-    try:
-        return yaml12.parse(text)
-    except ValueError:
-        return text
+    command = max(commands, key=lambda command: len(command.arguments))
+    return replace(command, unread=(*command.unread, *reader.added))
 
 
 def _append(value: Json, more: Json) -> Json:
@@ -99,7 +97,7 @@ def _join_lines(script: str) -> Iterator[str]:
             yield f"${heredoc[1]}"  # what its script gives to a launcher
             continue
         if array is not None:
-            yield f"{array[1]}={shlex.quote(_collect(lines, ')'))}"
+            yield f"{array[1]}={shlex.quote(' ' + _collect(lines, ')'))}"
             continue
         while line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
             line = line.rstrip()[:-1] + " " + _drop_comment(next(lines, ""))
@@ -116,36 +114,92 @@ def _collect(lines: Iterator[str], end: str) -> str:
     return " ".join(found)
 
 
+def _split(line: str) -> Iterator[list[str]]:
+    """The words of each statement of a line; none where its quotes do not end."""
+    counts = line.replace("$#", "$0").replace("${#", "${0")  # no comments
+    reader = shlex.shlex(
+        _ARITHMETIC.sub(lambda match: match[0].replace(" ", ""), counts), posix=True, punctuation_chars=";"
+    )
+    reader.whitespace_split = True
+    statement: list[str] = []
+    try:
+        for word in reader:
+            if word.strip(";"):
+                statement.append(word)
+            else:
+                yield statement
+                statement = []
+    except ValueError:
+        return
+    yield statement
+
+
 def _drop_comment(line: str) -> str:
     return "" if line.lstrip().startswith("#") else line
 
 
 @dataclass
 class _Script:
-    """Reads a script line by line, and keeps its variables."""
+    """Reads a script line by line, and keeps its variables.
+
+    Attributes:
+        variables: Their values; one that has several, by a condition, stands for itself: `$name`.
+        added: What conditions add to variables.
+        depth: Blocks such as `if` that are open.
+        filler: Bounds what they fill in.
+    """
 
     variables: dict[str, str] = field(default_factory=dict)
+    added: dict[str, None] = field(default_factory=dict)
+    depth: int = 0
+    filler: Filler = field(default_factory=Filler)
 
-    def read(self, line: str) -> TrainingCommand | None:
-        """The command of a line, if it starts a known program."""
-        try:
-            words = shlex.split(_ARITHMETIC.sub(lambda match: match[0].replace(" ", ""), line), comments=True)
-        except ValueError:
-            return None
+    def read(self, line: str) -> Iterator[TrainingCommand]:
+        """The commands of a line that start a known program."""
+        for statement in _split(line):
+            command = self._read_statement(self._enter(statement))
+            if command is not None:
+                yield command
+
+    def _enter(self, words: list[str]) -> list[str]:
+        """Follows blocks; returns what is left of a statement behind their words."""
+        while words and words[0] in _KEYWORDS:
+            self.depth = max(0, self.depth + (words[0] in _OPEN) - (words[0] in _CLOSE))
+            if words[0] == "for":
+                return []
+            words = words[words.index("in") if words[0] == "case" and "in" in words else 0 :][1:]
+        if self.depth:
+            while words[1:2] == ["|"]:
+                words = words[2:]
+            words = words[1:] if words and _LABEL.fullmatch(words[0]) else words
+        return words
+
+    def _read_statement(self, words: list[str]) -> TrainingCommand | None:
         while words and _ASSIGNMENT.fullmatch(words[0]) and "." not in words[0].partition("=")[0]:
-            self._assign(words.pop(0))
+            self._assign(words.pop(0), self.depth > 0)
         if words and words[0] in ("export", "readonly", "local", "declare"):
             for word in words[1:]:
-                self._assign(word)
+                self._assign(word, self.depth > 0)
             return None
+        for before, word in pairwise(words):
+            if before in ("&&", "||"):
+                self._assign(word, True)
         return _make_command([part for word in words for part in self._expand(word)])
 
-    def _assign(self, word: str) -> None:
+    def _assign(self, word: str, on_condition: bool) -> None:
         match = _ASSIGNMENT.fullmatch(word)
         if match is None:
             return
-        earlier = self.variables.get(match[1], "") if "+=" in word.partition("=")[0] + "=" else ""
-        self.variables[match[1]] = earlier + self._fill(match[2])
+        name, value = match[1], self._fill(match[2])
+        earlier = self.variables.get(name)
+        if word.partition("=")[0].endswith("+"):
+            if on_condition:
+                self.added[f"what a condition adds to ${name}"] = None
+                return
+            value = (earlier or "") + value
+        elif on_condition and earlier not in (None, value):
+            value = f"${name}"
+        self.variables[name] = value
 
     def _expand(self, word: str) -> list[str]:
         """A word with its variables filled in; one that is a single variable becomes the words that it holds."""
@@ -157,10 +211,14 @@ class _Script:
         except ValueError:
             return [filled]
 
-    def _fill(self, text: str, depth: int = 0) -> str:
-        filled = _VARIABLE.sub(lambda match: _lookup(match, self.variables), text)
-        filled = _ARITHMETIC.sub(lambda match: _calculate(match, self.variables), filled)
-        return filled if filled == text or depth > _DEEPEST else self._fill(filled, depth + 1)
+    def _fill(self, text: str) -> str:
+        for _ in range(_DEEPEST):
+            filled = self.filler.substitute(_VARIABLE, lambda match: _lookup(match, self.variables), text)
+            filled = self.filler.substitute(_ARITHMETIC, lambda match: _calculate(match, self.variables), filled)
+            if filled == text:
+                break
+            text = filled
+        return text
 
 
 def _lookup(match: re.Match[str], variables: Mapping[str, str]) -> str:
@@ -199,7 +257,11 @@ def _make_command(words: list[str]) -> TrainingCommand | None:
     else:
         return None
     arguments = tuple(word for word in words[at + 1 :] if word not in ("$@", "$*", "&&", ";", "|", "&"))
-    return TrainingCommand(program, _count_processes(words[:at]), _until_end(arguments)) if arguments else None
+    arguments = _until_end(arguments)
+    unread = tuple(
+        word for before, word in pairwise(("", *arguments)) if _VARIABLE.fullmatch(word) and not before.startswith("--")
+    )
+    return TrainingCommand(program, _count_processes(words[:at]), arguments, unread) if arguments else None
 
 
 def _count_processes(launcher: list[str]) -> int | None:

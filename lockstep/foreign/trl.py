@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from lockstep.foreign import sentences as say
@@ -47,12 +48,18 @@ def _algorithm(config: Config) -> str | None:
     return named or next((ours for key, ours in OF_KEYS.items() if key in config.given), None)
 
 
+def _is_rloo(config: Config) -> bool:
+    return "rloo" in config.program.lower()
+
+
 def _always(config: Config) -> Mapping[str, Json]:
-    """The columns that its trainers read, and RLOO's baseline."""
+    """The columns that its trainers read, the one response of PPO, and RLOO's baseline."""
     columns: dict[str, Json] = {"data.prompt": "{prompt}"}
+    if config.algorithm == "ppo":
+        columns["ppo.num_generations"] = 1
     if config.algorithm == "sft":
         columns["data.completion"] = "{completion}"
-    if "rloo" in config.program.lower():
+    if _is_rloo(config):
         columns |= {"grpo.baseline": "leave_one_out", "grpo.scale_rewards": "none"}
     return columns
 
@@ -60,7 +67,30 @@ def _always(config: Config) -> Mapping[str, Json]:
 def _rows(config: Config) -> int:
     """Rows of an optimizer step, over all processes."""
     each = config.whole("per_device_train_batch_size", 8) * config.whole("gradient_accumulation_steps", 1)
-    return each * (config.processes or 1)
+    return max(1, each * (config.processes or 1))
+
+
+def _generated(config: Config) -> int:
+    """Responses that GRPO and RLOO generate at a time."""
+    accumulated = config.whole("gradient_accumulation_steps", 1)
+    each = config.whole("per_device_train_batch_size", 8) * config.whole("steps_per_generation", accumulated)
+    return config.whole("generation_batch_size", each * (config.processes or 1))
+
+
+def _updates(config: Config) -> int:
+    """Optimizer steps of one of our steps."""
+    match config.algorithm:
+        case "grpo":
+            return max(1, _generated(config) // _rows(config) * config.whole("num_iterations", 1))
+        case "ppo":
+            return max(1, config.whole("num_mini_batches", 1) * config.whole("num_ppo_epochs", 1))
+        case _:
+            return 1
+
+
+def _in_our_steps(steps: float, config: Config) -> int:
+    """GRPO and RLOO count optimizer steps, where ours count what is generated, as PPO does."""
+    return math.ceil(steps / _updates(config)) if config.algorithm == "grpo" else int(steps)
 
 
 def _batch(value: Json, config: Config) -> Answer:
@@ -71,21 +101,26 @@ def _batch(value: Json, config: Config) -> Answer:
         return Several(sizes | {"distill.num_prompts_per_step": rows} if own == "distill" else sizes)
     if config.algorithm == "ppo":
         return section("ppo", num_prompts_per_step=rows, global_batch_size=rows // config.whole("num_mini_batches", 1))
-    processes, each = config.processes or 1, config.whole("num_generations", 8)
-    accumulated = config.whole("gradient_accumulation_steps", 1)
-    generated = (
-        config.whole("per_device_train_batch_size", 8) * processes * config.whole("steps_per_generation", accumulated)
-    )
-    generated = config.whole("generation_batch_size", generated)
-    if generated % each:
+    generated, each = _generated(config), config.whole("num_generations", 8)
+    if each < 1 or generated % each:
         return refuse(f"{generated} responses at a time are no whole number of groups of {each}; say the processes")
     return section("grpo", num_prompts_per_step=generated // each, global_batch_size=rows)
 
 
 def _steps(config: Config) -> float:
-    """Optimizer steps of the run; -1 where epochs count."""
+    """Steps of the run as their trainer counts them; -1 where epochs count."""
     episodes = config.whole("total_episodes", 0)
-    return config.number("max_steps", -1) if not episodes else episodes // _rows(config)
+    return config.number("max_steps", -1) if not episodes else math.ceil(episodes / _rows(config))
+
+
+def _scheduled(config: Config) -> float:
+    """Optimizer steps of the run, which our schedules count; PPO's scheduler counts batches."""
+    return _steps(config) * (_updates(config) if config.algorithm == "ppo" else 1)
+
+
+def _max_steps(value: Json, config: Config) -> Answer:
+    steps = positive("num_train_epochs decides")(value, config)
+    return _in_our_steps(steps, config) if isinstance(steps, int | float) else steps
 
 
 def _decay(value: Json, config: Config) -> Answer:
@@ -94,7 +129,7 @@ def _decay(value: Json, config: Config) -> Answer:
     decay = Lookup({"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"})(value, config)
     if not isinstance(decay, str):
         return decay
-    steps = int(_steps(config))
+    steps = int(_scheduled(config))
     if steps <= 0:
         return refuse("a decay needs decay_steps, and the config does not say max_steps")
     return section("policy.schedule", decay=decay, decay_steps=steps)
@@ -111,8 +146,8 @@ def _final(value: Json, config: Config) -> Answer:
 
 def _warmup(value: Json, config: Config) -> Answer:
     if isinstance(value, float) and 0 < value < 1:
-        return share_of_steps(_steps)(value, config)
-    return value
+        return share_of_steps(_scheduled)(value, config)
+    return value * _updates(config) if config.algorithm == "ppo" and isinstance(value, int | float) else value
 
 
 def _beta(value: Json, config: Config) -> Answer:
@@ -120,9 +155,17 @@ def _beta(value: Json, config: Config) -> Answer:
         if value in (0, 1):
             return section("distill", kl_type="forward" if value == 0 else "reverse")
         return section("distill", kl_type="jsd", mixed_kl_weight=value)
-    if config.algorithm == "dpo" or value:
+    if config.algorithm == "dpo":
         return value
-    return nothing("0: no reference policy is loaded")
+    return _kl(value, config)
+
+
+def _kl(value: Json, config: Config) -> Answer:
+    """A coefficient of the KL, which PPO and RLOO take from the reward."""
+    if not value:
+        return nothing("0: no reference policy is loaded")
+    in_reward = config.algorithm == "ppo" or _is_rloo(config)
+    return section("ppo.kl", coef=value, placement="reward") if in_reward else value
 
 
 def _loss(value: Json, config: Config) -> Answer:
@@ -155,19 +198,22 @@ def _loss_of_pairs(value: Json, config: Config) -> Answer:
     loss = Lookup({"sigmoid": "dpo", "ipo": "ipo"})(others[0], config)
     if not isinstance(loss, str):
         return loss
-    weights = config.get("loss_weights")
-    if "sft" not in names:
-        return section("dpo", preference_loss=loss)
-    weight = weights[names.index("sft")] if isinstance(weights, list) and len(weights) == len(names) else 1.0
-    return section("dpo", preference_loss=loss, sft_loss_weight=weight)
+    parts: dict[str, Json] = {"preference_loss": loss}
+    if loss == "ipo":
+        parts["preference_average_log_probs"] = True
+    if "sft" in names:
+        weights = config.get("loss_weights")
+        weight = weights[names.index("sft")] if isinstance(weights, list) and len(weights) == len(names) else 1.0
+        parts |= {"sft_loss_weight": weight, "sft_average_log_probs": True}
+    return section("dpo", **parts)
 
 
 def _weights(value: Json, config: Config) -> Answer:
     names = config.get("loss_type")
     if not isinstance(value, list) or not isinstance(names, list) or len(value) != len(names):
         return nothing("none") if value is None else refuse("loss_weights without as many names in loss_type")
-    first = next(i for i, name in enumerate(names) if name != "sft")
-    return value[first]
+    first = next((i for i, name in enumerate(names) if name != "sft"), None)
+    return refuse("there is no loss of pairs in loss_type") if first is None else value[first]
 
 
 def _bf16(value: Json, config: Config) -> Answer:
@@ -209,7 +255,7 @@ def _evaluates(value: Json, config: Config) -> Answer:
         return nothing("eval_strategy is no")
     if config.get("eval_strategy") == "epoch":
         return refuse("an evaluation per epoch; run.validate_every counts steps")
-    return value if isinstance(value, int) and value > 0 else refuse("a share of all steps")
+    return _in_our_steps(value, config) if isinstance(value, int) and value > 0 else refuse("a share of all steps")
 
 
 def _strategy(value: Json, config: Config) -> Answer:
@@ -221,7 +267,7 @@ def _strategy(value: Json, config: Config) -> Answer:
 def _saves(value: Json, config: Config) -> Answer:
     if config.get("save_strategy") not in (None, "steps"):
         return refuse("checkpoints per epoch or none; run.save_every counts steps")
-    return value if isinstance(value, int) and value > 0 else refuse("a share of all steps")
+    return _in_our_steps(value, config) if isinstance(value, int) and value > 0 else refuse("a share of all steps")
 
 
 def _lora(convert: Convert) -> Convert:
@@ -312,7 +358,7 @@ MAPPED = (
     Key("num_generations_eval", ("validation_sampling.num_samples",), optional()),
     Key("generation_batch_size", ("ppo.num_prompts_per_step",), _batch, "in responses"),
     Key("steps_per_generation", ("ppo.num_prompts_per_step",), _batch, page="-"),
-    Key("num_generations", ("ppo.num_generations",), default=8),
+    Key("num_generations", ("ppo.num_generations",)),
     Key("per_device_train_batch_size", BATCHES, _batch, "of one process",
         "a batch size counts rows or responses, over all ranks", default=8, page=SIZE),
     Key("gradient_accumulation_steps", BATCHES, _batch,
@@ -341,7 +387,7 @@ MAPPED = (
     Key("beta", ("dpo.ref_policy_kl_penalty", "ppo.kl.coef", "distill.mixed_kl_weight"), _beta,
         page="`beta`"),
     Key("", ("distill.kl_type",), page="`beta`: 0 is our `forward`, 1 our `reverse`, between them `jsd`"),
-    Key("kl_coef", ("ppo.kl.coef",), page="PPO: `kl_coef`"),
+    Key("kl_coef", ("ppo.kl.coef",), _kl, page="PPO: `kl_coef`"),
     Key("vllm_importance_sampling_mode", ("ppo.correction.kind",), _vllm(_correction), page="-"),
     Key("", ("ppo.correction.kind",), Lookup({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis",
         "token_mask": "icepop"}), page="=vllm_importance_sampling_mode"),
@@ -364,7 +410,7 @@ MAPPED = (
     Key("weight_decay", ("policy.weight_decay",)),
     Key("max_grad_norm", ("policy.max_grad_norm",), bound),
     Key("warmup_steps", ("policy.schedule.warmup_steps",), _warmup),
-    Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_steps), "a share"),
+    Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_scheduled), "a share"),
     Key("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
     Key("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), _final, page="-"),
     Key("use_peft", ("learner.lora.rank",), lambda value, config:
@@ -384,12 +430,12 @@ MAPPED = (
     Key("vllm_enable_sleep_mode", ("cluster.offload_idle",), _vllm(optional())),
     Key("vllm_mode", ("cluster.placement",), _vllm(Lookup({"colocate": "colocated", "server": "separate"})),
         page="`vllm_mode`"),
-    Key("max_steps", ("run.max_steps",), positive("num_train_epochs decides")),
+    Key("max_steps", ("run.max_steps",), _max_steps, note="in optimizer steps"),
     Key("num_train_epochs", ("run.max_epochs",), lambda value, config:
         nothing("the run ends after its steps") if _steps(config) > 0 else (int(value) if isinstance(value, int | float)
         and float(value).is_integer() else refuse("epochs are whole")), default=3),
     Key("total_episodes", ("run.max_steps",), lambda value, config:
-        value // _rows(config) if isinstance(value, int) else nothing("num_train_epochs decides"), page="-"),
+        int(_steps(config)) if isinstance(value, int) else nothing("num_train_epochs decides"), page="-"),
     Key("eval_steps", ("run.validate_every",), _evaluates),
     Key("eval_strategy", ("run.validate_every",), _strategy, page="-"),
     Key("dataset_test_split", ("data.validation",), _validation_split, page="-"),
@@ -423,11 +469,17 @@ GATES = (
 )  # fmt: skip
 
 DEFAULTS: dict[str, dict[str, Json]] = {
-    "grpo": {"learning_rate": 1e-6, "temperature": 1.0}, "ppo": {"learning_rate": 3e-6, "kl_coef": 0.05,
-    "response_length": 53},
+    "grpo": {"learning_rate": 1e-6, "temperature": 1.0, "num_generations": 8},
+    "ppo": {"learning_rate": 3e-6, "kl_coef": 0.05, "response_length": 53, "num_ppo_epochs": 4, "temperature": 0.7},
     "sft": {"learning_rate": 2e-5}, "dpo": {"learning_rate": 1e-6, "beta": 0.1},
     "reward_model": {"learning_rate": 1e-4},
-    "distill": {"beta": 0.5, "max_new_tokens": 128},
+    "distill": {"beta": 0.5, "max_new_tokens": 128, "lmbda": 0.5, "temperature": 0.9},
 }  # fmt: skip
+OF_RLOO: dict[str, Json] = {**DEFAULTS["grpo"], "num_generations": 2, "beta": 0.05}
 
-LIBRARY = Library("TRL", "trl", "f2cd577, July 2026", MAPPED + OTHERS, _algorithm, GATES, DEFAULTS, _always)
+
+def _defaults(config: Config) -> Mapping[str, Json]:
+    return OF_RLOO if _is_rloo(config) and config.algorithm == "grpo" else DEFAULTS.get(config.algorithm, {})
+
+
+LIBRARY = Library("TRL", "trl", "f2cd577, July 2026", MAPPED + OTHERS, _algorithm, GATES, _defaults, _always)

@@ -172,19 +172,29 @@ def _groups(value: Json, config: Config) -> Answer:
     return batches if batches > 0 else 1_000_000
 
 
+def _is_range(threshold: Json) -> bool:
+    return isinstance(threshold, str) and "_" in threshold
+
+
 def _correction(value: Json, config: Config) -> Answer:
     if value in (None, "null", "none"):
         return nothing("no correction")
+    if _is_range(config.get(f"{CORRECTION}.rollout_is_threshold")):
+        return nothing("the threshold says icepop")
     return Lookup({"token": "token_tis", "sequence": "sequence_tis"})(value, config)
 
 
 def _threshold(value: Json, config: Config) -> Answer:
     if config.get(f"{CORRECTION}.rollout_is") is None:
         return nothing("rollout_is is null")
-    if isinstance(value, str) and "_" in value:
-        low, _, high = value.partition("_")
-        return section("ppo.correction", kind="icepop", low=float(low), high=float(high))
-    return number(value, config)
+    if not _is_range(value):
+        return number(value, config)
+    if config.get(f"{CORRECTION}.rollout_is") != "token":
+        return refuse("icepop masks tokens, not sequences")
+    low, high = (number(bound, config) for bound in str(value).split("_", 1))
+    if not isinstance(low, float) or not isinstance(high, float):
+        return refuse(f"{value} is no number_number")
+    return section("ppo.correction", kind="icepop", low=low, high=high)
 
 
 def _logger(value: Json, config: Config) -> Answer:
@@ -235,7 +245,10 @@ MEANS: dict[Json, Json | Unset] = {
 def _loss_mode(value: Json, config: Config) -> Answer:
     if value == "vanilla":
         return nothing("the clipped objective of tokens")
-    parts = {"gspo": section("grpo", importance_sampling_level="sequence"), "cispo": section("grpo", loss="cispo")}
+    parts = {
+        "gspo": section("grpo", importance_sampling_level="sequence", loss_mean="responses"),
+        "cispo": section("grpo", loss="cispo"),
+    }
     return parts[value] if isinstance(value, str) and value in parts else refuse(f"there is no loss {value}")
 
 
@@ -347,7 +360,8 @@ MAPPED = (
     Key("algorithm.kl_ctrl.kl_coef", ("ppo.kl.coef",), _kl_reward, default=0.001),
     Key(f"{ACTOR}.use_kl_loss", ("ppo.kl.placement",), _use_kl_loss),
     Key("algorithm.use_kl_in_reward", ("ppo.kl.placement",), _use_kl_in_reward),
-    Key("algorithm.kl_ctrl.target_kl", ("ppo.kl.adaptive.target",), _target_kl, "with `type: adaptive`"),
+    Key("algorithm.kl_ctrl.target_kl", ("ppo.kl.adaptive.target",), _target_kl, "with `type: adaptive`",
+        default=0.1),
     Key("algorithm.kl_ctrl.type", ("ppo.kl.adaptive.target",), lambda value, config: nothing("the target says it"),
         page="-"),
     Key(f"{CORRECTION}.rollout_is", ("ppo.correction.kind",), _correction,
@@ -444,6 +458,8 @@ MAPPED = (
 GATES = (
     Gate((f"{ACTOR}.clip_ratio",), lambda config: config.get(f"{ACTOR}.clip_ratio_low") is None,
          "clip_ratio_low and clip_ratio_high are 0.2 where they are not said, and go before it"),
+    Gate((f"{ACTOR}.loss_agg_mode",), lambda config: config.get(f"{ACTOR}.policy_loss.loss_mode") != "gspo",
+         "gspo takes means of responses, seq-mean-token-mean, in any case"),
     Gate((f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"), lambda config: config.says(f"{ACTOR}.use_kl_loss"),
          "actor.use_kl_loss is false"),
     Gate(("algorithm.kl_ctrl.*", "algorithm.kl_penalty"), lambda config: config.says("algorithm.use_kl_in_reward"),
@@ -474,6 +490,7 @@ SFT_DEFAULTS: dict[str, Json] = {
 }  # fmt: skip
 
 LIBRARY = Library(
-    "verl", "verl", "b178a3c, January 2026", MAPPED + OTHERS, _algorithm, GATES, {"sft": SFT_DEFAULTS},
+    "verl", "verl", "b178a3c, January 2026", MAPPED + OTHERS, _algorithm, GATES,
+    lambda config: SFT_DEFAULTS if config.algorithm == "sft" else {},
     prefix="actor_rollout_ref.",
 )  # fmt: skip

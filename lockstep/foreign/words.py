@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -133,9 +134,11 @@ class Config:
         return self.given[key] if key in self.given else self.defaults.get(key)
 
     def number(self, key: str, otherwise: float = 0) -> float:
-        """A value that should be a number; `otherwise` where it is none."""
+        """A value that should be a finite number; `otherwise` where it is none."""
         value = self.get(key)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return otherwise
+        return value if abs(value) < math.inf else otherwise
 
     def whole(self, key: str, otherwise: int) -> int:
         """Likewise a whole number."""
@@ -157,7 +160,7 @@ class Library:
         rows: The table; exact keys go before forms.
         find_algorithm: The algorithm of ours that a config is for; None where it does not say.
         gates: What is read only under conditions.
-        more_defaults: Defaults that go before those of the rows, by our algorithm.
+        find_defaults: Defaults that go before those of the rows.
         always: What their program does without a key for it, by our keys.
         prefix: What docs/coming_from.md leaves off its keys.
     """
@@ -168,7 +171,7 @@ class Library:
     rows: tuple[Key, ...]
     find_algorithm: Callable[[Config], str | None] = lambda config: None
     gates: tuple[Gate, ...] = ()
-    more_defaults: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    find_defaults: Callable[[Config], Mapping[str, Json]] = lambda config: {}
     always: Callable[[Config], Mapping[str, Json]] = lambda config: {}
     prefix: str = ""
 
@@ -188,8 +191,10 @@ class Library:
         return {key: row.default for key, row in self.by_key.items() if row.default is not None}
 
     def with_defaults(self, config: Config, algorithm: str = "") -> Config:
-        """A config with their defaults, and those of an algorithm of ours where it is known."""
-        return replace(config, defaults={**self.defaults, **self.more_defaults.get(algorithm, {})}, algorithm=algorithm)
+        """A config with their defaults, and first those of an algorithm of ours where it is known."""
+        config = replace(config, algorithm=algorithm)
+        first = self.find_defaults(config)
+        return replace(config, defaults={**first, **self.defaults, **first})
 
     def find(self, key: str) -> Key | None:
         """The row of a key; None where the library has no such key."""

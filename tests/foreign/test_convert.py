@@ -232,3 +232,12 @@ def test_a_recipe_that_does_not_load_is_refused(tmp_path: Path, capsys: pytest.C
     printed, message = capsys.readouterr()
     assert "128 responses do not divide into global_batch_size = 28" in message
     assert "global_batch_size: 28" in printed, "it is there to mend"
+
+
+def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secrets = "--logger.wandb.key hush-1 --my.hub_token hush-2 --my.password hush-3"
+    (tmp_path / "run.sh").write_text(OPENRLHF.replace("--train.enable_ema", secrets))
+    assert main(["convert", str(tmp_path / "run.sh")]) == 0
+    recipe, table = capsys.readouterr()
+    assert "hush" not in recipe + table
+    assert "logger.wandb.key = …" in table

@@ -38,9 +38,8 @@ def test_what_is_not_here_has_a_reason(library: Library) -> None:
 
 @pytest.mark.parametrize("library", CONVERTIBLE.values(), ids=lambda library: library.name)
 def test_defaults_are_of_keys_that_the_table_has(library: Library) -> None:
-    named = [key for defaults in library.more_defaults.values() for key in defaults]
-    assert not [key for key in named if key not in library.by_key]
-    assert set(library.more_defaults) <= set(TRAINED)
+    configs = [Config({}, program, algorithm=algorithm) for algorithm in TRAINED for program in ("", "rloo")]
+    assert not [key for config in configs for key in library.find_defaults(config) if key not in library.by_key]
 
 
 def is_odd(row: Key) -> bool:

@@ -1,0 +1,28 @@
+"""What tests of conversions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from lockstep.config.foreign_recipe import convert_file, validate
+from lockstep.foreign.convert import Converted
+
+Convert: TypeAlias = Callable[..., Converted]
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Convert:
+    """Writes a config to a file, converts it, and loads the recipe."""
+
+    def run(name: str, text: str, **words: str) -> Converted:
+        path = tmp_path / name
+        path.write_text(text)
+        converted = convert_file(path, **words)
+        validate(converted)
+        return converted
+
+    return run

@@ -1,0 +1,86 @@
+"""What TRL's trainers do: defaults of each, what their steps count, and where the KL goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.foreign.words import Json, Kind
+from tests.foreign.conftest import Convert
+
+PPO = "python ppo.py --model_name_or_path m --per_device_train_batch_size 16"
+RLOO = "python rloo.py --model_name_or_path m --per_device_train_batch_size 16"
+GRPO = "python grpo.py --model_name_or_path m --per_device_train_batch_size 16"
+SCHEDULE = " --lr_scheduler_type linear --warmup_steps 3"
+TIMES = " --save_steps 8 --eval_strategy steps --eval_steps 12 --max_steps 40"
+REUSED = " --gradient_accumulation_steps 2 --steps_per_generation 4 --num_iterations 2"
+
+
+def test_ppo_draws_one_response_and_has_defaults_of_its_own(convert: Convert) -> None:
+    found = convert("run.sh", PPO).options
+    assert (found["ppo.num_generations"], found["ppo.num_prompts_per_step"]) == (1, 16)
+    assert (found["ppo.ppo_epochs"], found["sampling.temperature"]) == (4, 0.7)
+
+
+def test_rloo_and_grpo_have_defaults_of_their_own(convert: Convert) -> None:
+    rloo, grpo = convert("rloo.sh", RLOO).options, convert("grpo.sh", GRPO).options
+    assert (rloo["grpo.num_generations"], grpo["grpo.num_generations"]) == (2, 8)
+    assert (rloo["grpo.num_prompts_per_step"], grpo["grpo.num_prompts_per_step"]) == (8, 2)
+    assert (rloo["grpo.kl.coef"], grpo.get("grpo.kl.coef")) == (0.05, None)
+
+
+def test_gkd_shares_batches_unless_it_is_told_not_to(convert: Convert) -> None:
+    text = "python gkd.py --model_name_or_path m --teacher_model_name_or_path t"
+    converted = convert("run.sh", text)
+    refused = {entry.theirs: entry.is_default for entry in converted.list_kind(Kind.REFUSED)}
+    assert refused["lmbda"] is True
+    assert converted.options["sampling.temperature"] == 0.9
+    assert convert("run.sh", f"{text} --lmbda 1.0").options["distill.on_policy"] is True
+
+
+@pytest.mark.parametrize(
+    ("command", "coefficient", "placement"),
+    [(PPO, 0.05, "reward"), (f"{PPO} --kl_coef 0.1", 0.1, "reward"), (f"{RLOO} --beta 0.2", 0.2, "reward"),
+     (f"{GRPO} --beta 0.2", 0.2, None), (f"{RLOO} --beta 0", None, None)],
+)  # fmt: skip
+def test_ppo_and_rloo_take_the_kl_from_the_reward(
+    command: str, coefficient: float | None, placement: str | None, convert: Convert
+) -> None:
+    converted = convert("run.sh", command)
+    kl = f"{converted.algorithm}.kl"
+    assert [converted.options.get(f"{kl}.{name}") for name in ("coef", "placement")] == [coefficient, placement]
+
+
+def test_steps_of_grpo_are_optimizer_steps(convert: Convert) -> None:
+    found = convert("run.sh", GRPO + REUSED + SCHEDULE + TIMES).options
+    assert (found["grpo.num_prompts_per_step"], found["grpo.global_batch_size"]) == (8, 32), "four updates a step"
+    assert [found[f"run.{name}"] for name in ("max_steps", "save_every")] == [10, 2]
+    schedule = [found[f"policy.schedule.{name}"] for name in ("decay_steps", "warmup_steps")]
+    assert schedule == [40, 3], "a schedule counts optimizer steps here and there"
+
+
+def test_validation_of_grpo_is_counted_likewise(convert: Convert) -> None:
+    from_json = '{"model_name_or_path": "m", "num_generations": 8, "num_iterations": 4, "eval_strategy": "steps"%s}'
+    converted = convert("grpo.json", from_json % ', "eval_steps": 12')
+    entry = next(entry for entry in converted.entries if entry.theirs == "eval_steps")
+    assert "run.validate_every" in entry.reason, "there are no rows to validate on"
+    converted = convert("grpo.json", from_json % ', "save_steps": 9, "max_steps": 10')
+    assert [converted.options[f"run.{name}"] for name in ("save_every", "max_steps")] == [3, 3], "rounded up"
+
+
+def test_the_schedule_of_ppo_counts_batches(convert: Convert) -> None:
+    text = f"{PPO} --num_mini_batches 2 --num_ppo_epochs 3 --total_episodes 160 --save_steps 5{SCHEDULE}"
+    found = convert("run.sh", text).options
+    assert [found[f"run.{name}"] for name in ("max_steps", "save_every")] == [10, 5]
+    assert [found[f"policy.schedule.{name}"] for name in ("decay_steps", "warmup_steps")] == [60, 18]
+
+
+AVERAGES = ("preference_average_log_probs", "sft_average_log_probs")
+
+
+@pytest.mark.parametrize(
+    ("loss", "averages"),
+    [("ipo", [True, None]), ("ipo sft", [True, True]), ("sigmoid", [None, None]), ("sigmoid sft", [None, True])],
+)
+def test_ipo_and_the_likelihood_are_of_tokens(loss: str, averages: list[Json], convert: Convert) -> None:
+    found = convert("run.sh", f"python dpo.py --model_name_or_path m --loss_type {loss}").options
+    assert [found.get(f"dpo.{name}") for name in AVERAGES] == averages

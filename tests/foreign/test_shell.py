@@ -1,0 +1,53 @@
+"""Shell scripts: what a condition decides is not known, and is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.foreign.shell import find_command
+from lockstep.foreign.words import Kind
+from tests.foreign.conftest import Convert
+
+COMMAND = "\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=rloo actor_rollout_ref.rollout.n=2 "
+COMMAND += "actor_rollout_ref.actor.optim.lr=$lr\n"
+LR = "actor_rollout_ref.actor.optim.lr"
+TWO_VALUES = {
+    "if": 'if [ "$1" = small ]; then\n  lr=1e-5\nelse\n  lr=1e-6\nfi',
+    "if of one line": "if [ $# -lt 1 ]; then lr=1e-5; else lr=1e-6; fi",
+    "if over a value": "lr=1e-5\nif [ -n $SMALL ]\nthen\n  export lr=1e-6\nfi",
+    "case": "case $1 in\n  small) lr=1e-5 ;;\n  a|b | c)\n    lr=1e-6\n  ;;\nesac",
+    "case of one line": 'case "$1" in small) lr=1e-5;; *) lr=1e-6;; esac',
+    "for": "lr=1e-5\nfor i in 1 2; do\n  lr=$((lr * 2))\ndone",
+    "and": "lr=1e-5\n[ -n $SMALL ] && lr=1e-6",
+    "nested": "if a; then\n  if b; then\n    lr=1\n  fi\nelif c; then\n  lr=2\nfi",
+}
+
+
+@pytest.mark.parametrize("script", TWO_VALUES.values(), ids=TWO_VALUES)
+def test_a_variable_with_two_values_is_not_known(script: str, convert: Convert) -> None:
+    converted = convert("run.sh", script + COMMAND)
+    entry = next(entry for entry in converted.entries if entry.theirs == LR)
+    assert (entry.kind, entry.value) == (Kind.REFUSED, "$lr")
+    assert entry.reason == "a variable that the file does not set"
+
+
+ONE_VALUE = {
+    "default": "if [ -z $lr ]; then\n  lr=1e-5\nfi",
+    "the same": "if a; then lr=1e-5; else lr=1e-5; fi",
+    "set again": "if a; then lr=1; else lr=2; fi\nlr=1e-5",
+    "before": "lr=1e-5; if a; then x=1; else x=2; fi",
+}
+
+
+@pytest.mark.parametrize("script", ONE_VALUE.values(), ids=ONE_VALUE)
+def test_a_variable_with_one_value_is_known(script: str) -> None:
+    assert find_command(script + COMMAND).read()[LR] == 1e-5
+
+
+def test_arguments_that_are_not_known_are_named(convert: Convert) -> None:
+    script = "if a; then\n  more='data.seed=1'\nelse\n  more='data.seed=2'\nfi\nARGS=(\n  data.shuffle=True\n)\n"
+    script += "if b; then\n  ARGS+=(\n    data.seed=3\n  )\nfi\nARGS+=(\n  data.truncation=error\n)"
+    converted = convert("run.sh", f"{script}{COMMAND.rstrip()} $more ${{ARGS[@]}} $OTHER --x $y")
+    assert converted.missing == ("$more", "$OTHER", "what a condition adds to $ARGS")
+    assert "data.seed" not in {entry.theirs for entry in converted.entries}
+    assert converted.options["data.shuffle"] is True
