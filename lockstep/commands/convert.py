@@ -23,7 +23,10 @@ def add(parsers: Parsers) -> None:
         help="YAML, JSON, a shell script with the command, or a Python file with a configuration of TRL",
     )
     convert.add_argument(
-        "--from", dest="library", choices=_LIBRARIES, help="whose it is; without it, of whoever has most of its keys"
+        "--from",
+        dest="library",
+        choices=_LIBRARIES,
+        help="whose it is; without it, the library that has most of its keys",
     )
     convert.add_argument("--algorithm", choices=_ALGORITHMS, help="what it trains, where the file does not say")
     convert.add_argument(
@@ -34,18 +37,18 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    from lockstep.config.foreign_recipe import convert_file, validate, write
+    from lockstep.config.foreign_recipe import convert_file, render, validate
     from lockstep.foreign.convert import list_lines
     from lockstep.records import refuse_other
 
     converted = convert_file(Path(options.file), options.library, options.algorithm)
     table = "\n".join(list_lines(converted))
     if options.out is None:
-        print(write(converted), end="")
+        print(render(converted), end="")
         print(table, file=sys.stderr)
     else:
         refuse_other(Path(options.out))
-        Path(options.out).write_text(write(converted), encoding="utf-8")
+        Path(options.out).write_text(render(converted), encoding="utf-8")
         print(table)
     validate(converted)
     return 0

@@ -35,12 +35,12 @@ class Choice:
 
 
 def fixed(value: Json, sentence: str) -> Convert:
-    """Of a key that has one right value here: nothing is to be set for it, and others are refused by this sentence."""
+    """Returns the conversion of a key that has one value here: it sets nothing; `sentence` refuses others."""
     return lambda given, config: nothing(AS_HERE) if given in (value, None) else refuse(sentence)
 
 
 def optional(convert: Convert | None = None, off: tuple[Json, ...] = (None,)) -> Convert:
-    """Of a key that one of the values `off` switches off, as it is here where nothing is said."""
+    """Returns the conversion of a key that is off here: the values `off` set nothing, others are converted."""
 
     def convert_given(value: Json, config: Config) -> Answer:
         if value in off:
@@ -89,13 +89,13 @@ def model_folder(value: Json, config: Config) -> Answer:
 
 
 def teacher(value: Json, config: Config) -> Answer:
-    """A model that teaches, as the only one of its kind."""
+    """A model that teaches: the only one, which is called `teacher`."""
     folder = model_folder(value, config)
     return {"teacher": {"path": folder}} if isinstance(folder, str) else folder
 
 
 def data_file(value: Json, config: Config) -> Answer:
-    """Files of rows likewise, one or several."""
+    """Files of rows, one or several: paths as they are, names of a hub as files to download them to."""
     if value in (None, "", []):
         return nothing("none")
     if isinstance(value, list):
@@ -104,7 +104,7 @@ def data_file(value: Json, config: Config) -> Answer:
 
 
 def _place(name: str, folder: str) -> str:
-    """A path that exists on no machine but the reader's; variables that only their script knows are written out."""
+    """A path as it is; of a name on a hub, or with variables that are not set, its last part in `folder`."""
     is_path = name.startswith(("/", "./", "../", "~", "$")) or name.endswith((".parquet", ".json", ".jsonl"))
     if is_path and "$" not in name.removeprefix("$HOME"):
         return name
@@ -127,7 +127,7 @@ def numbers(value: Json, config: Config) -> Answer:
 
 
 def positive(otherwise: str) -> Convert:
-    """-1, 0 and null stand for nothing; what that means there is said."""
+    """Returns the conversion of a number above 0; others set nothing, and `otherwise` says what they mean."""
 
     def convert(value: Json, config: Config) -> Answer:
         is_set = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
