@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from lockstep.foreign.conversions import Choice
+from lockstep.foreign.conversions import Lookup
 from lockstep.foreign.libraries import LIBRARIES
-from lockstep.foreign.words import Json, Library, Row
+from lockstep.foreign.words import Json, Key, Library
 
 PAGE = Path(__file__).parent.parent / "docs/coming_from.md"
 BY_NAME = {library.name: library for library in LIBRARIES}
@@ -47,17 +47,17 @@ def cell(library: Library, label: str) -> str:
     return ("; " if has_notes and len(set(found)) > 1 else ", ").join(dict.fromkeys(found))
 
 
-def texts(library: Library, row: Row, key: str, value: str) -> Iterator[str]:
+def texts(library: Library, row: Key, key: str, value: str) -> Iterator[str]:
     """What a row says of it."""
     if row.page == "-" or not {key, f"{key}={value}"} & set(row.ours):
         return
     is_written = bool(row.page) and not row.page.startswith("=")
-    if value and isinstance(row.convert, Choice) and not is_written:
+    if value and isinstance(row.convert, Lookup) and not is_written:
         name = row.page.removeprefix("=") if row.page else shorten(library, row.theirs)
         for theirs, ours in row.convert.values.items():
             if ours == value:
                 yield f"`{name}={spell(theirs)}`" if name else f"`{spell(theirs)}`"
-    elif value and isinstance(row.convert, Choice):
+    elif value and isinstance(row.convert, Lookup):
         yield row.page if value in row.convert.values.values() else ""
     elif is_written:
         yield row.page

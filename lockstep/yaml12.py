@@ -138,14 +138,14 @@ class _Reader:
             if not isinstance(key, str):
                 raise InputError(f"{_line(key_node)}a key must be text, but is {key!r}")
             if key == "<<" and not key_node.style:
-                merged = self._merged(key_node, value_node, depth) | merged
+                merged = self._merge(key_node, value_node, depth) | merged
                 continue
             if key in pairs:
                 raise InputError(f"{_line(key_node)}the key {key} is given twice")
             pairs[key] = self.value(value_node, depth)
         return merged | pairs
 
-    def _merged(self, key_node: yaml.Node, node: yaml.Node, depth: int) -> dict[str, Any]:
+    def _merge(self, key_node: yaml.Node, node: yaml.Node, depth: int) -> dict[str, Any]:
         """The pairs that `<<` stands for; of several mappings the first one goes before."""
         if not self._merges:
             raise InputError(f"{_line(key_node)}mappings are not merged by <<; write its options out")

@@ -26,7 +26,7 @@ def add(parsers: Parsers) -> None:
         "--from",
         dest="library",
         choices=_LIBRARIES,
-        help="whose it is; without it, the library that has most of its keys",
+        help="whose it is; without it, that of the library which has most of its keys",
     )
     convert.add_argument("--algorithm", choices=_ALGORITHMS, help="what it trains, where the file does not say")
     convert.add_argument(
@@ -38,9 +38,12 @@ def add(parsers: Parsers) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.config.foreign_recipe import convert_file, render, validate
+    from lockstep.errors import InputError
     from lockstep.foreign.convert import list_lines
     from lockstep.records import refuse_other
 
+    if options.out is not None and Path(options.out).resolve() == Path(options.file).resolve():
+        raise InputError(f"{options.file} is the config that is converted; give --out another name")
     converted = convert_file(Path(options.file), options.library, options.algorithm)
     table = "\n".join(list_lines(converted))
     if options.out is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Parts, Unset
+from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Several, Unset
 
 AS_HERE = "that is always so here"
 
@@ -22,7 +22,7 @@ def nothing(reason: str) -> Unset:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Lookup:
     """Values by theirs; None stands for what needs no option."""
 
     values: Mapping[Json, Json | Unset]
@@ -34,13 +34,13 @@ class Choice:
         return self.values[value]
 
 
-def fixed(value: Json, sentence: str) -> Convert:
-    """Returns the conversion of a key that has one value here: it sets nothing; `sentence` refuses others."""
+def insist(value: Json, sentence: str) -> Convert:
+    """The conversion of a key with one right value, for which nothing is to be set; a sentence refuses others."""
     return lambda given, config: nothing(AS_HERE) if given in (value, None) else refuse(sentence)
 
 
 def optional(convert: Convert | None = None, off: tuple[Json, ...] = (None,)) -> Convert:
-    """Returns the conversion of a key that is off here: the values `off` set nothing, others are converted."""
+    """The conversion of a key that the values `off` switch off, as it is here where nothing is said."""
 
     def convert_given(value: Json, config: Config) -> Answer:
         if value in off:
@@ -165,6 +165,6 @@ def context(prompt: str, response: str) -> Convert:
     return convert
 
 
-def section(key: str, **parts: Json) -> Parts:
+def section(key: str, **parts: Json) -> Several:
     """Several options of one section."""
-    return Parts({f"{key}.{name}": value for name, value in parts.items()})
+    return Several({f"{key}.{name}": value for name, value in parts.items()})

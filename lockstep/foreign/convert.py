@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from lockstep import yaml12
 from lockstep.foreign.conversions import data_file, model_folder
 from lockstep.foreign.interpolation import is_open
-from lockstep.foreign.words import Answer, Config, Json, Kind, Library, Parts, Row, Unset, find_option, spell
+from lockstep.foreign.words import Answer, Config, Json, Key, Kind, Library, Several, Unset, find_option, spell
 
 _PATHS = (model_folder, data_file)
 _NEEDS = {
@@ -58,12 +58,12 @@ _FILL = {
     "run.max_epochs": (1, "passes over the rows, or run.max_steps"),
     "teachers": ({"teacher": {"path": "models/TEACHER"}}, "the folder of the teacher"),
 }
-"""What a recipe must say, where a config does not: a value to begin with, and what it is."""
+"""Options that a recipe must have, for configs without them: a value to begin with, and what it is."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of a key.
+    """One key, and what became of it.
 
     Attributes:
         theirs: The key.
@@ -186,14 +186,14 @@ def _convert(
     return Entry(key, value, kind, parts, row.differs or row.note, is_default)
 
 
-def _describe(row: Row, theirs: Json, ours: Json, note: str) -> str:
+def _describe(row: Key, theirs: Json, ours: Json, note: str) -> str:
     """The comment of an option in the recipe."""
     if row.convert in _PATHS and ours != theirs:
         return f"placeholder: put {_short(theirs)} there ({note})"
     return note if ours == theirs or isinstance(ours, dict) else f"{note}: {_short(theirs)}"
 
 
-def _answer(library: Library, row: Row, key: str, value: Json, config: Config, known: Collection[str]) -> Answer:
+def _answer(library: Library, row: Key, key: str, value: Json, config: Config, known: Collection[str]) -> Answer:
     shut = next((gate for gate in library.gates if gate.shuts(key, config)), None)
     if shut is not None:
         return Unset(Kind.IGNORED, shut.because)
@@ -207,9 +207,9 @@ def _answer(library: Library, row: Row, key: str, value: Json, config: Config, k
     return row.convert(value, config)
 
 
-def _parts(row: Row, answer: Json | Parts, options: _Options) -> dict[str, Json]:
+def _parts(row: Key, answer: Json | Several, options: _Options) -> dict[str, Json]:
     """The options of this recipe that an answer sets."""
-    if isinstance(answer, Parts):
+    if isinstance(answer, Several):
         found = (
             (options.find(key) or options.find(key.rpartition(".")[0]), value) for key, value in answer.values.items()
         )

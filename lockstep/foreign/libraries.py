@@ -7,7 +7,7 @@ from lockstep.foreign import nemo_aligner, nemo_rl, openrlhf, trl, verl
 from lockstep.foreign.words import Config, Library
 
 LIBRARIES = (nemo_rl.LIBRARY, verl.LIBRARY, trl.LIBRARY, openrlhf.LIBRARY, nemo_aligner.LIBRARY)
-"""In the order of docs/coming_from.md."""
+"""All of them, in the order of docs/coming_from.md."""
 CONVERTIBLE = {library.option: library for library in LIBRARIES if library.option}
 """Those whose configs are converted, by the word for `--from`."""
 

@@ -1,4 +1,4 @@
-"""What a key of another library is called here, for messages about keys that a recipe does not have."""
+"""Names that keys of other libraries have here, for messages about keys that a recipe does not have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 
 from lockstep.foreign.libraries import LIBRARIES
-from lockstep.foreign.words import Json, Library, Row, find_option, flatten
+from lockstep.foreign.words import Json, Key, Library, find_option, flatten
 
 
 def explain(path: Sequence[str], options: Collection[str]) -> str | None:
@@ -49,15 +49,15 @@ def find_within(value: Json, path: Sequence[str]) -> Sequence[str] | None:
     return next((key.split(".") for key in within if any(row.ours for _, row in _find(key))), None)
 
 
-def _find(key: str) -> list[tuple[Library, Row]]:
+def _find(key: str) -> list[tuple[Library, Key]]:
     """The rows of a key, with and without what a page leaves off its name."""
     found = ((library, library.by_key.get(key) or library.by_key.get(library.prefix + key)) for library in LIBRARIES)
     return [(library, row) for library, row in found if row is not None]
 
 
 @cache
-def _by_end() -> dict[str, list[Row]]:
-    ends: dict[str, list[Row]] = {}
+def _by_end() -> dict[str, list[Key]]:
+    ends: dict[str, list[Key]] = {}
     for row in (row for library in LIBRARIES for row in library.by_key.values() if row.ours):
         ends.setdefault(row.theirs.rsplit(".", 1)[-1], []).append(row)
     return ends

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
-    Choice,
+    Lookup,
     bound,
     context,
     data_file,
@@ -22,7 +22,7 @@ from lockstep.foreign.conversions import (
     tokens_left,
 )
 from lockstep.foreign.nemo_rl_others import OTHERS
-from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Library, Row, Unset
+from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Key, Library, Unset
 
 TRAINERS = {
     "ppo": "ppo", "grpo": "grpo", "dpo": "dpo", "sft": "sft", "rm": "reward_model", "distillation": "distill",
@@ -115,7 +115,7 @@ def _placement(value: Json, config: Config) -> Answer:
 
 
 def _where(key: str, convert: Convert) -> Convert:
-    """Of an option that another one switches on."""
+    """The conversion of an option that another one switches on."""
     return lambda value, config: convert(value, config) if config.says(key) else nothing(f"{key} is false")
 
 
@@ -144,7 +144,7 @@ def _dynamic_limit(value: Json, config: Config) -> Answer:
 def _correction(value: Json, config: Config) -> Answer:
     if value is None:
         return nothing("no correction")
-    return Choice({"tis": "token_tis", "icepop": "icepop"})(value, config)
+    return Lookup({"tis": "token_tis", "icepop": "icepop"})(value, config)
 
 
 def _bound(value: Json, config: Config) -> Answer:
@@ -187,7 +187,7 @@ def _tracker(name: str) -> Convert:
     return lambda value, config: section("trackers", **{name: {}}) if value is True else nothing("off")
 
 
-def _tracked(name: str) -> Convert:
+def _tracker_name(name: str) -> Convert:
     return lambda value, config: str(value) if config.says(f"logger.{name}_enabled") else nothing(f"{name} is off")
 
 
@@ -250,7 +250,7 @@ PRECISION: dict[Json, Json | Unset] = {
 }
 
 
-def _policy_gradient(*rows: Row) -> tuple[Row, ...]:
+def _policy_gradient(*rows: Key) -> tuple[Key, ...]:
     """Rows of `ppo.`, and the same of `grpo.`, which the page does not repeat."""
     copies = (
         replace(row, theirs=row.theirs.replace("ppo.", "grpo.", 1).replace("async_ppo", "async_grpo"), page="-")
@@ -259,7 +259,7 @@ def _policy_gradient(*rows: Row) -> tuple[Row, ...]:
     return (*rows, *copies)
 
 
-def _every(*rows: Row) -> tuple[Row, ...]:
+def _every(*rows: Key) -> tuple[Key, ...]:
     """Rows of `ppo.`, and the same of each section that names what is trained."""
     return tuple(
         replace(row, theirs=row.theirs.replace("ppo.", f"{name}.", 1), page=row.page if name == "ppo" else "-")
@@ -269,191 +269,191 @@ def _every(*rows: Row) -> tuple[Row, ...]:
 
 
 MAPPED = (
-    Row("policy.model_name", ("model.path",), model_folder),
-    Row("value.model_name", ("critic_model.path",), lambda value, config:
+    Key("policy.model_name", ("model.path",), model_folder),
+    Key("value.model_name", ("critic_model.path",), lambda value, config:
         nothing("the policy's own") if value == config.get("policy.model_name") else model_folder(value, config)),
-    Row("teacher.model_name", ("teachers",), teacher, page="`teacher`"),
-    Row("policy.precision", ("learner.dtype",), Choice(PRECISION)),
+    Key("teacher.model_name", ("teachers",), teacher, page="`teacher`"),
+    Key("policy.precision", ("learner.dtype",), Lookup(PRECISION)),
     *_every(
-        Row("ppo.seed", ("seed",)),
-        Row("ppo.max_num_steps", ("run.max_steps",), positive("max_num_epochs decides")),
-        Row("ppo.max_num_epochs", ("run.max_epochs",), lambda value, config:
+        Key("ppo.seed", ("seed",)),
+        Key("ppo.max_num_steps", ("run.max_steps",), positive("max_num_epochs decides")),
+        Key("ppo.max_num_epochs", ("run.max_epochs",), lambda value, config:
             nothing("max_num_steps ends the run") if config.number(_own(config, "max_num_steps")) > 0 else value,
             differs="run.max_steps alone counts where it is said"),
-        Row("ppo.val_period", ("run.validate_every",), positive("no validation")),
-        Row("ppo.max_val_samples", ("data.max_validation_samples",), optional()),
-        Row("ppo.val_batches", ("data.limit_val_batches",), positive("all of them"), page="-"),
+        Key("ppo.val_period", ("run.validate_every",), positive("no validation")),
+        Key("ppo.max_val_samples", ("data.max_validation_samples",), optional()),
+        Key("ppo.val_batches", ("data.limit_val_batches",), positive("all of them"), page="-"),
     ),
-    Row("", ("data.limit_val_batches",), page="`dpo.val_batches`"),
-    Row("data.train.data_path", ("data.train",), data_file),
-    Row("data.train.dataset_name", ("data.train",), _data, page="-"),
-    Row("data.train", ("data.train",), _data, page="-"),
-    Row("data.validation.data_path", ("data.validation",), data_file),
-    Row("data.validation.dataset_name", ("data.validation",), _data, page="-"),
-    Row("data.validation", ("data.validation",), _data, page="-"),
-    Row("data.default.input_key", ("data.prompt",), lambda value, config: f"{{{value}}}"),
-    Row("data.default.prompt_file", ("data.prompt",), lambda value, config:
+    Key("", ("data.limit_val_batches",), page="`dpo.val_batches`"),
+    Key("data.train.data_path", ("data.train",), data_file),
+    Key("data.train.dataset_name", ("data.train",), _data, page="-"),
+    Key("data.train", ("data.train",), _data, page="-"),
+    Key("data.validation.data_path", ("data.validation",), data_file),
+    Key("data.validation.dataset_name", ("data.validation",), _data, page="-"),
+    Key("data.validation", ("data.validation",), _data, page="-"),
+    Key("data.default.input_key", ("data.prompt",), lambda value, config: f"{{{value}}}"),
+    Key("data.default.prompt_file", ("data.prompt",), lambda value, config:
         refuse("a file with a template; write its text into data.prompt") if value else nothing("none")),
-    Row("data.default.output_key", ("data.answer", "data.completion"), lambda value, config: f"{{{value}}}"),
-    Row("data.default.system_prompt_file", ("data.system_prompt",), lambda value, config:
+    Key("data.default.output_key", ("data.answer", "data.completion"), lambda value, config: f"{{{value}}}"),
+    Key("data.default.system_prompt_file", ("data.system_prompt",), lambda value, config:
         refuse("a file; write its text into data.system_prompt") if value else nothing("none")),
-    Row("data.max_input_seq_length", ("data.max_prompt_tokens",), _prompt_length),
-    Row("data.shuffle", ("data.shuffle",)),
-    Row("data.default.chosen_key", ("data.chosen",), lambda value, config: f"{{{value}}}"),
-    Row("data.default.rejected_key", ("data.rejected",), lambda value, config: f"{{{value}}}"),
-    Row("env.math.math_verify_impl", ("reward.type",), lambda value, config: nothing("reward.type=math"), page="-"),
-    Row("", ("reward.type",), Choice({"hf_math_verify": "math"}), page="`env.math.math_verify_impl`"),
-    Row("data.default.env_name", ("reward.function", "environment.class_name"), _reward, "an environment"),
-    Row("grpo.max_rollout_turns", ("environment.max_turns",), _turns),
-    Row("ppo.max_rollout_turns", ("environment.max_turns",), _turns, page="-"),
+    Key("data.max_input_seq_length", ("data.max_prompt_tokens",), _prompt_length),
+    Key("data.shuffle", ("data.shuffle",)),
+    Key("data.default.chosen_key", ("data.chosen",), lambda value, config: f"{{{value}}}"),
+    Key("data.default.rejected_key", ("data.rejected",), lambda value, config: f"{{{value}}}"),
+    Key("env.math.math_verify_impl", ("reward.type",), lambda value, config: nothing("reward.type=math"), page="-"),
+    Key("", ("reward.type",), Lookup({"hf_math_verify": "math"}), page="`env.math.math_verify_impl`"),
+    Key("data.default.env_name", ("reward.function", "environment.class_name"), _reward, "an environment"),
+    Key("grpo.max_rollout_turns", ("environment.max_turns",), _turns),
+    Key("ppo.max_rollout_turns", ("environment.max_turns",), _turns, page="-"),
     *_policy_gradient(
-        Row("ppo.reward_scaling.enabled", ("ppo.reward_scaling",), _reward_scaling, page="`ppo.reward_scaling`"),
-        Row("ppo.reward_shaping.overlong_buffer_length", ("ppo.overlong_penalty.buffer",)),
-        Row("ppo.reward_shaping.overlong_buffer_penalty", ("ppo.overlong_penalty.penalty",)),
-        Row("ppo.overlong_filtering", ("ppo.overlong_filtering",)),
-        Row("ppo.num_prompts_per_step", ("ppo.num_prompts_per_step",)),
-        Row("ppo.num_generations_per_prompt", ("ppo.num_generations",)),
-        Row("ppo.seq_logprob_error_threshold", ("ppo.max_sequence_mismatch",), optional()),
-        Row("ppo.async_ppo.enabled", ("ppo.one_step_ahead",), _age,
+        Key("ppo.reward_scaling.enabled", ("ppo.reward_scaling",), _reward_scaling, page="`ppo.reward_scaling`"),
+        Key("ppo.reward_shaping.overlong_buffer_length", ("ppo.overlong_penalty.buffer",)),
+        Key("ppo.reward_shaping.overlong_buffer_penalty", ("ppo.overlong_penalty.penalty",)),
+        Key("ppo.overlong_filtering", ("ppo.overlong_filtering",)),
+        Key("ppo.num_prompts_per_step", ("ppo.num_prompts_per_step",)),
+        Key("ppo.num_generations_per_prompt", ("ppo.num_generations",)),
+        Key("ppo.seq_logprob_error_threshold", ("ppo.max_sequence_mismatch",), optional()),
+        Key("ppo.async_ppo.enabled", ("ppo.one_step_ahead",), _age,
             page="`ppo.async_ppo.enabled`, `grpo.async_grpo.enabled`"),
-        Row("ppo.use_dynamic_sampling", ("ppo.dynamic_sampling.max_batches",), _dynamic,
+        Key("ppo.use_dynamic_sampling", ("ppo.dynamic_sampling.max_batches",), _dynamic,
             page="`grpo.use_dynamic_sampling`"),
-        Row("ppo.dynamic_sampling_max_gen_batches", ("ppo.dynamic_sampling.max_batches",), _dynamic_limit,
+        Key("ppo.dynamic_sampling_max_gen_batches", ("ppo.dynamic_sampling.max_batches",), _dynamic_limit,
             page="`grpo.dynamic_sampling_max_gen_batches`"),
-        Row("ppo.ppo_epochs", ("ppo.ppo_epochs",)),
-        Row("ppo.adv_estimator.normalize_advantages", ("ppo.whiten_advantages",)),
+        Key("ppo.ppo_epochs", ("ppo.ppo_epochs",)),
+        Key("ppo.adv_estimator.normalize_advantages", ("ppo.whiten_advantages",)),
     ),
-    Row("policy.generation.max_new_tokens", ("sampling.max_tokens",)),
-    Row("policy.generation.temperature", ("sampling.temperature",)),
-    Row("policy.generation.top_p", ("sampling.top_p",)),
-    Row("policy.generation.top_k", ("sampling.top_k",), tokens_left),
-    Row("policy.generation.val_temperature", ("validation_sampling.temperature",)),
-    Row("policy.generation.val_top_p", ("validation_sampling.top_p",)),
-    Row("policy.generation.val_top_k", ("validation_sampling.top_k",), tokens_left),
-    Row("grpo.val_num_generations_per_prompt", ("validation_sampling.num_samples",), page="-"),
-    Row("policy.train_global_batch_size", ("ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_size",
+    Key("policy.generation.max_new_tokens", ("sampling.max_tokens",)),
+    Key("policy.generation.temperature", ("sampling.temperature",)),
+    Key("policy.generation.top_p", ("sampling.top_p",)),
+    Key("policy.generation.top_k", ("sampling.top_k",), tokens_left),
+    Key("policy.generation.val_temperature", ("validation_sampling.temperature",)),
+    Key("policy.generation.val_top_p", ("validation_sampling.top_p",)),
+    Key("policy.generation.val_top_k", ("validation_sampling.top_k",), tokens_left),
+    Key("grpo.val_num_generations_per_prompt", ("validation_sampling.num_samples",), page="-"),
+    Key("policy.train_global_batch_size", ("ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_size",
         "reward_model.global_batch_size", "distill.global_batch_size")),
-    Row("policy.max_total_sequence_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens")),
-    Row("loss_fn.ratio_clip_min", ("ppo.clip",)),
-    Row("loss_fn.ratio_clip_max", ("ppo.clip_high",)),
-    Row("loss_fn.ratio_clip_c", ("ppo.dual_clip",), optional()),
-    Row("ppo.adv_estimator.gae_gamma", ("ppo.gamma",)),
-    Row("ppo.adv_estimator.gae_lambda", ("ppo.gae_lambda",)),
-    Row("ppo.adv_estimator.gae_lambda_policy", ("ppo.gae_lambda_policy",), optional()),
-    Row("ppo.adv_estimator.gae_lambda_value", ("ppo.gae_lambda_value",), optional()),
-    Row("ppo.adv_estimator.length_adaptive_alpha", ("ppo.length_adaptive_alpha",), distance),
-    Row("value_loss_fn.cliprange", ("ppo.value_clip",), distance),
-    Row("ppo.policy_training_start_step", ("ppo.critic_warmup_steps",)),
-    Row("value.optimizer.kwargs.lr", ("critic.lr",), number),
-    Row("value.optimizer.kwargs.weight_decay", ("critic.weight_decay",), number, page="-"),
-    Row("value.optimizer.kwargs.betas", ("critic.betas",), page="-"),
-    Row("value.optimizer.kwargs.eps", ("critic.eps",), number, page="-"),
-    Row("value.max_grad_norm", ("critic.max_grad_norm",), bound, page="-"),
-    Row("value.optimizer.name", ("critic.lr",), _optimizer, page="-"),
-    Row("value.scheduler", ("critic.schedule.warmup_steps",), _scheduler, page="-"),
-    Row("grpo.use_leave_one_out_baseline", ("grpo.baseline",), Choice({True: "leave_one_out", False: "mean"})),
-    Row("grpo.normalize_rewards", ("grpo.scale_rewards",), Choice({True: "group", False: "none"}),
+    Key("policy.max_total_sequence_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens")),
+    Key("loss_fn.ratio_clip_min", ("ppo.clip",)),
+    Key("loss_fn.ratio_clip_max", ("ppo.clip_high",)),
+    Key("loss_fn.ratio_clip_c", ("ppo.dual_clip",), optional()),
+    Key("ppo.adv_estimator.gae_gamma", ("ppo.gamma",)),
+    Key("ppo.adv_estimator.gae_lambda", ("ppo.gae_lambda",)),
+    Key("ppo.adv_estimator.gae_lambda_policy", ("ppo.gae_lambda_policy",), optional()),
+    Key("ppo.adv_estimator.gae_lambda_value", ("ppo.gae_lambda_value",), optional()),
+    Key("ppo.adv_estimator.length_adaptive_alpha", ("ppo.length_adaptive_alpha",), distance),
+    Key("value_loss_fn.cliprange", ("ppo.value_clip",), distance),
+    Key("ppo.policy_training_start_step", ("ppo.critic_warmup_steps",)),
+    Key("value.optimizer.kwargs.lr", ("critic.lr",), number),
+    Key("value.optimizer.kwargs.weight_decay", ("critic.weight_decay",), number, page="-"),
+    Key("value.optimizer.kwargs.betas", ("critic.betas",), page="-"),
+    Key("value.optimizer.kwargs.eps", ("critic.eps",), number, page="-"),
+    Key("value.max_grad_norm", ("critic.max_grad_norm",), bound, page="-"),
+    Key("value.optimizer.name", ("critic.lr",), _optimizer, page="-"),
+    Key("value.scheduler", ("critic.schedule.warmup_steps",), _scheduler, page="-"),
+    Key("grpo.use_leave_one_out_baseline", ("grpo.baseline",), Lookup({True: "leave_one_out", False: "mean"})),
+    Key("grpo.normalize_rewards", ("grpo.scale_rewards",), Lookup({True: "group", False: "none"}),
         page="`grpo.normalize_rewards`"),
-    Row("grpo.adv_estimator.use_leave_one_out_baseline", ("grpo.baseline",), Choice({True: "leave_one_out",
+    Key("grpo.adv_estimator.use_leave_one_out_baseline", ("grpo.baseline",), Lookup({True: "leave_one_out",
         False: "mean"}), page="-"),
-    Row("grpo.adv_estimator.normalize_rewards", ("grpo.scale_rewards",), Choice({True: "group", False: "none"}),
+    Key("grpo.adv_estimator.normalize_rewards", ("grpo.scale_rewards",), Lookup({True: "group", False: "none"}),
         page="-"),
-    Row("grpo.adv_estimator.name", ("grpo.baseline",), lambda value, config:
+    Key("grpo.adv_estimator.name", ("grpo.baseline",), lambda value, config:
         nothing("the baseline says it") if value == "grpo" else refuse(f"there is no counterpart of {value}"),
             page="-"),
-    Row("ppo.adv_estimator.name", ("ppo.gae_lambda",), lambda value, config:
+    Key("ppo.adv_estimator.name", ("ppo.gae_lambda",), lambda value, config:
         nothing("algorithm: ppo") if value == "gae" else refuse(f"there is no counterpart of {value}"), page="-"),
-    Row("loss_fn.token_level_loss", ("grpo.loss_mean",), Choice({True: "tokens", False: "responses"})),
-    Row("loss_fn.sequence_level_importance_ratios", ("grpo.importance_sampling_level",), Choice({True: "sequence",
+    Key("loss_fn.token_level_loss", ("grpo.loss_mean",), Lookup({True: "tokens", False: "responses"})),
+    Key("loss_fn.sequence_level_importance_ratios", ("grpo.importance_sampling_level",), Lookup({True: "sequence",
         False: "token"})),
-    Row("loss_fn.use_cispo", ("grpo.loss",), Choice({True: "cispo", False: "clip"})),
-    Row("loss_fn.reference_policy_kl_penalty", ("ppo.kl.coef",), _kl),
-    Row("loss_fn.use_kl_in_reward", ("ppo.kl.placement",), _placement),
-    Row(f"{IMPORTANCE}_type", ("ppo.correction.kind",), _correction, page="-"),
-    Row("", ("ppo.correction.kind",), Choice({"tis": "token_tis", "icepop": "icepop"}), page=f"={IMPORTANCE}_type"),
-    Row(f"{IMPORTANCE}_ratio", ("ppo.correction.high",), _bound),
-    Row(f"{IMPORTANCE}_ratio_min", ("ppo.correction.low",), _low),
-    Row("dpo.reference_policy_kl_penalty", ("dpo.ref_policy_kl_penalty",)),
-    Row("dpo.preference_loss_weight", ("dpo.preference_loss_weight",)),
-    Row("dpo.sft_loss_weight", ("dpo.sft_loss_weight",)),
-    Row("dpo.preference_average_log_probs", ("dpo.preference_average_log_probs",)),
-    Row("dpo.sft_average_log_probs", ("dpo.sft_average_log_probs",), lambda value, config:
+    Key("loss_fn.use_cispo", ("grpo.loss",), Lookup({True: "cispo", False: "clip"})),
+    Key("loss_fn.reference_policy_kl_penalty", ("ppo.kl.coef",), _kl),
+    Key("loss_fn.use_kl_in_reward", ("ppo.kl.placement",), _placement),
+    Key(f"{IMPORTANCE}_type", ("ppo.correction.kind",), _correction, page="-"),
+    Key("", ("ppo.correction.kind",), Lookup({"tis": "token_tis", "icepop": "icepop"}), page=f"={IMPORTANCE}_type"),
+    Key(f"{IMPORTANCE}_ratio", ("ppo.correction.high",), _bound),
+    Key(f"{IMPORTANCE}_ratio_min", ("ppo.correction.low",), _low),
+    Key("dpo.reference_policy_kl_penalty", ("dpo.ref_policy_kl_penalty",)),
+    Key("dpo.preference_loss_weight", ("dpo.preference_loss_weight",)),
+    Key("dpo.sft_loss_weight", ("dpo.sft_loss_weight",)),
+    Key("dpo.preference_average_log_probs", ("dpo.preference_average_log_probs",)),
+    Key("dpo.sft_average_log_probs", ("dpo.sft_average_log_probs",), lambda value, config:
         value if config.number("dpo.sft_loss_weight") else nothing("dpo.sft_loss_weight is 0")),
-    Row("loss_fn.kl_type", ("distill.kl_type",), note="without `jsd`"),
-    Row("loss_fn.mixed_kl_weight", ("distill.mixed_kl_weight",), lambda value, config:
+    Key("loss_fn.kl_type", ("distill.kl_type",), note="without `jsd`"),
+    Key("loss_fn.mixed_kl_weight", ("distill.mixed_kl_weight",), lambda value, config:
         value if config.get("loss_fn.kl_type") == "mixed" else nothing("kl_type is not mixed")),
-    Row("distillation.topk_logits_k", ("distill.top_k",)),
-    Row("loss_fn.zero_outside_topk", ("distill.zero_outside_topk",)),
-    Row("", ("distill.on_policy",), page="always"),
-    Row("distillation.num_prompts_per_step", ("distill.num_prompts_per_step",)),
-    Row("distillation.num_generations_per_prompt", ("distill.num_generations",)),
-    Row(f"{KWARGS}.lr", ("policy.lr",), number),
-    Row(f"{KWARGS}.betas", ("policy.betas",)),
-    Row(f"{KWARGS}.eps", ("policy.eps",), number),
-    Row(f"{KWARGS}.weight_decay", ("policy.weight_decay",), number),
-    Row("policy.optimizer.name", ("policy.lr",), _optimizer, page="-"),
-    Row("policy.max_grad_norm", ("policy.max_grad_norm",), bound),
-    Row("policy.scheduler", ("policy.schedule.warmup_steps", "policy.schedule.decay"), _scheduler,
+    Key("distillation.topk_logits_k", ("distill.top_k",)),
+    Key("loss_fn.zero_outside_topk", ("distill.zero_outside_topk",)),
+    Key("", ("distill.on_policy",), page="always"),
+    Key("distillation.num_prompts_per_step", ("distill.num_prompts_per_step",)),
+    Key("distillation.num_generations_per_prompt", ("distill.num_generations",)),
+    Key(f"{KWARGS}.lr", ("policy.lr",), number),
+    Key(f"{KWARGS}.betas", ("policy.betas",)),
+    Key(f"{KWARGS}.eps", ("policy.eps",), number),
+    Key(f"{KWARGS}.weight_decay", ("policy.weight_decay",), number),
+    Key("policy.optimizer.name", ("policy.lr",), _optimizer, page="-"),
+    Key("policy.max_grad_norm", ("policy.max_grad_norm",), bound),
+    Key("policy.scheduler", ("policy.schedule.warmup_steps", "policy.schedule.decay"), _scheduler,
         differs="a schedule counts optimizer steps, not steps of the algorithm"),
-    Row(f"{MEGATRON}.optimizer.lr", ("policy.lr",), number, page="-"),
-    Row(f"{MEGATRON}.optimizer.weight_decay", ("policy.weight_decay",), number, page="-"),
-    Row(f"{MEGATRON}.optimizer.adam_beta1", ("policy.betas",), _betas, page="-"),
-    Row(f"{MEGATRON}.optimizer.adam_beta2", ("policy.betas",), _betas, page="-"),
-    Row(f"{MEGATRON}.optimizer.adam_eps", ("policy.eps",), number, page="-"),
-    Row(f"{MEGATRON}.optimizer.optimizer", ("policy.lr",), _optimizer, page="-"),
-    Row(f"{MEGATRON}.optimizer.clip_grad", ("policy.max_grad_norm",), bound, page="-"),
-    Row(f"{MEGATRON}.scheduler.lr_decay_style", ("policy.schedule.decay",), _megatron_schedule, page="-"),
-    Row(f"{MEGATRON}.scheduler.lr_warmup_iters", ("policy.schedule.warmup_steps",), _megatron_warmup, page="-"),
-    Row(f"{LORA}.enabled", ("learner.lora.rank",), lambda value, config: nothing("lora_cfg.dim says it"), page="-"),
-    Row(f"{LORA}.dim", ("learner.lora.rank",), _lora(optional())),
-    Row(f"{LORA}.alpha", ("learner.lora.alpha",), _lora(optional())),
-    Row(f"{LORA}.target_modules", ("learner.lora.target_modules",), _lora(optional(off=(None, [])))),
-    Row(f"{MEGATRON}.enabled", ("learner.backend",), Choice({True: "megatron", False: nothing("the torch backend")}),
+    Key(f"{MEGATRON}.optimizer.lr", ("policy.lr",), number, page="-"),
+    Key(f"{MEGATRON}.optimizer.weight_decay", ("policy.weight_decay",), number, page="-"),
+    Key(f"{MEGATRON}.optimizer.adam_beta1", ("policy.betas",), _betas, page="-"),
+    Key(f"{MEGATRON}.optimizer.adam_beta2", ("policy.betas",), _betas, page="-"),
+    Key(f"{MEGATRON}.optimizer.adam_eps", ("policy.eps",), number, page="-"),
+    Key(f"{MEGATRON}.optimizer.optimizer", ("policy.lr",), _optimizer, page="-"),
+    Key(f"{MEGATRON}.optimizer.clip_grad", ("policy.max_grad_norm",), bound, page="-"),
+    Key(f"{MEGATRON}.scheduler.lr_decay_style", ("policy.schedule.decay",), _megatron_schedule, page="-"),
+    Key(f"{MEGATRON}.scheduler.lr_warmup_iters", ("policy.schedule.warmup_steps",), _megatron_warmup, page="-"),
+    Key(f"{LORA}.enabled", ("learner.lora.rank",), lambda value, config: nothing("lora_cfg.dim says it"), page="-"),
+    Key(f"{LORA}.dim", ("learner.lora.rank",), _lora(optional())),
+    Key(f"{LORA}.alpha", ("learner.lora.alpha",), _lora(optional())),
+    Key(f"{LORA}.target_modules", ("learner.lora.target_modules",), _lora(optional(off=(None, [])))),
+    Key(f"{MEGATRON}.enabled", ("learner.backend",), Lookup({True: "megatron", False: nothing("the torch backend")}),
         page="-"),
-    Row("", ("learner.backend",), Choice({True: "megatron"}), page=f"`{MEGATRON}.enabled`"),
-    Row("policy.sequence_packing.train_mb_tokens", ("learner.micro_batch_tokens",)),
-    Row("policy.dynamic_batching.train_mb_tokens", ("learner.micro_batch_tokens",), page="-"),
-    Row("cluster.gpus_per_node", ("learner.parallel.dp",), _dp),
-    Row("cluster.num_nodes", ("learner.parallel.dp",), _dp),
-    Row(f"{DTENSOR}.tensor_parallel_size", ("learner.parallel.tp",)),
-    Row(f"{MEGATRON}.tensor_model_parallel_size", ("learner.parallel.tp",)),
-    Row(f"{DTENSOR}.context_parallel_size", ("learner.parallel.cp",)),
-    Row(f"{MEGATRON}.context_parallel_size", ("learner.parallel.cp",)),
-    Row(f"{MEGATRON}.pipeline_model_parallel_size", ("learner.parallel.pp",)),
-    Row(f"{DTENSOR}.dp_replicate_size", ("learner.parallel.dp_replicate",)),
-    Row(f"{DTENSOR}.activation_checkpointing", ("learner.activation_checkpointing",)),
-    Row(f"{MEGATRON}.activation_checkpointing", ("learner.activation_checkpointing",), page="-"),
-    Row(f"{DTENSOR}.cpu_offload", ("learner.cpu_offload",)),
-    Row("policy.generation.backend", ("sampler.backend",), Choice({"vllm": "vllm", "sglang": refuse(
+    Key("", ("learner.backend",), Lookup({True: "megatron"}), page=f"`{MEGATRON}.enabled`"),
+    Key("policy.sequence_packing.train_mb_tokens", ("learner.micro_batch_tokens",)),
+    Key("policy.dynamic_batching.train_mb_tokens", ("learner.micro_batch_tokens",), page="-"),
+    Key("cluster.gpus_per_node", ("learner.parallel.dp",), _dp),
+    Key("cluster.num_nodes", ("learner.parallel.dp",), _dp),
+    Key(f"{DTENSOR}.tensor_parallel_size", ("learner.parallel.tp",)),
+    Key(f"{MEGATRON}.tensor_model_parallel_size", ("learner.parallel.tp",)),
+    Key(f"{DTENSOR}.context_parallel_size", ("learner.parallel.cp",)),
+    Key(f"{MEGATRON}.context_parallel_size", ("learner.parallel.cp",)),
+    Key(f"{MEGATRON}.pipeline_model_parallel_size", ("learner.parallel.pp",)),
+    Key(f"{DTENSOR}.dp_replicate_size", ("learner.parallel.dp_replicate",)),
+    Key(f"{DTENSOR}.activation_checkpointing", ("learner.activation_checkpointing",)),
+    Key(f"{MEGATRON}.activation_checkpointing", ("learner.activation_checkpointing",), page="-"),
+    Key(f"{DTENSOR}.cpu_offload", ("learner.cpu_offload",)),
+    Key("policy.generation.backend", ("sampler.backend",), Lookup({"vllm": "vllm", "sglang": refuse(
         "SGLang generates as a server alone: docs/guides/servers.md"),
         "megatron": refuse("Megatron trains and does not generate"),
         "trtllm": refuse("there is no TensorRT-LLM"), "dynamo": refuse("there is no Dynamo")}),
         page="`policy.generation.backend`"),
-    Row(f"{VLLM}.tensor_parallel_size", ("sampler.tensor_parallel",)),
-    Row(f"{VLLM}.max_model_len", ("sampler.vllm.max_model_len",),
+    Key(f"{VLLM}.tensor_parallel_size", ("sampler.tensor_parallel",)),
+    Key(f"{VLLM}.max_model_len", ("sampler.vllm.max_model_len",),
         context("data.max_input_seq_length", "policy.generation.max_new_tokens")),
-    Row(f"{VLLM}.enforce_eager", ("sampler.vllm.enforce_eager",)),
-    Row(f"{VLLM}.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE),
+    Key(f"{VLLM}.enforce_eager", ("sampler.vllm.enforce_eager",)),
+    Key(f"{VLLM}.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE),
         "a share"),
-    Row("policy.generation.colocated.enabled", ("cluster.placement",), Choice({True: "colocated", False: "separate"}),
+    Key("policy.generation.colocated.enabled", ("cluster.placement",), Lookup({True: "colocated", False: "separate"}),
         page="`policy.generation.colocated.enabled`"),
-    Row("checkpointing.save_period", ("run.save_every",), _saves),
-    Row("checkpointing.metric_name", ("run.best.metric",), _metric),
-    Row("checkpointing.higher_is_better", ("run.best.mode",), _of_best(Choice({True: "max", False: "min"})),
+    Key("checkpointing.save_period", ("run.save_every",), _saves),
+    Key("checkpointing.metric_name", ("run.best.metric",), _metric),
+    Key("checkpointing.higher_is_better", ("run.best.mode",), _of_best(Lookup({True: "max", False: "min"})),
         page="`checkpointing.higher_is_better`"),
-    Row("checkpointing.keep_top_k", ("run.best.count",), _of_best(optional())),
-    Row("checkpointing.checkpoint_must_save_by", ("run.max_time_s",), lambda value, config:
+    Key("checkpointing.keep_top_k", ("run.best.count",), _of_best(optional())),
+    Key("checkpointing.checkpoint_must_save_by", ("run.max_time_s",), lambda value, config:
         refuse("a time of day as dd:hh:mm:ss; run.max_time_s counts seconds") if value else nothing("no limit")),
-    Row("checkpointing.checkpoint_dir", ("run.folder",), lambda value, config: str(value)),
-    Row("logger.log_dir", ("run.folder",), lambda value, config: nothing("all of a run is in run.folder")),
-    Row("logger.num_val_samples_to_print", ("run.num_logged_samples",)),
-    Row("logger.tensorboard_enabled", ("trackers.tensorboard",), _tracker("tensorboard")),
-    Row("logger.wandb_enabled", ("trackers.wandb",), _tracker("wandb"), page="-"),
-    Row("logger.mlflow_enabled", ("trackers.mlflow",), _tracker("mlflow"), page="-"),
-    Row("logger.wandb.project", ("trackers.wandb.project",), _tracked("wandb")),
-    Row("logger.wandb.name", ("trackers.wandb.name",), _tracked("wandb")),
-    Row("logger.mlflow.experiment_name", ("trackers.mlflow.experiment",), _tracked("mlflow")),
-    Row("logger.mlflow.run_name", ("trackers.mlflow.name",), _tracked("mlflow"), page="-"),
+    Key("checkpointing.checkpoint_dir", ("run.folder",), lambda value, config: str(value)),
+    Key("logger.log_dir", ("run.folder",), lambda value, config: nothing("all of a run is in run.folder")),
+    Key("logger.num_val_samples_to_print", ("run.num_logged_samples",)),
+    Key("logger.tensorboard_enabled", ("trackers.tensorboard",), _tracker("tensorboard")),
+    Key("logger.wandb_enabled", ("trackers.wandb",), _tracker("wandb"), page="-"),
+    Key("logger.mlflow_enabled", ("trackers.mlflow",), _tracker("mlflow"), page="-"),
+    Key("logger.wandb.project", ("trackers.wandb.project",), _tracker_name("wandb")),
+    Key("logger.wandb.name", ("trackers.wandb.name",), _tracker_name("wandb")),
+    Key("logger.mlflow.experiment_name", ("trackers.mlflow.experiment",), _tracker_name("mlflow")),
+    Key("logger.mlflow.run_name", ("trackers.mlflow.name",), _tracker_name("mlflow"), page="-"),
 )  # fmt: skip
 
 GATES = (

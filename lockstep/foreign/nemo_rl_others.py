@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.foreign import sentences as say
-from lockstep.foreign.words import Row, differs, none, under, unread
+from lockstep.foreign.words import Key, differs, none, under, unread
 
 MEGATRON, DTENSOR = "policy.megatron_cfg", "policy.dtensor_cfg"
 GENERATION = "policy.generation"
@@ -78,11 +78,11 @@ _POLICY = (
 )  # fmt: skip
 
 _MIRRORED = tuple(
-    Row(f"{owner}.{row.theirs.removeprefix('policy.')}", differs=LAYOUT, kind=row.kind)
+    Key(f"{owner}.{row.theirs.removeprefix('policy.')}", differs=LAYOUT, kind=row.kind)
     for owner in ("value", "teacher")
     for row in _POLICY
 )
-"""What the policy has, the critic and a teacher have as well."""
+"""Keys of the policy that the critic and a teacher have as well."""
 
 _MIRRORED_OPTIONS = differs(
     LAYOUT,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
-    Choice,
+    Lookup,
     bound,
     column,
     data_file,
@@ -23,7 +23,7 @@ from lockstep.foreign.conversions import (
     whole,
 )
 from lockstep.foreign.openrlhf_others import OTHERS
-from lockstep.foreign.words import Answer, Config, Gate, Json, Library, Row, Unset
+from lockstep.foreign.words import Answer, Config, Gate, Json, Key, Library, Unset
 
 ESTIMATORS: dict[Json, Json | Unset] = {
     "gae": nothing("algorithm: ppo"), "group_norm": "mean", "dr_grpo": "mean", "rloo": "leave_one_out",
@@ -59,7 +59,7 @@ def _scales(config: Config) -> str:
 
 
 def _estimator(value: Json, config: Config) -> Answer:
-    baseline = Choice(ESTIMATORS)(value, config)
+    baseline = Lookup(ESTIMATORS)(value, config)
     return section("grpo", baseline=baseline, scale_rewards=_scales(config)) if isinstance(baseline, str) else baseline
 
 
@@ -93,7 +93,7 @@ def _placement(value: Json, config: Config) -> Answer:
 def _correction(value: Json, config: Config) -> Answer:
     if not config.says("algo.advantage.is_correction_enable"):
         return nothing("algo.advantage.is_correction_enable is off")
-    return Choice({"tis": "token_tis", "icepop": "icepop"})(value, config)
+    return Lookup({"tis": "token_tis", "icepop": "icepop"})(value, config)
 
 
 def _bounds(value: Json, config: Config) -> Answer:
@@ -175,7 +175,7 @@ def _folder(value: Json, config: Config) -> Answer:
     return str(value)
 
 
-def _tracked(value: Json, config: Config) -> Answer:
+def _tracker_name(value: Json, config: Config) -> Answer:
     return str(value) if config.get("logger.wandb.key") else nothing("without logger.wandb.key there is no W&B")
 
 
@@ -196,152 +196,152 @@ BATCHES = ("ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_s
 LENGTHS = ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens", "sampling.max_tokens")
 
 MAPPED = (
-    Row("algo.advantage.estimator", ("grpo.baseline",), _estimator, default="gae", page="-"),
-    Row("", ("grpo.baseline",), Choice({"group_norm": "mean", "rloo": "leave_one_out"}),
+    Key("algo.advantage.estimator", ("grpo.baseline",), _estimator, default="gae", page="-"),
+    Key("", ("grpo.baseline",), Lookup({"group_norm": "mean", "rloo": "leave_one_out"}),
         page="=algo.advantage.estimator"),
-    Row("", ("grpo.scale_rewards",), page="`algo.advantage.estimator=dr_grpo`"),
-    Row("actor.model_name_or_path", ("model.path",), model_folder),
-    Row("model.model_name_or_path", ("model.path",), model_folder),
-    Row("critic.model_name_or_path", ("critic_model.path",), model_folder),
-    Row("reward.model_name_or_path", ("reward_model.path",), model_folder),
-    Row("ds.param_dtype", ("learner.dtype",), Choice({"bf16": "bf16", "fp16": refuse("no model is trained in fp16")}),
+    Key("", ("grpo.scale_rewards",), page="`algo.advantage.estimator=dr_grpo`"),
+    Key("actor.model_name_or_path", ("model.path",), model_folder),
+    Key("model.model_name_or_path", ("model.path",), model_folder),
+    Key("critic.model_name_or_path", ("critic_model.path",), model_folder),
+    Key("reward.model_name_or_path", ("reward_model.path",), model_folder),
+    Key("ds.param_dtype", ("learner.dtype",), Lookup({"bf16": "bf16", "fp16": refuse("no model is trained in fp16")}),
         default="bf16", page="`ds.param_dtype`"),
-    Row("train.seed", ("seed",), default=42),
-    Row("data.prompt_dataset", ("data.train",), data_file),
-    Row("data.dataset", ("data.train",), data_file),
-    Row("eval.dataset", ("data.validation",), data_file),
-    Row("data.prompt_probs", ("data.weights",), numbers),
-    Row("data.dataset_probs", ("data.weights",), numbers),
-    Row("data.input_key", ("data.prompt",), _input),
-    Row("data.input_template", ("data.prompt",), _template),
-    Row("data.prompt_key", ("data.prompt",), column, page="-"),
-    Row("data.label_key", ("data.answer",), column),
-    Row("data.output_key", ("data.completion",), column),
-    Row("data.apply_chat_template", ("data.chat",), _chat),
-    Row("data.max_samples", ("data.limit_train_batches",), lambda value, config:
+    Key("train.seed", ("seed",), default=42),
+    Key("data.prompt_dataset", ("data.train",), data_file),
+    Key("data.dataset", ("data.train",), data_file),
+    Key("eval.dataset", ("data.validation",), data_file),
+    Key("data.prompt_probs", ("data.weights",), numbers),
+    Key("data.dataset_probs", ("data.weights",), numbers),
+    Key("data.input_key", ("data.prompt",), _input),
+    Key("data.input_template", ("data.prompt",), _template),
+    Key("data.prompt_key", ("data.prompt",), column, page="-"),
+    Key("data.label_key", ("data.answer",), column),
+    Key("data.output_key", ("data.completion",), column),
+    Key("data.apply_chat_template", ("data.chat",), _chat),
+    Key("data.max_samples", ("data.limit_train_batches",), lambda value, config:
         nothing("all rows") if isinstance(value, int) and value >= 100_000 else
         refuse("a limit in rows; data.limit_train_batches counts batches"), "rows"),
-    Row("reward.remote_url", ("reward.function",), _remote),
-    Row("reward.overlong_buffer_len", ("ppo.overlong_penalty.buffer",), optional(whole)),
-    Row("reward.overlong_penalty_factor", ("ppo.overlong_penalty.penalty",), lambda value, config:
+    Key("reward.remote_url", ("reward.function",), _remote),
+    Key("reward.overlong_buffer_len", ("ppo.overlong_penalty.buffer",), optional(whole)),
+    Key("reward.overlong_penalty_factor", ("ppo.overlong_penalty.penalty",), lambda value, config:
         value if config.get("reward.overlong_buffer_len") else nothing("overlong_buffer_len is not set")),
-    Row("algo.dynamic_filtering_enable", ("ppo.dynamic_sampling.max_batches",), _dynamic),
-    Row("algo.dynamic_filtering_range", ("ppo.dynamic_sampling.max_batches",), _range, page="-"),
-    Row("rollout.max_new_tokens", ("sampling.max_tokens",), optional()),
-    Row("rollout.temperature", ("sampling.temperature",)),
-    Row("rollout.top_p", ("sampling.top_p",)),
-    Row("eval.temperature", ("validation_sampling.temperature",), default=0.6),
-    Row("eval.n_samples_per_prompt", ("validation_sampling.num_samples",), default=4),
-    Row("rollout.batch_size", ("ppo.num_prompts_per_step",), default=1024),
-    Row("rollout.n_samples_per_prompt", ("ppo.num_generations",), default=1),
-    Row("train.batch_size", BATCHES, default=128),
-    Row("train.max_epochs", ("ppo.ppo_epochs", "run.max_epochs"), note="of SFT, DPO and reward models: "
+    Key("algo.dynamic_filtering_enable", ("ppo.dynamic_sampling.max_batches",), _dynamic),
+    Key("algo.dynamic_filtering_range", ("ppo.dynamic_sampling.max_batches",), _range, page="-"),
+    Key("rollout.max_new_tokens", ("sampling.max_tokens",), optional()),
+    Key("rollout.temperature", ("sampling.temperature",)),
+    Key("rollout.top_p", ("sampling.top_p",)),
+    Key("eval.temperature", ("validation_sampling.temperature",), default=0.6),
+    Key("eval.n_samples_per_prompt", ("validation_sampling.num_samples",), default=4),
+    Key("rollout.batch_size", ("ppo.num_prompts_per_step",), default=1024),
+    Key("rollout.n_samples_per_prompt", ("ppo.num_generations",), default=1),
+    Key("train.batch_size", BATCHES, default=128),
+    Key("train.max_epochs", ("ppo.ppo_epochs", "run.max_epochs"), note="of SFT, DPO and reward models: "
         "`run.max_epochs`",
         page="`train.max_epochs`"),
-    Row("actor.eps_clip", ("ppo.clip",)),
-    Row("actor.eps_clip_low_high", ("ppo.clip_high", "ppo.clip"), _clips, "both bounds",
+    Key("actor.eps_clip", ("ppo.clip",)),
+    Key("actor.eps_clip_low_high", ("ppo.clip_high", "ppo.clip"), _clips, "both bounds",
         page="`actor.eps_clip_low_high`"),
-    Row("actor.dual_clip", ("ppo.dual_clip",), optional()),
-    Row("actor.entropy_coef", ("ppo.entropy_coef",), distance),
-    Row("algo.advantage.gamma", ("ppo.gamma",)),
-    Row("algo.advantage.lambd", ("ppo.gae_lambda",), default=1),
-    Row("critic.value_clip", ("ppo.value_clip",), distance, default=0.5),
-    Row("critic.freezing_steps", ("ppo.critic_warmup_steps",), positive("none")),
-    Row("critic.adam.lr", ("critic.lr",), number, default=9e-6),
-    Row("critic.adam.betas", ("critic.betas",), default=[0.9, 0.95], page="-"),
-    Row("critic.adam.eps", ("critic.eps",), number, page="-"),
-    Row("critic.adam.weight_decay", ("critic.weight_decay",), page="-"),
-    Row("critic.max_norm", ("critic.max_grad_norm",), bound, page="-"),
-    Row("critic.lr_scheduler", ("critic.schedule.decay",), _decay, page="-"),
-    Row("critic.lr_warmup_ratio", ("critic.schedule.warmup_steps",), share_of_steps(_no_steps), page="-"),
-    Row("algo.advantage.no_std_norm", ("grpo.scale_rewards",), _no_std, page="-"),
-    Row("actor.policy_loss_type", ("grpo.importance_sampling_level",), Choice({"gspo": "sequence",
+    Key("actor.dual_clip", ("ppo.dual_clip",), optional()),
+    Key("actor.entropy_coef", ("ppo.entropy_coef",), distance),
+    Key("algo.advantage.gamma", ("ppo.gamma",)),
+    Key("algo.advantage.lambd", ("ppo.gae_lambda",), default=1),
+    Key("critic.value_clip", ("ppo.value_clip",), distance, default=0.5),
+    Key("critic.freezing_steps", ("ppo.critic_warmup_steps",), positive("none")),
+    Key("critic.adam.lr", ("critic.lr",), number, default=9e-6),
+    Key("critic.adam.betas", ("critic.betas",), default=[0.9, 0.95], page="-"),
+    Key("critic.adam.eps", ("critic.eps",), number, page="-"),
+    Key("critic.adam.weight_decay", ("critic.weight_decay",), page="-"),
+    Key("critic.max_norm", ("critic.max_grad_norm",), bound, page="-"),
+    Key("critic.lr_scheduler", ("critic.schedule.decay",), _decay, page="-"),
+    Key("critic.lr_warmup_ratio", ("critic.schedule.warmup_steps",), share_of_steps(_no_steps), page="-"),
+    Key("algo.advantage.no_std_norm", ("grpo.scale_rewards",), _no_std, page="-"),
+    Key("actor.policy_loss_type", ("grpo.importance_sampling_level",), Lookup({"gspo": "sequence",
         "ppo": nothing("of tokens")})),
-    Row("algo.kl.init_coef", ("ppo.kl.coef",), _kl, default=0.01),
-    Row("algo.kl.use_loss", ("ppo.kl.placement",), _placement, default=False),
-    Row("algo.kl.target", ("ppo.kl.adaptive.target",), lambda value, config:
+    Key("algo.kl.init_coef", ("ppo.kl.coef",), _kl, default=0.01),
+    Key("algo.kl.use_loss", ("ppo.kl.placement",), _placement, default=False),
+    Key("algo.kl.target", ("ppo.kl.adaptive.target",), lambda value, config:
         nothing("the coefficient is fixed") if value is None else
         refuse("their target is of a whole response; ppo.kl.adaptive.target is per token"), page="-"),
-    Row("algo.advantage.is_correction_type", ("ppo.correction.kind",), _correction, default="tis", page="-"),
-    Row("", ("ppo.correction.kind",), Choice({"tis": "token_tis", "icepop": "icepop"}),
+    Key("algo.advantage.is_correction_type", ("ppo.correction.kind",), _correction, default="tis", page="-"),
+    Key("", ("ppo.correction.kind",), Lookup({"tis": "token_tis", "icepop": "icepop"}),
         page="=algo.advantage.is_correction_type"),
-    Row("algo.advantage.is_correction_enable", ("ppo.correction.kind",), lambda value, config:
+    Key("algo.advantage.is_correction_enable", ("ppo.correction.kind",), lambda value, config:
         _correction(config.get("algo.advantage.is_correction_type"), config), page="-"),
-    Row("algo.advantage.is_correction_threshold", ("ppo.correction.high", "ppo.correction.low"), _bounds, default=[0.5,
+    Key("algo.advantage.is_correction_threshold", ("ppo.correction.high", "ppo.correction.low"), _bounds, default=[0.5,
         5.0]),
-    Row("train.async_enable", ("ppo.one_step_ahead",), lambda value, config:
+    Key("train.async_enable", ("ppo.one_step_ahead",), lambda value, config:
         refuse("one_step_ahead is one step old, and needs a correction: ppo.correction.kind=token_tis") if value is True
         else nothing("off, as here without a word")),
-    Row("data.max_len", LENGTHS, _whole_answer, "in RL of prompt and response together", default=2048,
+    Key("data.max_len", LENGTHS, _whole_answer, "in RL of prompt and response together", default=2048,
         page="`data.max_len`"),
-    Row("data.chosen_key", ("data.chosen",), column, default="chosen"),
-    Row("data.rejected_key", ("data.rejected",), column, default="rejected"),
-    Row("model.beta", ("dpo.ref_policy_kl_penalty",)),
-    Row("model.ipo_enable", ("dpo.preference_loss",), Choice({True: "ipo", False: "dpo"}), page="`model.ipo_enable`"),
-    Row("model.nll_loss_coef", ("dpo.sft_loss_weight",), optional()),
-    Row("model.label_smoothing", ("dpo.preference_loss",), lambda value, config:
+    Key("data.chosen_key", ("data.chosen",), column, default="chosen"),
+    Key("data.rejected_key", ("data.rejected",), column, default="rejected"),
+    Key("model.beta", ("dpo.ref_policy_kl_penalty",)),
+    Key("model.ipo_enable", ("dpo.preference_loss",), Lookup({True: "ipo", False: "dpo"}), page="`model.ipo_enable`"),
+    Key("model.nll_loss_coef", ("dpo.sft_loss_weight",), optional()),
+    Key("model.label_smoothing", ("dpo.preference_loss",), lambda value, config:
         refuse("there is no label smoothing") if value else nothing("none"), page="-"),
-    Row("model.margin_loss_enable", ("reward_model.margin",)),
-    Row("model.loss_type", ("reward_model.margin",), lambda value, config:
+    Key("model.margin_loss_enable", ("reward_model.margin",)),
+    Key("model.loss_type", ("reward_model.margin",), lambda value, config:
         nothing("the likelihood of the chosen one") if value == "sigmoid" else refuse(f"there is no loss {value}"),
             page="-"),
-    Row("actor.adam.lr", ("policy.lr",), number, default=1e-6),
-    Row("adam.lr", ("policy.lr",), number),
-    Row("actor.adam.betas", ("policy.betas",), default=[0.9, 0.95]),
-    Row("adam.betas", ("policy.betas",)),
-    Row("actor.adam.eps", ("policy.eps",), number),
-    Row("adam.eps", ("policy.eps",), number),
-    Row("actor.adam.weight_decay", ("policy.weight_decay",)),
-    Row("adam.weight_decay", ("policy.weight_decay",)),
-    Row("actor.max_norm", ("policy.max_grad_norm",), bound),
-    Row("max_norm", ("policy.max_grad_norm",), bound, page="-"),
-    Row("actor.lr_warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_no_steps), "a share"),
-    Row("lr_warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_no_steps), page="-"),
-    Row("actor.lr_scheduler", ("policy.schedule.decay",), _decay, default="cosine_with_min_lr"),
-    Row("lr_scheduler", ("policy.schedule.decay",), _decay, page="-"),
-    Row("actor.min_lr_ratio", ("policy.schedule.final_fraction",), lambda value, config: nothing("of a decay")),
-    Row("min_lr_ratio", ("policy.schedule.final_fraction",), lambda value, config: nothing("of a decay"), page="-"),
-    Row("ds.lora.rank", ("learner.lora.rank",), positive("no LoRA")),
-    Row("ds.lora.alpha", ("learner.lora.alpha",), _lora),
-    Row("ds.lora.target_modules", ("learner.lora.target_modules",), _modules),
-    Row("train.max_tokens_per_gpu", ("learner.micro_batch_tokens",)),
-    Row("actor.num_gpus_per_node", ("learner.parallel.dp",), _dp),
-    Row("actor.num_nodes", ("learner.parallel.dp",), _dp),
-    Row("ds.tensor_parallel_size", ("learner.parallel.tp",)),
-    Row("ds.ring_attn_size", ("learner.parallel.cp",)),
-    Row("actor.gradient_checkpointing_enable", ("learner.activation_checkpointing",)),
-    Row("model.gradient_checkpointing_enable", ("learner.activation_checkpointing",), page="-"),
-    Row("ds.deepcompile", ("learner.compile",)),
-    Row("ds.adam_offload", ("learner.cpu_offload",), lambda value, config:
+    Key("actor.adam.lr", ("policy.lr",), number, default=1e-6),
+    Key("adam.lr", ("policy.lr",), number),
+    Key("actor.adam.betas", ("policy.betas",), default=[0.9, 0.95]),
+    Key("adam.betas", ("policy.betas",)),
+    Key("actor.adam.eps", ("policy.eps",), number),
+    Key("adam.eps", ("policy.eps",), number),
+    Key("actor.adam.weight_decay", ("policy.weight_decay",)),
+    Key("adam.weight_decay", ("policy.weight_decay",)),
+    Key("actor.max_norm", ("policy.max_grad_norm",), bound),
+    Key("max_norm", ("policy.max_grad_norm",), bound, page="-"),
+    Key("actor.lr_warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_no_steps), "a share"),
+    Key("lr_warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_no_steps), page="-"),
+    Key("actor.lr_scheduler", ("policy.schedule.decay",), _decay, default="cosine_with_min_lr"),
+    Key("lr_scheduler", ("policy.schedule.decay",), _decay, page="-"),
+    Key("actor.min_lr_ratio", ("policy.schedule.final_fraction",), lambda value, config: nothing("of a decay")),
+    Key("min_lr_ratio", ("policy.schedule.final_fraction",), lambda value, config: nothing("of a decay"), page="-"),
+    Key("ds.lora.rank", ("learner.lora.rank",), positive("no LoRA")),
+    Key("ds.lora.alpha", ("learner.lora.alpha",), _lora),
+    Key("ds.lora.target_modules", ("learner.lora.target_modules",), _modules),
+    Key("train.max_tokens_per_gpu", ("learner.micro_batch_tokens",)),
+    Key("actor.num_gpus_per_node", ("learner.parallel.dp",), _dp),
+    Key("actor.num_nodes", ("learner.parallel.dp",), _dp),
+    Key("ds.tensor_parallel_size", ("learner.parallel.tp",)),
+    Key("ds.ring_attn_size", ("learner.parallel.cp",)),
+    Key("actor.gradient_checkpointing_enable", ("learner.activation_checkpointing",)),
+    Key("model.gradient_checkpointing_enable", ("learner.activation_checkpointing",), page="-"),
+    Key("ds.deepcompile", ("learner.compile",)),
+    Key("ds.adam_offload", ("learner.cpu_offload",), lambda value, config:
         refuse("the moments alone; learner.cpu_offload moves the weights, too") if value is True else nothing("off"),
             "moments"),
-    Row("", ("sampler.backend",), page="vLLM"),
-    Row("vllm.num_engines", ("sampler.replicas",), lambda value, config: section("sampler", backend="vllm",
+    Key("", ("sampler.backend",), page="vLLM"),
+    Key("vllm.num_engines", ("sampler.replicas",), lambda value, config: section("sampler", backend="vllm",
         replicas=value)
         if value else section("sampler", backend="torch")),
-    Row("vllm.tensor_parallel_size", ("sampler.tensor_parallel",)),
-    Row("vllm.enforce_eager", ("sampler.vllm.enforce_eager",)),
-    Row("vllm.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
-    Row("vllm.sync_backend", ("sampler.transfer",), lambda value, config: nothing("sampler.transfer=auto chooses "
+    Key("vllm.tensor_parallel_size", ("sampler.tensor_parallel",)),
+    Key("vllm.enforce_eager", ("sampler.vllm.enforce_eager",)),
+    Key("vllm.gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
+    Key("vllm.sync_backend", ("sampler.transfer",), lambda value, config: nothing("sampler.transfer=auto chooses "
         "by the placement")),
-    Row("vllm.enable_sleep", ("cluster.offload_idle",)),
-    Row("rollout.vllm_generate_batch_size", ("sampler.max_batch_size",)),
-    Row("train.colocate_all", ("cluster.placement",), Choice({True: "colocated", False: "separate"}),
+    Key("vllm.enable_sleep", ("cluster.offload_idle",)),
+    Key("rollout.vllm_generate_batch_size", ("sampler.max_batch_size",)),
+    Key("train.colocate_all", ("cluster.placement",), Lookup({True: "colocated", False: "separate"}),
         page="`train.colocate_all`"),
-    Row("train.num_episodes", ("run.max_epochs",), default=1),
-    Row("eval.steps", ("run.validate_every",), positive("no validation")),
-    Row("ckpt.save_steps", ("run.save_every",), positive("at the end alone; ours saves every 10 steps")),
-    Row("ckpt.max_num", ("run.keep",)),
-    Row("ckpt.best_metric_key", ("run.best.metric",), lambda value, config:
+    Key("train.num_episodes", ("run.max_epochs",), default=1),
+    Key("eval.steps", ("run.validate_every",), positive("no validation")),
+    Key("ckpt.save_steps", ("run.save_every",), positive("at the end alone; ours saves every 10 steps")),
+    Key("ckpt.max_num", ("run.keep",)),
+    Key("ckpt.best_metric_key", ("run.best.metric",), lambda value, config:
         refuse(f"the metric {value} has another name here; docs/coming_from.md") if value not in (None, "",
             "none") else nothing("none")),
-    Row("ckpt.output_dir", ("run.folder",), _folder),
-    Row("ckpt.path", ("run.folder",), lambda value, config: nothing("checkpoints are in run.folder, too")),
-    Row("logger.tensorboard_dir", ("trackers.tensorboard",), lambda value, config:
+    Key("ckpt.output_dir", ("run.folder",), _folder),
+    Key("ckpt.path", ("run.folder",), lambda value, config: nothing("checkpoints are in run.folder, too")),
+    Key("logger.tensorboard_dir", ("trackers.tensorboard",), lambda value, config:
         section("trackers", tensorboard={}) if value else nothing("none")),
-    Row("logger.wandb.key", ("trackers.wandb",), _wandb, page="-"),
-    Row("logger.wandb.project", ("trackers.wandb.project",), _tracked),
-    Row("logger.wandb.run_name", ("trackers.wandb.name",), _tracked),
+    Key("logger.wandb.key", ("trackers.wandb",), _wandb, page="-"),
+    Key("logger.wandb.project", ("trackers.wandb.project",), _tracker_name),
+    Key("logger.wandb.run_name", ("trackers.wandb.name",), _tracker_name),
 )  # fmt: skip
 
 GATES = (

@@ -19,14 +19,14 @@ _LARGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Read:
-    """What a file holds, and the files that it builds on which are not there."""
+class ForeignFile:
+    """The config in a file, and the files that it builds on which are not there."""
 
     config: Config
     missing: tuple[str, ...] = ()
 
 
-def read_config(path: Path) -> Read:
+def read_config(path: Path) -> ForeignFile:
     """Reads a file by the ending of its name.
 
     Raises:
@@ -36,13 +36,13 @@ def read_config(path: Path) -> Read:
     match path.suffix:
         case ".yaml" | ".yml":
             tree, missing = _read_yaml(path, 0)
-            return Read(Config(fill_in(dict(flatten(tree))), path.stem), missing)
+            return ForeignFile(Config(fill_in(dict(flatten(tree))), path.stem), missing)
         case ".json":
-            return Read(Config(dict(flatten(_as_tree(path, _parse_json(path, text)))), path.stem))
+            return ForeignFile(Config(dict(flatten(_as_tree(path, _parse_json(path, text)))), path.stem))
         case ".sh" | ".bash" | ".slurm" | ".sbatch":
             return _read_script(path, text)
         case ".py":
-            return Read(_read_python(path, text))
+            return ForeignFile(_read_python(path, text))
         case _:
             raise InputError(
                 f"{path}: the name must end in .yaml, .yml, .json, .sh or .py, since that says how to read it"
@@ -110,7 +110,7 @@ def merge(below: Mapping[str, Json], above: Mapping[str, Json]) -> dict[str, Jso
     return merged
 
 
-def _read_script(path: Path, text: str) -> Read:
+def _read_script(path: Path, text: str) -> ForeignFile:
     try:
         command = find_command(text)
     except InputError as error:
@@ -127,7 +127,7 @@ def _read_script(path: Path, text: str) -> Read:
     named = given.get("--config-name")
     if isinstance(named, str) and "trainer" not in named:  # verl's own have defaults of the table
         missing = (*missing, named)
-    return Read(Config(fill_in(below | given), command.program, command.processes), missing)
+    return ForeignFile(Config(fill_in(below | given), command.program, command.processes), missing)
 
 
 def _read_python(path: Path, text: str) -> Config:

@@ -1,4 +1,4 @@
-"""Why some keys of other libraries are no options here: sentences that several tables share."""
+"""Sentences that several tables share: why some keys of other libraries are no options here."""
 
 from __future__ import annotations
 

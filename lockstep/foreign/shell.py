@@ -30,7 +30,7 @@ _DEEPEST = 20
 
 
 @dataclass(frozen=True)
-class Command:
+class TrainingCommand:
     """A command that trains: its program, the processes that it starts, and its arguments."""
 
     program: str
@@ -59,7 +59,7 @@ class Command:
         return found
 
 
-def find_command(script: str) -> Command:
+def find_command(script: str) -> TrainingCommand:
     """Finds the command with the most arguments of those that start a known program.
 
     Raises:
@@ -102,7 +102,7 @@ def _join_lines(script: str) -> Iterator[str]:
             yield f"{array[1]}={shlex.quote(_collect(lines, ')'))}"
             continue
         while line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
-            line = line.rstrip()[:-1] + " " + _uncommented(next(lines, ""))
+            line = line.rstrip()[:-1] + " " + _drop_comment(next(lines, ""))
         yield line
 
 
@@ -112,11 +112,11 @@ def _collect(lines: Iterator[str], end: str) -> str:
     for line in lines:
         if line.strip() == end:
             break
-        found.append(_uncommented(line).rstrip().removesuffix("\\"))
+        found.append(_drop_comment(line).rstrip().removesuffix("\\"))
     return " ".join(found)
 
 
-def _uncommented(line: str) -> str:
+def _drop_comment(line: str) -> str:
     return "" if line.lstrip().startswith("#") else line
 
 
@@ -126,7 +126,7 @@ class _Script:
 
     variables: dict[str, str] = field(default_factory=dict)
 
-    def read(self, line: str) -> Command | None:
+    def read(self, line: str) -> TrainingCommand | None:
         """The command of a line, if it starts a known program."""
         try:
             words = shlex.split(_ARITHMETIC.sub(lambda match: match[0].replace(" ", ""), line), comments=True)
@@ -188,7 +188,7 @@ def _evaluate(node: ast.expr) -> int:
             raise ValueError("more than whole numbers and + - * / %")
 
 
-def _make_command(words: list[str]) -> Command | None:
+def _make_command(words: list[str]) -> TrainingCommand | None:
     """The command in these words; what stands before its program belongs to a launcher."""
     named = [i for i, word in enumerate(words) if _PROGRAM.fullmatch(word)]
     trl = [i for i in range(len(words) - 1) if words[i] == "trl" and words[i + 1] in _TRL]
@@ -199,7 +199,7 @@ def _make_command(words: list[str]) -> Command | None:
     else:
         return None
     arguments = tuple(word for word in words[at + 1 :] if word not in ("$@", "$*", "&&", ";", "|", "&"))
-    return Command(program, _count_processes(words[:at]), _until_end(arguments)) if arguments else None
+    return TrainingCommand(program, _count_processes(words[:at]), _until_end(arguments)) if arguments else None
 
 
 def _count_processes(launcher: list[str]) -> int | None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
-    Choice,
+    Lookup,
     bound,
     data_file,
     distance,
-    fixed,
+    insist,
     model_folder,
     nothing,
     number,
@@ -23,13 +23,13 @@ from lockstep.foreign.conversions import (
     tokens_left,
 )
 from lockstep.foreign.trl_others import OTHERS
-from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Library, Parts, Row, Unset
+from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Key, Library, Several, Unset
 
 PROGRAMS = (
     ("grpo", "grpo"), ("gspo", "grpo"), ("rloo", "grpo"), ("ppo", "ppo"), ("sft", "sft"), ("reward", "reward_model"),
     ("gkd", "distill"), ("dpo", "dpo"),
 )  # fmt: skip
-"""Parts of names of scripts and configurations, and the algorithm that each stands for."""
+"""Several of names of scripts and configurations, and the algorithm that each stands for."""
 ELSEWHERE = ("online_dpo", "onlinedpo", "xpo", "nash", "kto", "orpo", "cpo", "bco", "prm", "mpo", "async", "gold")
 OF_KEYS = {
     "num_generations": "grpo", "cliprange": "ppo", "kl_coef": "ppo", "center_rewards_coefficient": "reward_model",
@@ -68,7 +68,7 @@ def _batch(value: Json, config: Config) -> Answer:
     if config.algorithm not in ("grpo", "ppo"):
         own = {"sft": "sft", "dpo": "dpo", "reward_model": "reward_model", "distill": "distill"}[config.algorithm]
         sizes: dict[str, Json] = {f"{own}.global_batch_size": rows}
-        return Parts(sizes | {"distill.num_prompts_per_step": rows} if own == "distill" else sizes)
+        return Several(sizes | {"distill.num_prompts_per_step": rows} if own == "distill" else sizes)
     if config.algorithm == "ppo":
         return section("ppo", num_prompts_per_step=rows, global_batch_size=rows // config.whole("num_mini_batches", 1))
     processes, each = config.processes or 1, config.whole("num_generations", 8)
@@ -91,7 +91,7 @@ def _steps(config: Config) -> float:
 def _decay(value: Json, config: Config) -> Answer:
     if value in ("constant", "constant_with_warmup"):
         return nothing("constant")
-    decay = Choice({"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"})(value, config)
+    decay = Lookup({"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"})(value, config)
     if not isinstance(decay, str):
         return decay
     steps = int(_steps(config))
@@ -143,7 +143,7 @@ def _loss(value: Json, config: Config) -> Answer:
 def _loss_of_groups(value: Json, config: Config) -> Answer:
     if value == "cispo":
         return section("grpo", loss="cispo")
-    mean = Choice({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"})(value, config)
+    mean = Lookup({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"})(value, config)
     return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
 
 
@@ -152,7 +152,7 @@ def _loss_of_pairs(value: Json, config: Config) -> Answer:
     others = [name for name in names if name != "sft"]
     if len(others) != 1:
         return refuse(f"one loss of pairs, and sft beside it, not {value}")
-    loss = Choice({"sigmoid": "dpo", "ipo": "ipo"})(others[0], config)
+    loss = Lookup({"sigmoid": "dpo", "ipo": "ipo"})(others[0], config)
     if not isinstance(loss, str):
         return loss
     weights = config.get("loss_weights")
@@ -189,7 +189,7 @@ def _vllm(convert: Convert) -> Convert:
 def _correction(value: Json, config: Config) -> Answer:
     if config.get("vllm_importance_sampling_correction") is False:
         return nothing("no correction")
-    return Choice({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop"})(
+    return Lookup({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop"})(
         value, config
     )
 
@@ -253,7 +253,7 @@ def _best(value: Json, config: Config) -> Answer:
 
 
 def _temperature(value: Json, config: Config) -> Answer:
-    return Parts({"sampling.temperature": value, "validation_sampling.temperature": value})
+    return Several({"sampling.temperature": value, "validation_sampling.temperature": value})
 
 
 def _reward(value: Json, config: Config) -> Answer:
@@ -281,133 +281,133 @@ BATCHES = (
 )  # fmt: skip
 
 MAPPED = (
-    Row("model_name_or_path", ("model.path",), model_folder),
-    Row("sft_model_path", ("model.path",), model_folder, page="-"),
-    Row("reward_model_path", ("reward_model.path",), model_folder, page="PPO: `reward_model_path`"),
-    Row("bf16", ("learner.dtype",), _bf16, default=True),
-    Row("dtype", ("learner.dtype",), Choice(DTYPES), page="-"),
-    Row("torch_dtype", ("learner.dtype",), Choice(DTYPES), page="-"),
-    Row("seed", ("seed",), default=42),
-    Row("", ("data.train",), page="the trainer's `train_dataset`"),
-    Row("dataset_name", ("data.train",), data_file, page="-"),
-    Row("", ("data.prompt",), page="column `prompt`"),
-    Row("", ("data.answer",), page="a column, as an argument of the reward function"),
-    Row("", ("data.chosen",), page="column `chosen`"),
-    Row("", ("data.rejected",), page="column `rejected`"),
-    Row("", ("reward_model.margin",), page="column `margin`"),
-    Row("shuffle_dataset", ("data.shuffle",)),
-    Row("", ("reward.type",), Choice({"accuracy_reward": "math"}), page="`trl.rewards.accuracy_reward`"),
-    Row("", ("reward.function",), page="the trainer's `reward_funcs`"),
-    Row("reward_funcs", ("reward.type",), _reward, page="-"),
-    Row("reward_model_name_or_path", ("reward_model.path",), model_folder, page="-"),
-    Row("missing_eos_penalty", ("ppo.truncation_penalty",), optional(), page="PPO: `missing_eos_penalty`"),
-    Row("mask_truncated_completions", ("ppo.overlong_filtering",)),
-    Row("max_completion_length", ("sampling.max_tokens",), default=512),
-    Row("response_length", ("sampling.max_tokens",), page="PPO: `response_length`"),
-    Row("max_new_tokens", ("sampling.max_tokens",), page="-"),
-    Row("max_prompt_length", ("data.max_prompt_tokens",), page="-"),
-    Row("temperature", ("sampling.temperature",), _temperature),
-    Row("top_p", ("sampling.top_p",)),
-    Row("top_k", ("sampling.top_k",), tokens_left),
-    Row("num_generations_eval", ("validation_sampling.num_samples",), optional()),
-    Row("generation_batch_size", ("ppo.num_prompts_per_step",), _batch, "in responses"),
-    Row("steps_per_generation", ("ppo.num_prompts_per_step",), _batch, page="-"),
-    Row("num_generations", ("ppo.num_generations",), default=8),
-    Row("per_device_train_batch_size", BATCHES, _batch, "of one process",
+    Key("model_name_or_path", ("model.path",), model_folder),
+    Key("sft_model_path", ("model.path",), model_folder, page="-"),
+    Key("reward_model_path", ("reward_model.path",), model_folder, page="PPO: `reward_model_path`"),
+    Key("bf16", ("learner.dtype",), _bf16, default=True),
+    Key("dtype", ("learner.dtype",), Lookup(DTYPES), page="-"),
+    Key("torch_dtype", ("learner.dtype",), Lookup(DTYPES), page="-"),
+    Key("seed", ("seed",), default=42),
+    Key("", ("data.train",), page="the trainer's `train_dataset`"),
+    Key("dataset_name", ("data.train",), data_file, page="-"),
+    Key("", ("data.prompt",), page="column `prompt`"),
+    Key("", ("data.answer",), page="a column, as an argument of the reward function"),
+    Key("", ("data.chosen",), page="column `chosen`"),
+    Key("", ("data.rejected",), page="column `rejected`"),
+    Key("", ("reward_model.margin",), page="column `margin`"),
+    Key("shuffle_dataset", ("data.shuffle",)),
+    Key("", ("reward.type",), Lookup({"accuracy_reward": "math"}), page="`trl.rewards.accuracy_reward`"),
+    Key("", ("reward.function",), page="the trainer's `reward_funcs`"),
+    Key("reward_funcs", ("reward.type",), _reward, page="-"),
+    Key("reward_model_name_or_path", ("reward_model.path",), model_folder, page="-"),
+    Key("missing_eos_penalty", ("ppo.truncation_penalty",), optional(), page="PPO: `missing_eos_penalty`"),
+    Key("mask_truncated_completions", ("ppo.overlong_filtering",)),
+    Key("max_completion_length", ("sampling.max_tokens",), default=512),
+    Key("response_length", ("sampling.max_tokens",), page="PPO: `response_length`"),
+    Key("max_new_tokens", ("sampling.max_tokens",), page="-"),
+    Key("max_prompt_length", ("data.max_prompt_tokens",), page="-"),
+    Key("temperature", ("sampling.temperature",), _temperature),
+    Key("top_p", ("sampling.top_p",)),
+    Key("top_k", ("sampling.top_k",), tokens_left),
+    Key("num_generations_eval", ("validation_sampling.num_samples",), optional()),
+    Key("generation_batch_size", ("ppo.num_prompts_per_step",), _batch, "in responses"),
+    Key("steps_per_generation", ("ppo.num_prompts_per_step",), _batch, page="-"),
+    Key("num_generations", ("ppo.num_generations",), default=8),
+    Key("per_device_train_batch_size", BATCHES, _batch, "of one process",
         "a batch size counts rows or responses, over all ranks", default=8, page=SIZE),
-    Row("gradient_accumulation_steps", BATCHES, _batch,
+    Key("gradient_accumulation_steps", BATCHES, _batch,
         differs="a batch size counts rows or responses, over all ranks", page="-"),
-    Row("num_mini_batches", ("ppo.global_batch_size",), _batch, page="-"),
-    Row("num_iterations", ("ppo.ppo_epochs",)),
-    Row("num_ppo_epochs", ("ppo.ppo_epochs",), page="PPO: `num_ppo_epochs`"),
-    Row("epsilon", ("ppo.clip",)),
-    Row("cliprange", ("ppo.clip",), page="PPO: `cliprange`"),
-    Row("epsilon_high", ("ppo.clip_high",), optional()),
-    Row("delta", ("ppo.dual_clip",), optional()),
-    Row("entropy_coef", ("ppo.entropy_coef",), distance),
-    Row("normalize_advantages", ("ppo.whiten_advantages",), page="RLOO: `normalize_advantages`"),
-    Row("gamma", ("ppo.gamma",), page="PPO: `gamma`"),
-    Row("lam", ("ppo.gae_lambda",), page="PPO: `lam`"),
-    Row("cliprange_value", ("ppo.value_clip",), distance, page="PPO: `cliprange_value`"),
-    Row("", ("grpo.baseline",), Choice({"GRPOTrainer": "mean"}), page="`GRPOTrainer`"),
-    Row("", ("grpo.baseline",), Choice({"RLOOTrainer": "leave_one_out"}), page="`RLOOTrainer`"),
-    Row("scale_rewards", ("grpo.scale_rewards",), Choice(SCALES), page="`scale_rewards`"),
-    Row("loss_type", ("grpo.loss_mean", "grpo.loss", "dpo.preference_loss", "sft.max_tokens"), _loss, page="-"),
-    Row("", ("grpo.loss_mean", "grpo.loss"), Choice({"loss_type=dapo": "tokens", "loss_type=grpo": "responses",
+    Key("num_mini_batches", ("ppo.global_batch_size",), _batch, page="-"),
+    Key("num_iterations", ("ppo.ppo_epochs",)),
+    Key("num_ppo_epochs", ("ppo.ppo_epochs",), page="PPO: `num_ppo_epochs`"),
+    Key("epsilon", ("ppo.clip",)),
+    Key("cliprange", ("ppo.clip",), page="PPO: `cliprange`"),
+    Key("epsilon_high", ("ppo.clip_high",), optional()),
+    Key("delta", ("ppo.dual_clip",), optional()),
+    Key("entropy_coef", ("ppo.entropy_coef",), distance),
+    Key("normalize_advantages", ("ppo.whiten_advantages",), page="RLOO: `normalize_advantages`"),
+    Key("gamma", ("ppo.gamma",), page="PPO: `gamma`"),
+    Key("lam", ("ppo.gae_lambda",), page="PPO: `lam`"),
+    Key("cliprange_value", ("ppo.value_clip",), distance, page="PPO: `cliprange_value`"),
+    Key("", ("grpo.baseline",), Lookup({"GRPOTrainer": "mean"}), page="`GRPOTrainer`"),
+    Key("", ("grpo.baseline",), Lookup({"RLOOTrainer": "leave_one_out"}), page="`RLOOTrainer`"),
+    Key("scale_rewards", ("grpo.scale_rewards",), Lookup(SCALES), page="`scale_rewards`"),
+    Key("loss_type", ("grpo.loss_mean", "grpo.loss", "dpo.preference_loss", "sft.max_tokens"), _loss, page="-"),
+    Key("", ("grpo.loss_mean", "grpo.loss"), Lookup({"loss_type=dapo": "tokens", "loss_type=grpo": "responses",
         "loss_type=dr_grpo": "constant", "loss_type=cispo": "cispo"}), page="="),
-    Row("", ("dpo.preference_loss",), page="`loss_type`, where `sigmoid` is our `dpo`"),
-    Row("importance_sampling_level", ("grpo.importance_sampling_level",), Choice({"token": "token",
+    Key("", ("dpo.preference_loss",), page="`loss_type`, where `sigmoid` is our `dpo`"),
+    Key("importance_sampling_level", ("grpo.importance_sampling_level",), Lookup({"token": "token",
         "sequence": "sequence"})),
-    Row("beta", ("dpo.ref_policy_kl_penalty", "ppo.kl.coef", "distill.mixed_kl_weight"), _beta,
+    Key("beta", ("dpo.ref_policy_kl_penalty", "ppo.kl.coef", "distill.mixed_kl_weight"), _beta,
         page="`beta`"),
-    Row("", ("distill.kl_type",), page="`beta`: 0 is our `forward`, 1 our `reverse`, between them `jsd`"),
-    Row("kl_coef", ("ppo.kl.coef",), page="PPO: `kl_coef`"),
-    Row("vllm_importance_sampling_mode", ("ppo.correction.kind",), _vllm(_correction), page="-"),
-    Row("", ("ppo.correction.kind",), Choice({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis",
+    Key("", ("distill.kl_type",), page="`beta`: 0 is our `forward`, 1 our `reverse`, between them `jsd`"),
+    Key("kl_coef", ("ppo.kl.coef",), page="PPO: `kl_coef`"),
+    Key("vllm_importance_sampling_mode", ("ppo.correction.kind",), _vllm(_correction), page="-"),
+    Key("", ("ppo.correction.kind",), Lookup({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis",
         "token_mask": "icepop"}), page="=vllm_importance_sampling_mode"),
-    Row("vllm_importance_sampling_clip_max", ("ppo.correction.high",), _vllm(_correction_bound)),
-    Row("vllm_importance_sampling_clip_min", ("ppo.correction.low",), _vllm(_correction_low)),
-    Row("max_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens"), _length,
+    Key("vllm_importance_sampling_clip_max", ("ppo.correction.high",), _vllm(_correction_bound)),
+    Key("vllm_importance_sampling_clip_min", ("ppo.correction.low",), _vllm(_correction_low)),
+    Key("max_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens"), _length,
         default=1024),
-    Row("max_seq_length", ("sft.max_tokens",), _length, page="-"),
-    Row("loss_weights", ("dpo.preference_loss_weight",), _weights),
-    Row("", ("dpo.sft_loss_weight",), page="`loss_weights`, with `sft` in `loss_type`"),
-    Row("center_rewards_coefficient", ("reward_model.center_rewards_coefficient",), optional()),
-    Row("teacher_model_name_or_path", ("teachers",), teacher),
-    Row("lmbda", ("distill.on_policy",), lambda value, config:
+    Key("max_seq_length", ("sft.max_tokens",), _length, page="-"),
+    Key("loss_weights", ("dpo.preference_loss_weight",), _weights),
+    Key("", ("dpo.sft_loss_weight",), page="`loss_weights`, with `sft` in `loss_type`"),
+    Key("center_rewards_coefficient", ("reward_model.center_rewards_coefficient",), optional()),
+    Key("teacher_model_name_or_path", ("teachers",), teacher),
+    Key("lmbda", ("distill.on_policy",), lambda value, config:
         value == 1 if value in (0, 1) else refuse("a share of the batches; all or none are on-policy here"),
         page="always; of `GKDConfig`: `lmbda`, a share"),
-    Row("learning_rate", ("policy.lr",), number),
-    Row("adam_beta1", ("policy.betas",), _betas),
-    Row("adam_beta2", ("policy.betas",), _betas),
-    Row("adam_epsilon", ("policy.eps",), number),
-    Row("weight_decay", ("policy.weight_decay",)),
-    Row("max_grad_norm", ("policy.max_grad_norm",), bound),
-    Row("warmup_steps", ("policy.schedule.warmup_steps",), _warmup),
-    Row("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_steps), "a share"),
-    Row("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
-    Row("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), _final, page="-"),
-    Row("use_peft", ("learner.lora.rank",), lambda value, config:
+    Key("learning_rate", ("policy.lr",), number),
+    Key("adam_beta1", ("policy.betas",), _betas),
+    Key("adam_beta2", ("policy.betas",), _betas),
+    Key("adam_epsilon", ("policy.eps",), number),
+    Key("weight_decay", ("policy.weight_decay",)),
+    Key("max_grad_norm", ("policy.max_grad_norm",), bound),
+    Key("warmup_steps", ("policy.schedule.warmup_steps",), _warmup),
+    Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_steps), "a share"),
+    Key("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
+    Key("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), _final, page="-"),
+    Key("use_peft", ("learner.lora.rank",), lambda value, config:
         section("learner.lora", rank=config.whole("lora_r", 16)) if value is True else nothing("no LoRA"), page="-"),
-    Row("lora_r", ("learner.lora.rank",), _lora(optional())),
-    Row("lora_alpha", ("learner.lora.alpha",), _lora(optional())),
-    Row("lora_target_modules", ("learner.lora.target_modules",), _lora(_modules)),
-    Row("", ("learner.micro_batch_tokens",), page="`per_device_train_batch_size`, in rows"),
-    Row("", ("learner.parallel.dp",), page="processes that are launched"),
-    Row("gradient_checkpointing", ("learner.activation_checkpointing",), default=True),
-    Row("torch_compile", ("learner.compile",)),
-    Row("use_vllm", ("sampler.backend",), Choice({True: "vllm", False: "torch"}), page="`use_vllm`"),
-    Row("vllm_tensor_parallel_size", ("sampler.tensor_parallel",), _vllm(optional())),
-    Row("vllm_max_model_length", ("sampler.vllm.max_model_len",), _vllm(optional())),
-    Row("vllm_max_model_len", ("sampler.vllm.max_model_len",), _vllm(optional()), page="-"),
-    Row("vllm_gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
-    Row("vllm_enable_sleep_mode", ("cluster.offload_idle",), _vllm(optional())),
-    Row("vllm_mode", ("cluster.placement",), _vllm(Choice({"colocate": "colocated", "server": "separate"})),
+    Key("lora_r", ("learner.lora.rank",), _lora(optional())),
+    Key("lora_alpha", ("learner.lora.alpha",), _lora(optional())),
+    Key("lora_target_modules", ("learner.lora.target_modules",), _lora(_modules)),
+    Key("", ("learner.micro_batch_tokens",), page="`per_device_train_batch_size`, in rows"),
+    Key("", ("learner.parallel.dp",), page="processes that are launched"),
+    Key("gradient_checkpointing", ("learner.activation_checkpointing",), default=True),
+    Key("torch_compile", ("learner.compile",)),
+    Key("use_vllm", ("sampler.backend",), Lookup({True: "vllm", False: "torch"}), page="`use_vllm`"),
+    Key("vllm_tensor_parallel_size", ("sampler.tensor_parallel",), _vllm(optional())),
+    Key("vllm_max_model_length", ("sampler.vllm.max_model_len",), _vllm(optional())),
+    Key("vllm_max_model_len", ("sampler.vllm.max_model_len",), _vllm(optional()), page="-"),
+    Key("vllm_gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
+    Key("vllm_enable_sleep_mode", ("cluster.offload_idle",), _vllm(optional())),
+    Key("vllm_mode", ("cluster.placement",), _vllm(Lookup({"colocate": "colocated", "server": "separate"})),
         page="`vllm_mode`"),
-    Row("max_steps", ("run.max_steps",), positive("num_train_epochs decides")),
-    Row("num_train_epochs", ("run.max_epochs",), lambda value, config:
+    Key("max_steps", ("run.max_steps",), positive("num_train_epochs decides")),
+    Key("num_train_epochs", ("run.max_epochs",), lambda value, config:
         nothing("the run ends after its steps") if _steps(config) > 0 else (int(value) if isinstance(value, int | float)
         and float(value).is_integer() else refuse("epochs are whole")), default=3),
-    Row("total_episodes", ("run.max_steps",), lambda value, config:
+    Key("total_episodes", ("run.max_steps",), lambda value, config:
         value // _rows(config) if isinstance(value, int) else nothing("num_train_epochs decides"), page="-"),
-    Row("eval_steps", ("run.validate_every",), _evaluates),
-    Row("eval_strategy", ("run.validate_every",), _strategy, page="-"),
-    Row("dataset_test_split", ("data.validation",), _validation_split, page="-"),
-    Row("save_steps", ("run.save_every",), _saves),
-    Row("save_total_limit", ("run.keep",), optional()),
-    Row("metric_for_best_model", ("run.best.metric",), _best),
-    Row("greater_is_better", ("run.best.mode",), lambda value, config: nothing("of metric_for_best_model")),
-    Row("output_dir", ("run.folder",), lambda value, config: str(value)),
-    Row("log_completions", ("run.num_logged_samples",), lambda value, config:
+    Key("eval_steps", ("run.validate_every",), _evaluates),
+    Key("eval_strategy", ("run.validate_every",), _strategy, page="-"),
+    Key("dataset_test_split", ("data.validation",), _validation_split, page="-"),
+    Key("save_steps", ("run.save_every",), _saves),
+    Key("save_total_limit", ("run.keep",), optional()),
+    Key("metric_for_best_model", ("run.best.metric",), _best),
+    Key("greater_is_better", ("run.best.mode",), lambda value, config: nothing("of metric_for_best_model")),
+    Key("output_dir", ("run.folder",), lambda value, config: str(value)),
+    Key("log_completions", ("run.num_logged_samples",), lambda value, config:
         nothing("samples.jsonl has them") if value is True else 0),
-    Row("num_completions_to_print", ("run.num_logged_samples",), optional()),
-    Row("report_to", ("trackers.tensorboard", "trackers.wandb"), _tracker, page="`report_to`"),
-    Row("run_name", ("trackers.wandb.name",), _run_name),
-    Row("fp16", ("learner.dtype",), fixed(False, "no model is trained in fp16"), page="-"),
-    Row("repetition_penalty", ("sampling.temperature",), fixed(1.0, "there is no repetition penalty"), page="-"),
-    Row("min_p", ("sampling.top_p",), fixed(None, "there is no min-p"), page="-"),
-    Row("label_smoothing", ("dpo.preference_loss",), fixed(0.0, "there is no label smoothing"), page="-"),
-    Row("optim", ("policy.lr",), lambda value, config: nothing(say.ADAMW) if str(value).startswith("adamw") else
+    Key("num_completions_to_print", ("run.num_logged_samples",), optional()),
+    Key("report_to", ("trackers.tensorboard", "trackers.wandb"), _tracker, page="`report_to`"),
+    Key("run_name", ("trackers.wandb.name",), _run_name),
+    Key("fp16", ("learner.dtype",), insist(False, "no model is trained in fp16"), page="-"),
+    Key("repetition_penalty", ("sampling.temperature",), insist(1.0, "there is no repetition penalty"), page="-"),
+    Key("min_p", ("sampling.top_p",), insist(None, "there is no min-p"), page="-"),
+    Key("label_smoothing", ("dpo.preference_loss",), insist(0.0, "there is no label smoothing"), page="-"),
+    Key("optim", ("policy.lr",), lambda value, config: nothing(say.ADAMW) if str(value).startswith("adamw") else
         refuse(say.ADAMW), page="-"),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 class Kind(Enum):
-    """What becomes of a key; the value is the heading of its part of the table."""
+    """The ways to answer a key; the value is the heading of its part of the table."""
 
     MAPS = "has a counterpart"
     DIFFERS = "differs on purpose"
@@ -32,13 +32,13 @@ class Unset:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Several:
     """A value that sets several options, by our keys."""
 
     values: Mapping[str, Json]
 
 
-Answer: TypeAlias = "Json | Unset | Parts"
+Answer: TypeAlias = "Json | Unset | Several"
 Convert: TypeAlias = "Callable[[Json, Config], Answer]"
 
 
@@ -48,7 +48,7 @@ def keep(value: Json, config: Config) -> Answer:
 
 
 @dataclass(frozen=True)
-class Row:
+class Key:
     """A key of another library.
 
     Attributes:
@@ -74,19 +74,19 @@ class Row:
     page: str = ""
 
 
-def none(because: str, *theirs: str) -> tuple[Row, ...]:
+def none(because: str, *theirs: str) -> tuple[Key, ...]:
     """Rows of keys that have no counterpart."""
-    return tuple(Row(key, note=because, kind=Kind.NONE) for key in theirs)
+    return tuple(Key(key, note=because, kind=Kind.NONE) for key in theirs)
 
 
-def differs(because: str, *theirs: str) -> tuple[Row, ...]:
+def differs(because: str, *theirs: str) -> tuple[Key, ...]:
     """Rows of keys that are no option here on purpose."""
-    return tuple(Row(key, differs=because, kind=Kind.DIFFERS) for key in theirs)
+    return tuple(Key(key, differs=because, kind=Kind.DIFFERS) for key in theirs)
 
 
-def unread(because: str, *theirs: str) -> tuple[Row, ...]:
+def unread(because: str, *theirs: str) -> tuple[Key, ...]:
     """Rows of keys that nothing in that library reads."""
-    return tuple(Row(key, note=because, kind=Kind.IGNORED) for key in theirs)
+    return tuple(Key(key, note=because, kind=Kind.IGNORED) for key in theirs)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Library:
     name: str
     option: str
     version: str
-    rows: tuple[Row, ...]
+    rows: tuple[Key, ...]
     find_algorithm: Callable[[Config], str | None] = lambda config: None
     gates: tuple[Gate, ...] = ()
     more_defaults: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
@@ -174,12 +174,12 @@ class Library:
     prefix: str = ""
 
     @cached_property
-    def by_key(self) -> Mapping[str, Row]:
+    def by_key(self) -> Mapping[str, Key]:
         """The rows of single keys."""
         return {row.theirs: row for row in self.rows if row.theirs and "*" not in row.theirs}
 
     @cached_property
-    def forms(self) -> tuple[Row, ...]:
+    def forms(self) -> tuple[Key, ...]:
         """The rows of forms of keys."""
         return tuple(row for row in self.rows if "*" in row.theirs)
 
@@ -192,12 +192,12 @@ class Library:
         """A config with their defaults, and those of an algorithm of ours where it is known."""
         return replace(config, defaults={**self.defaults, **self.more_defaults.get(algorithm, {})}, algorithm=algorithm)
 
-    def find(self, key: str) -> Row | None:
+    def find(self, key: str) -> Key | None:
         """The row of a key; None where the library has no such key."""
         return self.by_key.get(key) or next((row for row in self.forms if fnmatchcase(key, row.theirs)), None)
 
 
-def find_option(row: Row, options: Collection[str]) -> str | None:
+def find_option(row: Key, options: Collection[str]) -> str | None:
     """The option, of those that a recipe has, that a row is of; None where there is none."""
     return next((option for key in row.ours for option in spell(key) if option in options), None)
 

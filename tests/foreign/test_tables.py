@@ -12,7 +12,7 @@ from lockstep.cli import main, parse
 from lockstep.config import registry
 from lockstep.config.errors import Shape, list_options
 from lockstep.foreign.libraries import CONVERTIBLE, LIBRARIES
-from lockstep.foreign.words import Config, Json, Kind, Library, Row, spell
+from lockstep.foreign.words import Config, Json, Key, Kind, Library, spell
 
 TRAINED = ("ppo", "grpo", "sft", "dpo", "reward_model", "distill", "self_rewarding")
 OPTIONS = {option for name, kind in registry.every() if name in TRAINED for option in list_options(Shape(kind))}
@@ -45,7 +45,7 @@ def test_defaults_are_of_keys_that_the_table_has(library: Library) -> None:
     assert set(library.more_defaults) <= set(TRAINED)
 
 
-def is_odd(row: Row) -> bool:
+def is_odd(row: Key) -> bool:
     """Values that no config has, which must be answered all the same."""
     config = Config({row.theirs: "x"}, algorithm="grpo")
     values: tuple[Json, ...] = (None, True, -1, 0, 1.5, "x", [], ["x"], {})
