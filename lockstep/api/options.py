@@ -616,6 +616,7 @@ class DoctorGridKeys(TypedDict, total=False):
     sequences: int
     max_sequences: int
     all_draw_to: int
+    decoded_tokens: int
     max_steps: int
     max_tokens: int
     pass_tokens: int
