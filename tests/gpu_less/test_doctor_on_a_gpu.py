@@ -60,7 +60,7 @@ def test_bf16_is_by_autocast_of_that_device(models: Callable[..., Path]) -> None
         backend = opened(recipe, "torch")
         assert isinstance(backend, TorchBackend)
         assert backend.settings()["kernel"] == "lockstep_varlen"
-        with backend.computing(Conditions(dtype="bf16")):
+        with backend.autocast(Conditions(dtype="bf16")):
             assert torch.is_autocast_enabled("cuda")
         assert not torch.is_autocast_enabled("cuda")
 
