@@ -3,7 +3,7 @@
     python -m benchmarks.convert FOLDER
 
 FOLDER has a folder for each library, named as `--from` does (nemo-rl, openrlhf, trl, verl), with example configs of its
-repository; they are fetched by whoever measures, and are not part of this one. Below the table stand the keys that are
+repository; fetch them before; they are not part of this one. Below the table stand the keys that are
 unknown, and what Lockstep says of each recipe that it refuses.
 """
 

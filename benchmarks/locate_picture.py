@@ -61,11 +61,11 @@ def draw(cuts: Sequence[CutPoint], alone: Sequence[float], replayed: Sequence[fl
         f'<text class="title" x="{LEFT}" y="20">relative error of the example at each cut, beside the reference</text>',
         *(panel.draw_level(10.0**power, f"1e{power}") for power in range(-8, 1, 2)),
         *names,
-        panel.draw_level(LOOSE, "", "gap", "noise floor"),
+        panel.draw_level(LOOSE, "", "gap", "tolerance"),
         *drawn,
         f'<circle class="heldfill" cx="{x:.1f}" cy="{y:.1f}" r="4"/>',
         f'<text class="heldfill" x="{x + 8:.1f}" y="{y + 4:.1f}">{cuts[place]}: same inputs, another output</text>',
-        f'<text class="boundfill" x="{RIGHT + 8}" y="{panel.y(alone[-1]) + 4:.1f}">mismatch</text>',
+        f'<text class="boundfill" x="{RIGHT + 8}" y="{panel.y(alone[-1]) + 4:.1f}">error at the output</text>',
         f'<text class="heldfill" x="{RIGHT + 8}" y="{panel.y(max(replayed[-1], 1e-8)) - 4:.1f}">intervention</text>',
         f'<text class="small" x="{LEFT}" y="314">Red: the engine alone. Blue: at every cut it is given the reference’s '
         "value, and only what is wrong by itself still differs.</text>",

@@ -25,6 +25,7 @@ class EngineOptions:
         dtype: Of weights and activations.
         device: Of the weights.
         parallel: Sizes of a layout, such as `{"tp": 2}`; empty: one process.
+        neighbors: Sequences before it in the row, of an engine that packs; it is the last.
         prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by prefill.
         settings: Options of the engine alone, by its names.
     """
@@ -32,6 +33,7 @@ class EngineOptions:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     parallel: Mapping[str, int] = field(default_factory=dict)
+    neighbors: int = 0
     prompt: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 

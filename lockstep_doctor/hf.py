@@ -38,8 +38,8 @@ def load(folder: Path, options: EngineOptions) -> Any:
 @contextmanager
 def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
     """Opens a folder; see `engines.OpenTap`."""
-    if options.parallel:
-        raise ValueError(f"the engine hf computes in one process; leave parallel {dict(options.parallel)} out")
+    if options.parallel or options.neighbors:
+        raise ValueError("the engine hf reads one sequence in one process; leave parallel and neighbors out")
     model = load(folder, options)
     if options.dtype == torch.float64:
         model.set_experts_implementation("eager")  # torch has no grouped products of that type

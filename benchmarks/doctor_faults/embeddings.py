@@ -64,7 +64,7 @@ class FusedHead(OwnHead):
     def logits(self, tokens_T: Tensor) -> Tensor:
         """Those that the kernel sums over."""
         one, model = Batch(tokens_T, torch.tensor([tokens_T.numel()])), self.model()
-        with self.computing(self._usual):
+        with self.autocast(self._usual):
             return head_of(model)(model.base_model(**inputs(one)).last_hidden_state)[0]
 
 

@@ -182,7 +182,7 @@ def _examined(trial: Trial) -> Row:
     case = trial.build()
     try:
         drawn = case.infer.generate(case.requests[:_REQUESTS], case.sampling)
-        scored = case.train.score(drawn).logprob
+        scored = case.train.score(drawn)
         taps = (
             BackendTap(case.train, "train", drawn, scored),
             BackendTap(case.infer, "infer", drawn, drawn["sampler_logprob"]),

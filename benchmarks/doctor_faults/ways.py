@@ -19,7 +19,7 @@ from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import Sequences
-from lockstep.doctor.base import USUAL, BackendScores, Conditions, Layout
+from lockstep.doctor.base import USUAL, Conditions, Layout
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -100,10 +100,10 @@ def reading(own: Reading, *layouts: Layout, most: int = 1_000) -> type[HFSide]:
             self._usual = replace(self._usual, layout=layouts[0])
             self._prompts: dict[tuple[int, ...], int] = {}
 
-        def token_ids(self, batch: Batch) -> Sequences:
+        def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
             for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
                 self._prompts[tuple(tokens.tolist())] = int(mask.long().argmax())
-            return super().token_ids(batch)
+            return super().score(batch, conditions)
 
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
             usual = partial(super().compute_logits, model, layout=layout)
@@ -166,8 +166,13 @@ def rewriting(again: Again) -> type[HFSide]:
             super().__init__(folder, *args, **named)
             self._again = again(str(Path(folder) / "tokenizer.json"))
 
-        def token_ids(self, batch: Batch) -> Sequences:
-            return [self._again(*pair) for pair in zip(batch.sequences(), batch.sequences("mask"), strict=True)]
+        def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+            anew = [self._again(*pair) for pair in zip(batch.sequences(), batch.sequences("mask"), strict=True)]
+            tokens, lengths = torch.cat(anew), torch.tensor([len(tokens) for tokens in anew])
+            mask = torch.ones_like(tokens, dtype=torch.bool)
+            scores = super().score(Batch(tokens, lengths, {"mask": mask}, sampling=batch.sampling), conditions)
+            columns = zip(scores.split(lengths.tolist()), batch.lengths.tolist(), strict=True)
+            return torch.cat([F.pad(column, (0, length - len(column))) for column, length in columns]) * batch.mask
 
     return Rewrites
 
@@ -184,7 +189,7 @@ def beginning(begin: Begin) -> type[HFSide]:
             super().__init__(folder, *args, **named)
             self._begin = begin(str(Path(folder) / "tokenizer.json"))
 
-        def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+        def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
             rows = list(zip(batch.sequences(), batch.sequences("mask"), strict=True))
             begun = [self._begin(tokens, int(mask.long().argmax())) for tokens, mask in rows]
             anew = [torch.cat([first, row[0][turn:]]) for row, (first, turn) in zip(rows, begun, strict=True)]
@@ -192,9 +197,8 @@ def beginning(begin: Begin) -> type[HFSide]:
             lengths = torch.tensor([len(tokens) for tokens in anew])
             own = Batch(torch.cat(anew), lengths, {"mask": torch.cat(masks)}, sampling=batch.sampling)
             scores = super().score(own, conditions)
-            columns = zip(scores.logprob.split(lengths.tolist()), begun, strict=True)
-            kept = [F.pad(column[len(first) :], (turn, 0)) for column, (first, turn) in columns]
-            return replace(scores, logprob=torch.cat(kept))
+            columns = zip(scores.split(lengths.tolist()), begun, strict=True)
+            return torch.cat([F.pad(column[len(first) :], (turn, 0)) for column, (first, turn) in columns])
 
     return Begins
 

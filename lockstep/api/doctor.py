@@ -1,4 +1,4 @@
-"""The doctor's questions as functions: they print what the commands print, and return what was found."""
+"""Four of the doctor's commands as functions: they print what the commands print, and return what was found."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lockstep.doctor.refit_check import RefitStage
     from lockstep.doctor.report import TableResult
     from lockstep_doctor import PairExamination
+    from lockstep_doctor.dumps import FieldNames
 
 
 def table(model: str | Path, *, recipe: str = "doctor", **options: Unpack[DoctorOptions]) -> TableResult:
@@ -65,18 +66,21 @@ def refit(
         return check_model(_load("refit", model, recipe, options))
 
 
-def analyze(dump: str | Path, *, out: str | Path | None = None, **columns: str) -> DumpAnalysis:
+def analyze(dump: str | Path, *, names: FieldNames | None = None, out: str | Path | None = None) -> DumpAnalysis:
     """Reads what a dump of log-probabilities says, without a model.
 
     Args:
         dump: A file or folder that a training library wrote.
+        names: Of columns that have none of the known names, such as `FieldNames(train="lp")`.
         out: A file for all figures, as JSON.
-        columns: Names of columns that are not known, such as `train="lp"`; see `lockstep_doctor.dumps.FieldNames`.
+
+    Raises:
+        DataError: The dump cannot be read, or has one side alone.
     """
     from lockstep.doctor.analyze_dump import analyze_dump
     from lockstep_doctor.dumps import FieldNames
 
-    return analyze_dump(Path(dump), FieldNames(**columns), None if out is None else Path(out))
+    return analyze_dump(Path(dump), names or FieldNames(), None if out is None else Path(out))
 
 
 def _load(name: str, model: str | Path, recipe: str, options: Any) -> Loaded:

@@ -37,7 +37,7 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    from lockstep.config.foreign_recipe import convert_file, validate, write
+    from lockstep.config.foreign_recipe import convert_file, render, validate
     from lockstep.errors import InputError
     from lockstep.foreign.convert import list_lines
     from lockstep.records import refuse_other
@@ -47,11 +47,11 @@ def run(options: argparse.Namespace) -> int:
     converted = convert_file(Path(options.file), options.library, options.algorithm)
     table = "\n".join(list_lines(converted))
     if options.out is None:
-        print(write(converted), end="")
+        print(render(converted), end="")
         print(table, file=sys.stderr)
     else:
         refuse_other(Path(options.out))
-        Path(options.out).write_text(write(converted), encoding="utf-8")
+        Path(options.out).write_text(render(converted), encoding="utf-8")
         print(table)
     validate(converted)
     return 0

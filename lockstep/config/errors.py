@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails
 
 from lockstep.config import Section, old_names, registry
 from lockstep.errors import InputError
-from lockstep.foreign import names as foreign_names
 
 KeyPath = Sequence[int | str]
 """Keys, and indices of lists, from the top of a recipe to an option."""
@@ -116,6 +115,8 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool)
 
 def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
     """The option to name as wrong: of an unknown section one that another library, or another section, has."""
+    from lockstep.foreign import names as foreign_names  # tables that a recipe without faults does not need
+
     foreign = foreign_names.find_within(value, [str(key) for key in path])
     if foreign is not None:
         return foreign
@@ -140,6 +141,8 @@ def format_value(value: Any) -> str:
 
 def nearest(recipe: Shape, path: KeyPath) -> str:
     """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that reads alike."""
+    from lockstep.foreign import names as foreign_names  # tables that a recipe without faults does not need
+
     *parents, wrong = map(str, path)
     if [*parents, wrong] == ["doctor"] and "agreement" in recipe.fields:
         return "the drift monitor's options are in agreement.drift now, and agreement.drift=null switches it off"

@@ -47,9 +47,9 @@ def order_options(algorithm: str) -> tuple[str, ...]:
     return tuple(list_options(Shape(kind)))
 
 
-def write(converted: Converted) -> str:
+def render(converted: Converted) -> str:
     """The recipe, as YAML."""
-    return converted.write_recipe(order_options(converted.algorithm))
+    return converted.render_recipe(order_options(converted.algorithm))
 
 
 def validate(converted: Converted) -> Loaded:
@@ -58,4 +58,4 @@ def validate(converted: Converted) -> Loaded:
     Raises:
         RecipeError: One sentence for each option that Lockstep refuses.
     """
-    return load_options("converted", None, Layer("the converted recipe", yaml12.parse(write(converted))))
+    return load_options("converted", None, Layer("the converted recipe", yaml12.parse(render(converted))))

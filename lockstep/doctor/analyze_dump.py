@@ -46,7 +46,7 @@ def analyze_dump(file: Path, names: FieldNames, out: Path | None = None) -> Dump
         missing = "train" if dump.train is None else "infer"
         raise DataError(
             f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name the other one by "
-            f"--{missing}-column, or say lockstep doctor locate {file} --model FOLDER"
+            f"FieldNames({missing}=…) or --{missing}-column, or say lockstep doctor locate {file} --model FOLDER"
         )
     judgement = judge(dump.columns.compare(), None, None, DoctorLimits())
     analysis = analyze(dump.columns)

@@ -55,29 +55,6 @@ class Conditions:
 USUAL = Conditions()
 
 
-@dataclass(frozen=True)
-class BackendScores:
-    """Log-probabilities of a batch's masked tokens.
-
-    Attributes:
-        logprob: Of each masked token, nats, fp32 [N]; 0 elsewhere.
-        tokens: The ids that were really scored, sequence by sequence.
-    """
-
-    logprob: Tensor
-    tokens: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, logprob: Tensor, batch: Batch) -> BackendScores:
-        """Scores of the batch's own tokens."""
-        return cls(logprob, ids_of(batch.sequences()))
-
-
-def ids_of(sequences: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Token ids as plain numbers."""
-    return tuple(tuple(tokens.tolist()) for tokens in sequences)
-
-
 class Backend(Protocol):
     """One side of a comparison: something that scores tokens with a model, and perhaps generates with it."""
 
@@ -100,8 +77,12 @@ class Backend(Protocol):
         tensor_parallel_size (of more than one rank), kv_dtype, quantization."""
         ...
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
-        """Scores the masked tokens under `batch.sampling` (None: temperature 1, all tokens) by prefill."""
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+        """Scores the masked tokens under `batch.sampling` (None: temperature 1, all tokens) by prefill.
+
+        Returns:
+            Log-probabilities of the masked tokens, nats, fp32 [N]; 0 elsewhere.
+        """
         ...
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:

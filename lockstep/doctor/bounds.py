@@ -64,7 +64,7 @@ def bound(totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, a
 
 
 def standard_errors(totals: Tensor, allowed: float) -> float:
-    """Distance of a mean over tokens [G, 2] beyond ±`allowed`, in standard errors as a normal distribution has them."""
+    """Standard errors by which a mean over tokens [G, 2] exceeds ±`allowed`, from Student to normal."""
     value, error, _ = _jackknife(totals, mean)
     beyond, freedom = max(0.0, abs(value) - allowed), totals.shape[0] - 1
     if not beyond or not freedom:

@@ -142,7 +142,7 @@ def check_decode(name: str, backend: Backend, requests: Sequence[Request], recip
     longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
     length = min(max(recipe.grid.lengths), longest)
     batch = backend.generate(requests, SamplingParams(length))
-    delta = (batch["sampler_logprob"].double() - backend.score(_without_sampling(batch)).logprob.double()).abs()
+    delta = (batch["sampler_logprob"].double() - backend.score(_without_sampling(batch)).double()).abs()
     sizes = batch.lengths.tolist()
     generated = [own[mask].chunk(4) for own, mask in zip(delta.split(sizes), batch.mask.split(sizes), strict=True)]
     quarters = [float(torch.cat(parts).exp().mean()) for parts in zip(*generated, strict=True)]
@@ -206,13 +206,13 @@ def check_matrix(
 ) -> Iterator[Observation]:
     """Each backend in each type, eager and compiled, on the same tokens as plain transformers in fp32."""
     asked = _without_sampling(witness.generate(requests, SamplingParams(_TOKENS)))
-    exact = witness.score(asked).logprob.double()
+    exact = witness.score(asked).double()
 
     def error(column: torch.Tensor) -> float:
         return float((column.double() - exact)[asked.mask].abs().exp().mean())
 
     dtypes: tuple[DType, ...] = ("fp32", "bf16")
-    floors = {dtype: error(witness.score(asked, floor_conditions(dtype)[1]).logprob) for dtype in dtypes}
+    floors = {dtype: error(witness.score(asked, floor_conditions(dtype)[1])) for dtype in dtypes}
     for name, dtype, compiled in product(recipe.backends, dtypes, (False, True)):
         what = f"{name}, {dtype}, {'compiled' if compiled else 'eager'}"
         limit = 1 + DUST + recipe.limits.floor_factor * (floors[dtype] - 1)
@@ -235,7 +235,7 @@ def _compute(
     own = recipe.model_copy(update={"learner": learner})
     try:
         with open_backends(own, [name], shown, compiled) as built:
-            return built[name].score(batch).logprob
+            return built[name].score(batch)
     except InputError as error:
         return f"refused: {error}"
 

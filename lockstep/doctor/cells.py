@@ -39,9 +39,7 @@ class Cells:
     def keep(self, number: int, row: TableRow, repeats: Sequence[Repeated]) -> None:
         """Writes a measured cell, whole or not at all."""
         self._folder.mkdir(exist_ok=True)
-        drawers = [
-            {"drawer": one.drawer, "dtypes": dict(one.dtypes), "strangers": sorted(one.strangers)} for one in row.drawn
-        ]
+        drawers = [{"drawer": one.drawer, "dtypes": dict(one.dtypes)} for one in row.drawn]
         said = {"drawers": drawers, "repeats": [asdict(one) for one in repeats], "seconds": row.seconds}
         write_whole(self._file(number), [save(columns_of([row]), {"said": json.dumps(said)})])
 
@@ -71,5 +69,4 @@ def _read_samples(said: Mapping[str, Any], cell: Cell, tensors: Mapping[str, Ten
     scores: dict[Any, Tensor] = {(kind, *rest): column for (kind, *rest), column in named if rest[0] != "rounding"}
     roundings: dict[Any, Tensor] = {(kind, rest[1]): column for (kind, *rest), column in named if rest[0] == "rounding"}
     batch = Batch(tokens.long(), lengths, {"mask": mask}, sampling=cell.sampling)
-    dtypes, strangers = said["dtypes"], frozenset(said["strangers"])
-    return Drawn(said["drawer"], batch, cluster, decoded, scores, roundings, dtypes, strangers)
+    return Drawn(said["drawer"], batch, cluster, decoded, scores, roundings, said["dtypes"])

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.rows import files_of
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.hf import HFBackend
@@ -26,9 +25,8 @@ from lockstep.doctor.options import DoctorRecipe, ranks_of
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.taps import PACKED
+from lockstep.doctor.session import choose_results
 from lockstep.errors import InputError
-from lockstep.inference.results import results_of
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config
 from lockstep.report.doctor_folder import REPORT
@@ -44,7 +42,7 @@ from lockstep_doctor.tap import Tap
 LOCATION, REPRODUCTION = "location.json", "repro"
 _LONGEST, _REQUESTS = 100, 8
 _TYPES = TORCH_TYPES | {"fp64": torch.float64}
-_LEARNERS, _SAMPLERS, _NEIGHBORS = ("torch", "megatron"), {"torch": "torch_sampler"}, 3
+_LEARNERS, _SAMPLERS, _NEIGHBORS = ("torch", "megatron"), {"torch": "torch_sampler"}, 2
 _REFERENCE = "hf"
 """Engine whose program in float64 says who is wrong."""
 
@@ -56,11 +54,10 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
         ValueError: If the model, its prompts or an engine cannot be used.
     """
     recipe = loaded.expect(DoctorRecipe)
-    source = PromptSource(recipe)
-    results = results_of(loaded, recipe.model.path, {"prompts": files_of(source.rows)}, "doctor", "a report on others")
+    results = choose_results(loaded)
     with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
         with shown.phase("draw requests"):
-            drawn = draw_requests(recipe, source)
+            drawn = draw_requests(recipe, PromptSource(recipe))
         started()
         found: list[tuple[PairExamination, Path | None]] = []
         for names in combinations(recipe.backends, 2):
@@ -129,7 +126,7 @@ class EngineChoice:
     def variants(self, prompt: int) -> Iterator[EngineChoice]:
         """Other ways in which the engine computes the same: beside other sequences, and by decoding."""
         if self.engine in _LEARNERS:
-            yield self.but(parallel={**self.options.parallel, PACKED: _NEIGHBORS})
+            yield self.but(neighbors=_NEIGHBORS)
         sampler = replace(self, engine=_SAMPLERS.get(self.engine, self.engine))
         if self.engine in (_REFERENCE, *_SAMPLERS) and not self.options.parallel:
             yield sampler.but(prompt=prompt)
@@ -197,8 +194,8 @@ def _switches(pair: tuple[EngineChoice, EngineChoice]) -> dict[str, Pair]:
     switches: dict[str, Pair] = {}
     if pair[0].options.dtype != torch.float32:
         switches["in fp32"] = open_under(dtype=torch.float32)
-    if any(choice.options.parallel for choice in pair):
-        switches["alone, in one process each"] = open_under(parallel={})
+    if any(choice.options.parallel or choice.options.neighbors for choice in pair):
+        switches["alone, in one process each"] = open_under(parallel={}, neighbors=0)
     if any(choice.options.prompt is not None for choice in pair):
         switches["by prefill"] = open_under(prompt=None)
     return switches

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.base import Backend, Conditions, DType, ids_of
+from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.options import DoctorGrid
 from lockstep.doctor.plan import Cell, clusters_of, drawers_of, rescore_limit
 from lockstep.types import Request, SamplingParams
@@ -35,7 +35,6 @@ class Drawn:
         scores: By kind and backend: log-probabilities by prefill, fp32 [M].
         roundings: By kind and type: how far rounding alone takes a log-probability, in absolute value, fp32 [M].
         dtypes: The type in which each backend says that it computes.
-        strangers: Backends that scored other tokens than those they were given.
     """
 
     drawer: str
@@ -45,7 +44,6 @@ class Drawn:
     scores: Mapping[tuple[Kind, str], Tensor]
     roundings: Mapping[tuple[Kind, DType], Tensor]
     dtypes: Mapping[str, DType]
-    strangers: frozenset[str]
 
     def kind(self, train: str, infer: str) -> Kind:
         """Returns the kind of a comparison: under the sampling distribution where both sides support it."""
@@ -117,16 +115,13 @@ class Bench:
 
     def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
         scores: dict[tuple[Kind, str], Tensor] = {}
-        strangers: set[str] = set()
         kinds = kinds_of(cell.sampling, self._backends, drawer)
         for name, backend in self._backends.items():
             for kind in kinds:
                 if not scores_kind(backend, kind, cell.sampling):
                     continue
-                scored = backend.score(_adapt(backend, kind, batch), self._side_by_side(cell, batch))
-                scores[kind, name] = scored.logprob[batch.mask]
-                if scored.tokens != ids_of(batch.sequences()):
-                    strangers.add(name)
+                logprob = backend.score(_adapt(backend, kind, batch), self._side_by_side(cell, batch))
+                scores[kind, name] = logprob[batch.mask]
         return Drawn(
             drawer,
             batch,
@@ -139,7 +134,6 @@ class Bench:
                 for dtype in sorted(set(self.dtypes.values()))
             },
             self.dtypes,
-            frozenset(strangers),
         )
 
     def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
@@ -151,7 +145,7 @@ class Bench:
         """|what the witness says in a type − what it says in fp32|; in fp32, by its two kernels and layouts."""
         beside_others = self._side_by_side(cell, batch)
         first, second = (
-            self._witness.score(batch, beside_others.but(conditions)).logprob for conditions in floor_conditions(dtype)
+            self._witness.score(batch, beside_others.but(conditions)) for conditions in floor_conditions(dtype)
         )
         return (first - second).abs()[batch.mask]
 
@@ -211,7 +205,7 @@ def repeat(cell: Cell, name: str, backend: Backend, requests: Sequence[Request],
     sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
     rounds = [backend.generate(requests[: cell.batch_size], sampling, conditions) for _ in range(times)]
     asked = _adapt(backend, "shaped", rounds[0])
-    scores = [backend.score(asked, conditions).logprob for _ in range(times)]
+    scores = [backend.score(asked, conditions) for _ in range(times)]
     tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
     bits = [
         same and torch.equal(batch["sampler_logprob"], rounds[0]["sampler_logprob"]) and torch.equal(score, scores[0])

@@ -73,10 +73,10 @@ def measure_table(
         shown: Is told how far it is.
         cells: Where each is kept as soon as it is measured, and those are that were measured before.
     """
-    return _Measuring(recipe, PromptSource(recipe), backends, shown, cells).found()
+    return _Measurement(recipe, PromptSource(recipe), backends, shown, cells).measure()
 
 
-class _Measuring:
+class _Measurement:
     """Goes through the cells of a recipe, shortest first."""
 
     def __init__(
@@ -97,7 +97,7 @@ class _Measuring:
         self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}
         self._repeats: list[Repeated] = []
 
-    def found(self) -> TableResult:
+    def measure(self) -> TableResult:
         """Measures and judges all."""
         with self._shown.phase("estimate"):
             predicted = self._estimate()

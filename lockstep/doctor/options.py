@@ -84,7 +84,7 @@ class DoctorGrid(Section):
     sequences: PositiveInt = Field(
         default=32, description="of a cell of the shortest length, at least; longer ones get as many as they need"
     )
-    max_sequences: PositiveInt = Field(default=256, description="of any cell, whatever it needs")
+    max_sequences: PositiveInt = Field(default=256, description="of any cell, at most")
     all_draw_to: PositiveInt = Field(
         default=100,
         description="up to this length every backend that generates draws; beyond, the last of them draws for all",

@@ -24,10 +24,10 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     """
     model = DoctorFolder(folder).report["model"]["path"]
     path = out or folder / PAGE
-    write_doctor_page(folder, _decoding(model) if has_tokenizer(model) else None, path)
+    write_doctor_page(folder, _decoder_of(model) if has_tokenizer(model) else None, path)
     return path
 
 
-def _decoding(model: str) -> Decode:
+def _decoder_of(model: str) -> Decode:
     tokenizer = load_tokenizer(model)
     return lambda tokens: str(tokenizer.decode(list(tokens)))

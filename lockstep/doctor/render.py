@@ -48,8 +48,6 @@ def _remark(found: TableResult) -> Iterator[str]:
             f"judged by segments of fewer than {LEAST_CLUSTERS} long sequences, taken for independent, which says "
             f"nothing of other texts: {'; '.join(cut)}."
         )
-    for one in found.strangers():
-        yield f"{one['cell']}: {one['backend']} scored other tokens than those that {one['drawer']} drew."
     yield from _determinism(found)
     for one in found.judged:
         if one.judgement.verdict != "PASS":

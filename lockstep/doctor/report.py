@@ -27,7 +27,6 @@
                     the distribution that was drawn from) or plain (at temperature 1, among all tokens); figures are of
                     `doctor.statistics.figures`, which takes the side that drew for the inference side
     repeats         [{cell, backend, times, same_tokens, bitwise, rms}, …] (`doctor.measure.Repeated`)
-    strangers       [{cell, drawer, backend}, …]: who scored other tokens than those it was given
 
 `columns.safetensors`, for cell c (its number in `cells`) and each drawer d:
 
@@ -104,15 +103,6 @@ class TableResult:
         """The worst of all."""
         return worst_of(one.judgement.verdict for one in self.judged)
 
-    def strangers(self) -> list[dict[str, str]]:
-        """Cells, drawers and backends where a backend scored other tokens than those it was given."""
-        return [
-            {"cell": row.cell.name, "drawer": drawn.drawer, "backend": name}
-            for row in self.rows
-            for drawn in row.drawn
-            for name in sorted(drawn.strangers)
-        ]
-
 
 def describe(backend: Backend) -> dict[str, Any]:
     """Describes a backend: settings, config, capabilities."""
@@ -145,7 +135,6 @@ def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, A
         "pairs": found.pairs,
         "cells": [_cell(found, number, row) for number, row in enumerate(found.rows)],
         "repeats": [asdict(repeat) for repeat in found.repeats],
-        "strangers": found.strangers(),
     }
 
 

@@ -29,8 +29,6 @@ from lockstep_doctor.operators import chain_traces, join_traces
 from lockstep_doctor.tap import trace_segment
 
 _TIMEOUT_S = 600.0
-PACKED = "packed"
-"""The size of a layout that is of no ranks: sequences in the row, of which the last is read."""
 
 Attach = Callable[[Callable[[], RankLearner], str, int], RankTap]
 """Builds a rank and makes its tap, from its name and the number of neighbors."""
@@ -126,27 +124,26 @@ def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Att
 
     Args:
         folder: Of the model.
-        options: How it computes; one more size of its layout is `PACKED`.
+        options: How it computes.
         backend: Of the learner.
         attach: Makes the tap of a rank.
     """
-    sizes = dict(options.parallel)
-    neighbors = sizes.pop(PACKED, 1) - 1
-    section = LearnerSection.of(computation_of(options), backend, Parallel(**sizes))
-    name = " ".join([backend, *(f"{key}={size}" for key, size in options.parallel.items() if size > 1)])
+    section = LearnerSection.of(computation_of(options), backend, Parallel(**options.parallel))
+    sizes = {**options.parallel, "packed": 1 + options.neighbors}
+    name = " ".join([backend, *(f"{key}={size}" for key, size in sizes.items() if size > 1)])
     spec = LearnerSpec(str(folder), "logits", section, None, 0)
     require_computable(read_config(folder), section)
     if options.prompt is not None:
         raise InputError(f"the engine {backend} is a learner, which decodes nothing; leave prompt out")
     if section.in_process:
-        yield attach(spec.build, name, neighbors)
+        yield attach(spec.build, name, options.neighbors)
         return
     with Workers() as workers:
         count = section.parallel.ranks
         host = Host(LOOPBACK, count, _TIMEOUT_S)
         ranks = [
             workers.start(
-                TapSpec(RankSpec(spec, host.meeting.of(rank)), attach, name, neighbors),
+                TapSpec(RankSpec(spec, host.meeting.of(rank)), attach, name, options.neighbors),
                 f"tap of {name}, rank {rank}",
                 _TIMEOUT_S,
                 place,

@@ -89,13 +89,13 @@ def model_folder(value: Json, config: Config) -> Answer:
 
 
 def teacher(value: Json, config: Config) -> Answer:
-    """A model that teaches, as the only one of its kind."""
+    """A model that teaches: the only one, which is called `teacher`."""
     folder = model_folder(value, config)
     return {"teacher": {"path": folder}} if isinstance(folder, str) else folder
 
 
 def data_file(value: Json, config: Config) -> Answer:
-    """Files of rows likewise, one or several."""
+    """Files of rows, one or several: paths as they are, names of a hub as files to download them to."""
     if value in (None, "", []):
         return nothing("none")
     if isinstance(value, list):
@@ -104,7 +104,7 @@ def data_file(value: Json, config: Config) -> Answer:
 
 
 def _place(name: str, folder: str) -> str:
-    """A path that exists on no machine but the reader's; variables that only their script knows are written out."""
+    """A path as it is; of a name on a hub, or with variables that are not set, its last part in `folder`."""
     is_path = name.startswith(("/", "./", "../", "~", "$")) or name.endswith((".parquet", ".json", ".jsonl"))
     if is_path and "$" not in name.removeprefix("$HOME"):
         return name
@@ -127,7 +127,7 @@ def numbers(value: Json, config: Config) -> Answer:
 
 
 def positive(otherwise: str) -> Convert:
-    """-1, 0 and null stand for nothing; what that means there is said."""
+    """Returns the conversion of a number above 0; others set nothing, and `otherwise` says what they mean."""
 
     def convert(value: Json, config: Config) -> Answer:
         is_set = isinstance(value, int | float) and not isinstance(value, bool) and value > 0

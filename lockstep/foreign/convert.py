@@ -108,7 +108,7 @@ class Converted:
         """The entries of one kind."""
         return [entry for entry in self.entries if entry.kind is kind]
 
-    def write_recipe(self, order: Collection[str]) -> str:
+    def render_recipe(self, order: Collection[str]) -> str:
         """The recipe as YAML, with comments; `order` has the options as recipes order them."""
         placed = {key: i for i, key in enumerate(order)}
         tree: dict[str, Json] = {"algorithm": self.algorithm}
@@ -261,7 +261,7 @@ def _fill(options: _Options) -> None:
 
 
 def _fill_rewards(options: _Options, coefficient: str) -> None:
-    """Likewise where responses are scored; `coefficient` is the option of the KL's."""
+    """Sets what a recipe must say where responses are scored; `coefficient` is the option of the KL's."""
     values = options.values
     options.put("validation_sampling.max_tokens", values["sampling.max_tokens"], "as sampling.max_tokens")
     if not any(key.startswith(("reward.", "environment.")) or key == "reward_model.path" for key in values):

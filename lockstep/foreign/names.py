@@ -36,7 +36,7 @@ def explain_word(word: str, options: Collection[str]) -> str | None:
 
 
 def explain_end(word: str, options: Collection[str]) -> str | None:
-    """Likewise for the last part of a name, where all libraries that have it mean one option by it."""
+    """Says what the last part of a key means, where all libraries that have it mean one option by it."""
     ends = {option for row in _by_end().get(word, ()) if (option := find_option(row, options)) is not None}
     return f"what other libraries call {word} is {ends.pop()}=… here" if len(ends) == 1 else None
 

@@ -61,7 +61,8 @@ class Key:
         differs: Why it is otherwise here, in one sentence.
         kind: What it is where it has no counterpart.
         default: Their default, which a recipe says where it was not given; None: ours does.
-        page: Its cell in docs/coming_from.md, where it is not just the key; `-`: none.
+        page: Its cell in docs/coming_from.md, where that is not the key. A text is the cell itself; `=name` stands for
+            the key where cells are its values (`=` alone: no name), and leaves the key without a cell; `-`: none.
     """
 
     theirs: str
@@ -141,7 +142,7 @@ class Config:
         return value if abs(value) < math.inf else otherwise
 
     def whole(self, key: str, otherwise: int) -> int:
-        """Likewise a whole number."""
+        """A value that should be a whole number; `otherwise` where it is no number."""
         return int(self.number(key, otherwise))
 
     def says(self, key: str) -> bool:

@@ -70,7 +70,7 @@ def _about(report: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mapping[str,
         "limits": report["recipe"]["limits"],
         "options": dict(flat(report["recipe"])),
         "backends": {name: dict(flat(about)) for name, about in report["backends"].items()},
-        **{name: report[name] for name in ("notes", "strangers", "repeats", "environment")},
+        **{name: report[name] for name in ("notes", "repeats", "environment")},
     }, columns
 
 

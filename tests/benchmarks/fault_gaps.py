@@ -20,7 +20,7 @@ def some(requests: tuple[Request, ...]) -> list[Request]:
 def gaps(case: Case, train: Conditions = USUAL, infer: Conditions = USUAL) -> Tensor:
     """|Δ| of what the one side drew with and what the other scores, nats, of each generated token."""
     batch = case.infer.generate(some(case.requests), case.sampling, infer)
-    return (case.train.score(batch, train).logprob - batch["sampler_logprob"])[batch.mask].abs()
+    return (case.train.score(batch, train) - batch["sampler_logprob"])[batch.mask].abs()
 
 
 def mean(gap_N: Tensor) -> float:

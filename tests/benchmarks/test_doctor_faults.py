@@ -49,7 +49,7 @@ def floor(ground: Ground) -> Callable[[Injected], float]:
 def apart(case: Case, tokens: int = 24) -> float:
     """Mean |Δ| of decoding against the trainer's scores, nats."""
     drawn = case.infer.generate(case.requests[:FEW], replace(case.sampling, max_tokens=tokens))
-    off = case.train.score(drawn).logprob - drawn["sampler_logprob"]
+    off = case.train.score(drawn) - drawn["sampler_logprob"]
     case.close()
     return float(off[drawn.mask].abs().mean())
 

@@ -57,7 +57,6 @@ class Result:
             "pairs": [["hf", "torch"]],
             "cells": [],
             "repeats": [],
-            "strangers": [],
             **more,
         }
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep import exit_codes
+from lockstep import doctor, exit_codes
 from lockstep.data.rows import DataError
 from lockstep.doctor.analyze_dump import analyze_dump
 from lockstep.doctor.verdict import EXIT_CODES
@@ -330,6 +330,17 @@ def test_a_dump_that_cannot_be_analyzed_gets_one_sentence(
 ) -> None:
     with pytest.raises(DataError, match=sentence):
         analyze_dump(written(tmp_path / "d.jsonl", content), FieldNames(), None)
+
+
+def test_columns_are_named_from_python(tmp_path: Path) -> None:
+    world = World.draw(0)
+    train, infer = shifted(world)
+    path = write(tmp_path / "dump.jsonl", train, infer, prompt_length=0)
+    renamed = path.read_text().replace("train_logprobs", "own").replace("infer_logprobs", "other")
+    path.write_text(renamed)
+    assert doctor.analyze(path, names=FieldNames(train="own", infer="other")).judgement.verdict == "FAIL"
+    with pytest.raises(DataError, match=r"has other alone, .* by FieldNames\(train=…\) or --train-column, or say"):
+        doctor.analyze(path, names=FieldNames(infer="other"))
 
 
 def test_the_report_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from doctor_tables import altered_torch, asked
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import USUAL, BackendScores, Conditions
+from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.measure import Bench
 from lockstep.doctor.measure_table import measure_table
 from lockstep.doctor.plan import cells_of, requests_for
@@ -31,7 +32,7 @@ def scaled(model: PreTrainedModel) -> None:
 class Noting(TorchBackend):
     """Notes how many sequences it is asked to score side by side."""
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         self.rows = conditions.batch_size
         return super().score(batch, conditions)
 

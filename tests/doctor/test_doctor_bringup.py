@@ -19,7 +19,7 @@ from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import USUAL, BackendScores, Conditions
+from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.bringup import (
     check_context,
     check_decode,
@@ -100,9 +100,8 @@ class Drifting(TorchBackend):
 
     by = 0.0
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
-        scores = super().score(batch, conditions)
-        return replace(scores, logprob=scores.logprob + self.by * batch.position * batch.mask)
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+        return super().score(batch, conditions) + self.by * batch.position * batch.mask
 
 
 @pytest.mark.parametrize(("by", "outcome"), [(0.0, "PASS"), (1e-6, "LOOK"), (1e-3, "FAIL")])
@@ -118,7 +117,7 @@ def test_decoding_that_leaves_prefill_with_length_is_found(models: Models, by: f
 class Full(TorchBackend):
     """Refuses to score a sequence that fills its context, as vLLM does."""
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         assert int(batch.lengths.max()) < self.context, "no room for a token behind it"
         return super().score(batch, conditions)
 

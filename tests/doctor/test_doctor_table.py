@@ -14,6 +14,7 @@ import torch
 from doctor_tables import SMALL, altered_torch, asked, found
 from safetensors.torch import load_file
 from tiny_recipe import RECIPE
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep import exit_codes
@@ -22,7 +23,7 @@ from lockstep.cli import main
 from lockstep.config.loading import describe, load
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.torch import TorchBackend
-from lockstep.doctor.base import USUAL, Backend, BackendScores, Conditions
+from lockstep.doctor.base import USUAL, Backend, Conditions
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.render import markdown
@@ -187,7 +188,7 @@ class Unshaped(TorchBackend):
 
     capabilities = TorchBackend.capabilities - {"shaped"}
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         assert batch.sampling is None
         return super().score(batch, conditions)
 
@@ -217,12 +218,12 @@ def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
     tokens = torch.arange(40) * 7 % 60
     batch = Batch(tokens, torch.tensor([40]), {"mask": torch.arange(40) >= 30})
     eager = Conditions(layout="alone", kernel="eager")
-    at_once, usual = witness.score(batch, eager).logprob, witness.score(batch).logprob
+    at_once, usual = witness.score(batch, eager), witness.score(batch)
     monkeypatch.setattr("lockstep.doctor.backends.hf.CHUNK", 8)
     read: list[tuple[str, int]] = []
     for conditions in (Conditions(kernel="eager"), Conditions(kernel="sdpa")):
         witness.model(conditions).register_forward_pre_hook(note(read, str(conditions.kernel)), with_kwargs=True)
-    assert torch.allclose(witness.score(batch, eager).logprob, at_once, atol=1e-5)
+    assert torch.allclose(witness.score(batch, eager), at_once, atol=1e-5)
     assert torch.allclose(at_once, usual, atol=1e-5)
     assert read == [("sdpa", 29), ("eager", 8), ("eager", 3)]
 
@@ -244,10 +245,9 @@ class Restless(TorchBackend):
 
     asked = 0
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         self.asked += 1
-        scores = super().score(batch, conditions)
-        return BackendScores(scores.logprob + 1e-6 * self.asked * batch.mask, scores.tokens)
+        return super().score(batch, conditions) + 1e-6 * self.asked * batch.mask
 
 
 def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -> None:
@@ -276,22 +276,6 @@ def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
     assert (sampled.times, sampled.same_tokens, sampled.bitwise) == (2, 1, 1)
 
 
-class Retokeniser(TorchBackend):
-    """Scores another last token than the one it is given."""
-
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
-        tokens = batch.tokens.clone()
-        tokens[-1] = (tokens[-1] + 1) % 64
-        return super().score(Batch(tokens, batch.lengths, batch.token, batch.sample, batch.sampling), conditions)
-
-
-def test_who_scores_other_tokens_is_named(models: Callable[..., Path]) -> None:
-    folder = str(models("llama"))
-    what = found(asked(models("llama"), "grid.lengths=[12]"), HFBackend(folder), Retokeniser(folder))
-    assert all(drawn.strangers == {"torch"} for row in what.rows for drawn in row.drawn)
-    assert "torch scored other tokens than those that hf drew" in markdown(what)
-
-
 def test_the_floor_is_of_the_declared_types(models: Callable[..., Path]) -> None:
     """Where one side computes in bf16, that side's rounding is the floor; where both do, both sides' is."""
     folder = str(models("llama"))
@@ -301,7 +285,7 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path]) -> None
     assert drawn is not None
     witness = HFBackend(folder)
     exact, rounded = (
-        witness.score(drawn.batch, Conditions(dtype=dtype)).logprob[drawn.batch.mask] for dtype in ("fp32", "bf16")
+        witness.score(drawn.batch, Conditions(dtype=dtype))[drawn.batch.mask] for dtype in ("fp32", "bf16")
     )
     assert torch.allclose(drawn.roundings["shaped", "bf16"], (exact - rounded).abs())
     assert float(drawn.roundings["shaped", "fp32"].max()) < 1e-4

@@ -83,14 +83,13 @@ def test_it_scores_as_transformers_does_and_decodes_as_it_scores(backend: VLLMBa
     batch = backend.generate(requests(), SamplingParams(max_tokens=60))
     assert batch.mask.sum() == 8 * 60
     scores = backend.score(unshaped(batch))
-    assert 0 < gap(batch, scores.logprob, hf.score(batch).logprob) < 1e-4
-    assert gap(batch, scores.logprob, batch["sampler_logprob"]) < 1e-4
-    assert scores.tokens == tuple(tuple(row.tolist()) for row in batch.sequences())
+    assert 0 < gap(batch, scores, hf.score(batch)) < 1e-4
+    assert gap(batch, scores, batch["sampler_logprob"]) < 1e-4
 
 
 def test_what_it_decodes_is_under_the_drawn_distribution(backend: VLLMBackend, hf: HFBackend) -> None:
     batch = backend.generate(requests(), SamplingParams(max_tokens=30, temperature=0.7, top_k=20))
-    assert gap(batch, batch["sampler_logprob"], hf.score(batch).logprob) < 1e-4
+    assert gap(batch, batch["sampler_logprob"], hf.score(batch)) < 1e-4
     with pytest.raises(ValueError, match="temperature 1 and over all tokens only"):
         backend.score(batch)
 
@@ -150,8 +149,8 @@ def test_stale_prefixes_show_where_decoding_meets_them(
     stale = backend.generate(*asked)
     clean = backend.generate(*asked, Conditions(fresh=True))
     assert stale["prefix_hits"].min() == 64
-    assert gap(stale, stale["sampler_logprob"], backend.score(unshaped(stale)).logprob) > 0.05
-    assert gap(clean, clean["sampler_logprob"], backend.score(unshaped(clean)).logprob) < 1e-4
+    assert gap(stale, stale["sampler_logprob"], backend.score(unshaped(stale))) > 0.05
+    assert gap(clean, clean["sampler_logprob"], backend.score(unshaped(clean))) < 1e-4
     forgetting("")
     backend.engine.load_weights(before.items(), 3)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from lockstep.cli import main
+from lockstep.cli import main, parse
 from lockstep.config import registry
 from lockstep.config.errors import Shape, list_options
 from lockstep.foreign.libraries import CONVERTIBLE, LIBRARIES
@@ -78,3 +80,15 @@ def test_a_section_of_theirs_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureF
     recipe.write_text("base: grpo_arithmetic\nactor_rollout_ref: {hybrid: 1, rollout: {temperature: 1.0, n: 4}}\n")
     assert main(["config", str(recipe)]) == 2
     assert "what verl calls actor_rollout_ref.rollout.temperature is sampling.temperature=…" in capsys.readouterr().err
+
+
+def test_the_command_offers_every_library_that_is_converted() -> None:
+    """The command has a copy of the words: reading the tables would cost every start .2 s."""
+    assert all(parse(["convert", "any.yaml", "--from", word]).library == word for word in CONVERTIBLE)
+    with pytest.raises(SystemExit):
+        parse(["convert", "any.yaml", "--from", "nemo-aligner"])
+
+
+def test_a_recipe_without_faults_is_read_without_the_tables() -> None:
+    code = "import sys, lockstep.config.errors; sys.exit('lockstep.foreign.libraries' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

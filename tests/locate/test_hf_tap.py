@@ -66,6 +66,7 @@ def test_a_position_that_is_off_in_decoding_alone_is_found_at_the_angles(
     assert "turn" in functions(found)[0]
 
 
-def test_a_layout_of_ranks_is_refused() -> None:
-    with pytest.raises(ValueError, match="one process"), open_hf(Path("any"), EngineOptions(parallel={"tp": 2})):
+@pytest.mark.parametrize("options", [EngineOptions(parallel={"tp": 2}), EngineOptions(neighbors=1)])
+def test_ranks_and_neighbors_are_refused(options: EngineOptions) -> None:
+    with pytest.raises(ValueError, match="one sequence in one process"), open_hf(Path("any"), options):
         pass

@@ -36,30 +36,30 @@ LATER = (pytest.mark.full,)
 
 
 @pytest.mark.parametrize(
-    ("backend", "family", "parallel"),
+    ("backend", "family", "parallel", "neighbors"),
     [
-        ("torch", "llama", {}),
-        ("torch", "qwen3", {"packed": 3}),
-        ("torch", "mixtral", {"packed": 2}),
-        full("torch", "gemma2", {}),
-        ("torch", "qwen3", {"tp": 2, "packed": 2}),
-        full("torch", "llama", {"dp": 2}),
-        full("torch", "qwen3_moe", {"cp": 2, "packed": 2}),
-        full("torch", "qwen2", {"tp": 2, "cp": 2, "packed": 2}),
-        in_megatron("qwen2", {"tp": 2, "packed": 2}),
-        in_megatron("llama", {}, marks=LATER),
-        in_megatron("qwen3", {"pp": 2}, marks=LATER),
-        in_megatron("qwen3", {"cp": 2, "packed": 2}, marks=LATER),
-        in_megatron("qwen2", {"pp": 2, "tp": 2}, marks=LATER),
+        ("torch", "llama", {}, 0),
+        ("torch", "qwen3", {}, 2),
+        ("torch", "mixtral", {}, 1),
+        full("torch", "gemma2", {}, 0),
+        ("torch", "qwen3", {"tp": 2}, 1),
+        full("torch", "llama", {"dp": 2}, 0),
+        full("torch", "qwen3_moe", {"cp": 2}, 1),
+        full("torch", "qwen2", {"tp": 2, "cp": 2}, 1),
+        in_megatron("qwen2", {"tp": 2}, 1),
+        in_megatron("llama", {}, 0, marks=LATER),
+        in_megatron("qwen3", {"pp": 2}, 0, marks=LATER),
+        in_megatron("qwen3", {"cp": 2}, 1, marks=LATER),
+        in_megatron("qwen2", {"pp": 2, "tp": 2}, 0, marks=LATER),
     ],
 )
 def test_a_learner_computes_what_transformers_does(
-    located_model: Models, backend: str, family: str, parallel: Mapping[str, int]
+    located_model: Models, backend: str, family: str, parallel: Mapping[str, int], neighbors: int
 ) -> None:
     folder = located_model(family)
     with (
         open_hf(folder, EngineOptions()) as reference,
-        OPENERS[backend](folder, EngineOptions(parallel=parallel)) as learner,
+        OPENERS[backend](folder, EngineOptions(parallel=parallel, neighbors=neighbors)) as learner,
     ):
         right, own = reference.run(TOKENS, {}), learner.run(TOKENS, {})
         assert {str(cut) for cut in right.seen if cut not in own.seen and not own.hides(cut)} == set()

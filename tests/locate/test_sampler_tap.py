@@ -75,6 +75,7 @@ def test_a_weight_of_a_joined_map_is_found_at_its_own_segment(located_model: Mod
     [
         (EngineOptions(dtype=torch.float16), "fp32 and bf16"),
         (EngineOptions(parallel={"tp": 2}), "one process"),
+        (EngineOptions(neighbors=1), "one sequence"),
         (EngineOptions(prompt=30), "30 were asked for"),
     ],
 )

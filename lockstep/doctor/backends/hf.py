@@ -23,7 +23,7 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.distributed.sampling import draw
 from lockstep.doctor.backends.in_process import InProcessBackend
-from lockstep.doctor.base import USUAL, BackendScores, Conditions, Layout, ids_of
+from lockstep.doctor.base import USUAL, Conditions, Layout
 from lockstep.errors import InputError
 from lockstep.models.heads import PLAIN
 from lockstep.types import Request, SamplingParams
@@ -45,10 +45,10 @@ class HFBackend(InProcessBackend):
         return conditions.kernel or ("sdpa" if self._sdpa else "eager")
 
     @torch.no_grad()
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         asked = self._usual.but(conditions)
         model, layout = self.model(asked), asked.layout or "padded"
-        sequences = self.token_ids(batch)
+        sequences = batch.sequences()
         size = 1 if layout == "alone" else asked.batch_size or 1
         columns: list[Tensor] = []
         for start in range(0, len(sequences), size):
@@ -61,7 +61,7 @@ class HFBackend(InProcessBackend):
                 parts = zip(logits_TV[:-1].split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True)
                 own = [self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts]
                 columns.append(torch.cat([torch.zeros(1), *own]))
-        return BackendScores(_fit(columns, batch.lengths.tolist()) * batch.mask, ids_of(sequences))
+        return torch.cat(columns) * batch.mask
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
@@ -78,10 +78,6 @@ class HFBackend(InProcessBackend):
     @torch.no_grad()
     def logits(self, tokens_T: Tensor) -> Tensor:
         return self.model()(input_ids=tokens_T[None].to(self.device), use_cache=False).logits[0].cpu()
-
-    def token_ids(self, batch: Batch) -> Sequences:
-        """Returns the token ids to score."""
-        return batch.sequences()
 
     def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
         """Computes the logits of each sequence, [T, V]."""
@@ -166,15 +162,6 @@ class _Drawing(LogitsProcessor):
         self.logprobs.append(self._backend.logprob(scores, token_B, self._sampling, self._conditions))
         self.tokens.append(token_B)
         return torch.full_like(scores, float("-inf")).scatter(-1, token_B[:, None], 0.0)
-
-
-def _fit(columns: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """Concatenates columns, each cut or zero-padded where other tokens were scored."""
-    room = [torch.zeros(length) for length in lengths]
-    for place, column in zip(room, columns, strict=True):
-        count = min(len(place), len(column))
-        place[:count] = column[:count]
-    return torch.cat(room)
 
 
 def _join(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from torch import Tensor
+
 from lockstep.batch import Batch
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.workers import Workers
 from lockstep.config import LearnerSection
 from lockstep.doctor.backends.in_process import flat_fields
-from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions
+from lockstep.doctor.base import USUAL, Capability, Conditions
 from lockstep.models.folder import context_of, read_config
 from lockstep.types import Request, SamplingParams
 
@@ -45,8 +47,8 @@ class MeshBackend:
         ranks = {name: size for name, size in self._section.parallel.model_dump().items() if size > 1}
         return {"dtype": self._section.dtype, "layout": "packed", "training": False} | ranks
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
-        return BackendScores.of(self._learner.logprobs(batch), batch)
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+        return self._learner.logprobs(batch)
 
     def close(self) -> None:
         self._learner.close()

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.doctor.backends.in_process import InProcessBackend
-from lockstep.doctor.base import USUAL, BackendScores, Conditions
+from lockstep.doctor.base import USUAL, Conditions
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
 from lockstep.models.open_kernels import explain_padding, open_kernels
@@ -37,13 +37,13 @@ class TorchBackend(InProcessBackend):
         return model
 
     @torch.no_grad()
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         asked = self._usual.but(conditions)
         model, columns = self.model(asked), []
-        with self.computing(asked):
+        with self.autocast(asked):
             for chunk in batch.split(1 if asked.layout == "alone" else asked.batch_size or 1):
                 columns.append(self.logprob(model, chunk.to(self.device)).float().cpu())
-        return BackendScores.of(torch.cat(columns), batch)
+        return torch.cat(columns)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         asked = self._usual.but(conditions)
@@ -52,7 +52,7 @@ class TorchBackend(InProcessBackend):
     @torch.no_grad()
     def logits(self, tokens_T: Tensor) -> Tensor:
         one = Batch(tokens_T, torch.tensor([tokens_T.numel()])).to(self.device)
-        with self.computing(self._usual):
+        with self.autocast(self._usual):
             return self.model()(**inputs(one)).logits[0].cpu()
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -65,6 +65,6 @@ class TorchBackend(InProcessBackend):
         """Returns the sampler of a model."""
         return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
 
-    def computing(self, conditions: Conditions) -> torch.autocast:
+    def autocast(self, conditions: Conditions) -> torch.autocast:
         """Applies the dtype of the conditions."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lockstep.batch import Batch, concat
 from lockstep.cluster.sampler_pool import SamplerPool
@@ -14,7 +15,7 @@ from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import Computation, SamplerSection
 from lockstep.doctor.backends.in_process import TORCH_TYPES, flat_fields
-from lockstep.doctor.base import USUAL, BackendScores, Capability, Conditions
+from lockstep.doctor.base import USUAL, Capability, Conditions
 from lockstep.errors import InputError
 from lockstep.samplers.vllm.sampler import VLLMSampler
 from lockstep.types import Request, SamplingParams
@@ -84,12 +85,12 @@ class VLLMBackend:
         told = self.engine.remotes[0].call("settings")
         return told | {"dtype": _short(told["dtype"]), "batch_size": told["max_num_seqs"], "training": False}
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> BackendScores:
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         """Never reads the prefix cache: vLLM does not where it is asked for log-probabilities of a prompt."""
         if batch.sampling is not None and not batch.sampling.unshaped:
             raise InputError("vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out")
         parts = batch.split(conditions.batch_size or len(batch))
-        return BackendScores.of(torch.cat([self.engine.logprobs(part) for part in parts]), batch)
+        return torch.cat([self.engine.logprobs(part) for part in parts])
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         """Implements `Backend.generate`; samples carry what was observed.

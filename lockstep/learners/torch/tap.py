@@ -1,4 +1,4 @@
-"""The tap on the torch learner: hooks on the modules of `transformers`, whatever of them a rank holds."""
+"""The tap on the torch learner: hooks on those modules of `transformers` that a rank holds."""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@ function verdictLine({ verdict, model, counts, measured }) {
   return element("div.verdict", {}, badge(verdict), element("strong", {}, visible(model)), element("span", {}, said));
 }
 
-function findingsView({ location: found, notes, strangers }) {
-  const other = strangers.map(({ cell, drawer, backend }) => `${cell}: ${backend} scored other tokens than those that ${drawer} drew.`);
-  const remarks = [...notes, ...other].map((note) => element("p.remark", {}, visible(note)));
+function findingsView({ location: found, notes }) {
+  const remarks = notes.map((note) => element("p.remark", {}, visible(note)));
   return [element("h2", {}, "Findings"), ...remarks, ...(found ? placesView(found) : [element("p.empty", {}, "The place of a disagreement has not been looked for: lockstep doctor locate does.")])];
 }
 

@@ -43,8 +43,8 @@ _HIDDEN = frozenset({CutPoint("rotary_emb")})
 @contextmanager
 def open_sampler(folder: Path, options: EngineOptions) -> Iterator[SamplerTap]:
     """Opens a folder in the torch sampler; see `engines.OpenTap`."""
-    if options.parallel:
-        raise InputError(f"the torch sampler computes in one process; leave parallel {dict(options.parallel)} out")
+    if options.parallel or options.neighbors:
+        raise InputError("the torch sampler reads one sequence in one process; leave parallel and neighbors out")
     lm = load_on_device(str(folder), computation_of(options))
     if carries_state(lm.config):
         raise InputError(f"layers of a {lm.config.model_type} carry a state, which the tap on the sampler does not see")

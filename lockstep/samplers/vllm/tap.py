@@ -169,7 +169,7 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     Raises:
         InputError: vLLM is not installed, does not take the model, or cannot compute as asked.
     """
-    if options.dtype not in _DTYPES or options.parallel or options.prompt is not None:
+    if options.dtype not in _DTYPES or options.parallel or options.neighbors or options.prompt is not None:
         raise InputError(
             "the doctor looks into one worker of vLLM, in fp32 or bf16, by prefill; leave the layout empty"
         )
