@@ -1,4 +1,4 @@
-"""Configs that are hostile, or mean nothing: each gets a sentence, soon, and no traceback."""
+"""Hostile or empty configs: each gets a sentence, soon, and no traceback."""
 
 from __future__ import annotations
 
