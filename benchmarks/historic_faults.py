@@ -9,7 +9,7 @@ those behind the logits it is the engine, and that it delivers another column th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -139,10 +139,8 @@ class DeliveringTap(ModuleTap):
         super().__init__(build("llama"), name, read=lambda model, ids: _truncate(read(model, ids) / _TEMPERATURE))
         self._delivers = delivers
 
-    def run(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
-    ) -> Capture:
-        found = super().run(tokens_T, forced, only)
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        found = super().run(tokens_T, forced)
         with torch.no_grad():
             return replace(found, column=self._delivers(read(self.model, tokens_T), tokens_T))
 

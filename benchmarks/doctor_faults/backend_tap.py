@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -39,10 +39,8 @@ class BackendTap(ModuleTap):
             )
         }
 
-    def run(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], only: Container[CutPoint] | None = None
-    ) -> Capture:
-        found = super().run(tokens_T, forced, only)
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        found = super().run(tokens_T, forced)
         said = self._said.get(tuple(tokens_T.tolist()))
         if said is None or forced:
             return found

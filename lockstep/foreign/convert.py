@@ -115,7 +115,7 @@ class Converted:
         for key in sorted(self.options, key=lambda key: placed.get(key, len(placed))):
             _put(tree, key.split("."), self.options[key])
         body = yaml12.annotate(tree, lambda keys: self.notes.get(".".join(keys), ""))
-        left = [_one_line(f"# Left out: {entry.theirs}: {_shown(entry)}: {entry.reason}.")
+        left = [_one_line(f"# Left out: {entry.theirs}: {_show_value(entry)}: {entry.reason}.")
                 for entry in self.list_kind(Kind.REFUSED)]  # fmt: skip
         head = f"# Converted from {self.library.name} ({self.library.version}) by `lockstep convert`.\n"
         return head + body + "".join(f"{line}\n" for line in left)
@@ -312,10 +312,10 @@ def list_lines(converted: Converted) -> Iterator[str]:
 
 def _name(entry: Entry) -> str:
     """A key with its value, as the table shows it."""
-    return f"{entry.theirs}{' (their default)' if entry.is_default else ''} = {_one_line(_shown(entry))}"
+    return f"{entry.theirs}{' (their default)' if entry.is_default else ''} = {_one_line(_show_value(entry))}"
 
 
-def _shown(entry: Entry) -> str:
+def _show_value(entry: Entry) -> str:
     """A value, unless it is a secret; below `data` a key is the name of a column."""
     is_secret = re.split(r"[._-]", entry.theirs.lower())[-1] in _SECRETS and not entry.theirs.startswith("data.")
     return "…" if is_secret else _short(entry.value)

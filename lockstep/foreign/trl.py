@@ -70,7 +70,7 @@ def _rows(config: Config) -> int:
     return max(1, each * (config.processes or 1))
 
 
-def _generated(config: Config) -> int:
+def _count_generated(config: Config) -> int:
     """Responses that GRPO and RLOO generate at a time."""
     accumulated = config.whole("gradient_accumulation_steps", 1)
     each = config.whole("per_device_train_batch_size", 8) * config.whole("steps_per_generation", accumulated)
@@ -81,7 +81,7 @@ def _updates(config: Config) -> int:
     """Optimizer steps of one of our steps."""
     match config.algorithm:
         case "grpo":
-            return max(1, _generated(config) // _rows(config) * config.whole("num_iterations", 1))
+            return max(1, _count_generated(config) // _rows(config) * config.whole("num_iterations", 1))
         case "ppo":
             return max(1, config.whole("num_mini_batches", 1) * config.whole("num_ppo_epochs", 1))
         case _:
@@ -101,7 +101,7 @@ def _batch(value: Json, config: Config) -> Answer:
         return Several(sizes | {"distill.num_prompts_per_step": rows} if own == "distill" else sizes)
     if config.algorithm == "ppo":
         return section("ppo", num_prompts_per_step=rows, global_batch_size=rows // config.whole("num_mini_batches", 1))
-    generated, each = _generated(config), config.whole("num_generations", 8)
+    generated, each = _count_generated(config), config.whole("num_generations", 8)
     if each < 1 or generated % each:
         return refuse(f"{generated} responses at a time are no whole number of groups of {each}; say the processes")
     return section("grpo", num_prompts_per_step=generated // each, global_batch_size=rows)
@@ -113,7 +113,7 @@ def _steps(config: Config) -> float:
     return config.number("max_steps", -1) if not episodes else math.ceil(episodes / _rows(config))
 
 
-def _scheduled(config: Config) -> float:
+def _count_scheduled(config: Config) -> float:
     """Optimizer steps of the run, which our schedules count; PPO's scheduler counts batches."""
     return _steps(config) * (_updates(config) if config.algorithm == "ppo" else 1)
 
@@ -129,7 +129,7 @@ def _decay(value: Json, config: Config) -> Answer:
     decay = Lookup({"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"})(value, config)
     if not isinstance(decay, str):
         return decay
-    steps = int(_scheduled(config))
+    steps = int(_count_scheduled(config))
     if steps <= 0:
         return refuse("a decay needs decay_steps, and the config does not say max_steps")
     return section("policy.schedule", decay=decay, decay_steps=steps)
@@ -146,7 +146,7 @@ def _final(value: Json, config: Config) -> Answer:
 
 def _warmup(value: Json, config: Config) -> Answer:
     if isinstance(value, float) and 0 < value < 1:
-        return share_of_steps(_scheduled)(value, config)
+        return share_of_steps(_count_scheduled)(value, config)
     return value * _updates(config) if config.algorithm == "ppo" and isinstance(value, int | float) else value
 
 
@@ -199,7 +199,7 @@ def _loss_of_pairs(value: Json, config: Config) -> Answer:
     if not isinstance(loss, str):
         return loss
     parts: dict[str, Json] = {"preference_loss": loss}
-    if loss == "ipo":
+    if others == ["ipo"]:
         parts["preference_average_log_probs"] = True
     if "sft" in names:
         weights = config.get("loss_weights")
@@ -410,7 +410,7 @@ MAPPED = (
     Key("weight_decay", ("policy.weight_decay",)),
     Key("max_grad_norm", ("policy.max_grad_norm",), bound),
     Key("warmup_steps", ("policy.schedule.warmup_steps",), _warmup),
-    Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_scheduled), "a share"),
+    Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_count_scheduled), "a share"),
     Key("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
     Key("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), _final, page="-"),
     Key("use_peft", ("learner.lora.rank",), lambda value, config:

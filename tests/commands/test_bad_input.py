@@ -10,7 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bad_inputs import CATALOGUE
+from bad_conversions import CONVERTED
+from bad_inputs import CATALOGUE as OWN
 from safetensors.torch import load_file
 from workspace import furnish
 
@@ -19,6 +20,7 @@ from lockstep.cli import main
 from lockstep.errors import InputError
 from lockstep.run.folder import lock_folder
 
+CATALOGUE = {**OWN, **CONVERTED}
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")
 SENTENCES = {row["name"]: row["sentence"] for row in map(ROW.fullmatch, PAGE.read_text().splitlines()) if row}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
+from conversions import Convert
 
 from lockstep.config.foreign_recipe import convert_file, validate
 from lockstep.foreign.convert import Converted
-
-Convert: TypeAlias = Callable[..., Converted]
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from conversions import Convert
 
 from lockstep.foreign.words import Json, Kind
-from tests.foreign.conftest import Convert
 
 PPO = "python ppo.py --model_name_or_path m --per_device_train_batch_size 16"
 RLOO = "python rloo.py --model_name_or_path m --per_device_train_batch_size 16"

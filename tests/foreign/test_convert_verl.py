@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from conversions import Convert
 
 from lockstep.foreign.words import Kind
-from tests.foreign.conftest import Convert
 
 RUN = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
 IN_REWARD = "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type="

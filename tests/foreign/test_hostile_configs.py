@@ -1,18 +1,17 @@
-"""Configs that are hostile, or mean nothing: each gets a sentence, soon, and no traceback."""
+"""Hostile or empty configs: each gets a sentence, soon, and no traceback."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from conversions import TRAINED, Convert
 
 from lockstep.cli import main
 from lockstep.config.foreign_recipe import order_options
 from lockstep.foreign.convert import list_lines, translate
 from lockstep.foreign.libraries import CONVERTIBLE
 from lockstep.foreign.words import Config, Json, Kind
-from tests.foreign.conftest import Convert
-from tests.foreign.test_tables import TRAINED
 
 DOUBLING = "a=x\n" + "a=$a$a\n" * 40 + "python grpo.py --output_dir $a\n"
 ONE_LARGE = "a='" + "x" * 60_000 + "'\npython grpo.py --output_dir " + "$a" * 1000 + "\n"

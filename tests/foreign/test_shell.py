@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from conversions import Convert
 
 from lockstep.foreign.shell import find_command
 from lockstep.foreign.words import Kind
-from tests.foreign.conftest import Convert
 
 COMMAND = "\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=rloo actor_rollout_ref.rollout.n=2 "
 COMMAND += "actor_rollout_ref.actor.optim.lr=$lr\n"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conversions import TRAINED
 
 from lockstep.cli import main, parse
 from lockstep.config import registry
@@ -14,7 +15,6 @@ from lockstep.config.errors import Shape, list_options
 from lockstep.foreign.libraries import CONVERTIBLE, LIBRARIES
 from lockstep.foreign.words import Config, Json, Key, Kind, Library, spell
 
-TRAINED = ("ppo", "grpo", "sft", "dpo", "reward_model", "distill", "self_rewarding")
 OPTIONS = {option for name, kind in registry.every() if name in TRAINED for option in list_options(Shape(kind))}
 ROWS = [(library, row) for library in LIBRARIES for row in library.rows]
 

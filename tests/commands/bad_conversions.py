@@ -1,0 +1,33 @@
+"""Bad configs of other libraries, for `lockstep convert`; what is said of them stands in docs/errors.md."""
+
+from __future__ import annotations
+
+from bad_inputs import BadInput
+from workspace import write
+
+
+def theirs(ending: str, content: str | bytes, flags: str = "") -> BadInput:
+    """Of `lockstep convert`, with a config of another library."""
+    return BadInput(f"convert theirs.{ending} {flags}", write(f"theirs.{ending}", content))
+
+
+ODD_BATCH = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=32 \\
+    actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=7
+"""
+CONVERTED = {
+    "convert: no such file": BadInput("convert absent.yaml"),
+    "convert: a name that says no kind": theirs("toml", "x = 1\n"),
+    "convert: too large": theirs("yaml", "#" * (1 << 20) + "\n"),
+    "convert: not UTF-8": theirs("yaml", b"x: \xfc\n"),
+    "convert: no YAML": theirs("yaml", "x: [1\n"),
+    "convert: no JSON": theirs("json", "{"),
+    "convert: no keys": theirs("json", "[1]"),
+    "convert: bases in a circle": theirs("yaml", "defaults: theirs.yaml\n"),
+    "convert: no command": theirs("sh", "echo hello\n"),
+    "convert: no Python": theirs("py", "def\n"),
+    "convert: no configuration in Python": theirs("py", "print(1)\n"),
+    "convert: nothing known": theirs("yaml", "x: 1\n"),
+    "convert: no algorithm": theirs("yaml", "model_name_or_path: m\nlearning_rate: 1e-6\n"),
+    "convert: over what is read": theirs("yaml", "grpo: {num_generations_per_prompt: 4}\n", "--out ./theirs.yaml"),
+    "convert: a recipe that does not load": theirs("sh", ODD_BATCH),
+}
