@@ -199,7 +199,7 @@ def _loss_of_pairs(value: Json, config: Config) -> Answer:
     if not isinstance(loss, str):
         return loss
     parts: dict[str, Json] = {"preference_loss": loss}
-    if others == ["ipo"]:
+    if "ipo" in others:
         parts["preference_average_log_probs"] = True
     if "sft" in names:
         weights = config.get("loss_weights")
