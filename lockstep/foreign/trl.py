@@ -190,17 +190,21 @@ def _loss_of_groups(value: Json, config: Config) -> Answer:
     return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
 
 
+_LOSSES_OF_PAIRS: Mapping[str, Mapping[str, Json]] = {
+    "sigmoid": {"preference_loss": "dpo"},
+    "ipo": {"preference_loss": "ipo", "preference_average_log_probs": True},
+}
+
+
 def _loss_of_pairs(value: Json, config: Config) -> Answer:
     names: list[Json] = value if isinstance(value, list) else [value]
     others = [name for name in names if name != "sft"]
     if len(others) != 1:
         return refuse(f"one loss of pairs, and sft beside it, not {value}")
-    loss = Lookup({"sigmoid": "dpo", "ipo": "ipo"})(others[0], config)
+    loss = Lookup({name: name for name in _LOSSES_OF_PAIRS})(others[0], config)
     if not isinstance(loss, str):
         return loss
-    parts: dict[str, Json] = {"preference_loss": loss}
-    if "ipo" in others:
-        parts["preference_average_log_probs"] = True
+    parts = dict(_LOSSES_OF_PAIRS[loss])
     if "sft" in names:
         weights = config.get("loss_weights")
         weight = weights[names.index("sft")] if isinstance(weights, list) and len(weights) == len(names) else 1.0
