@@ -145,7 +145,7 @@ def _numbers(held: Mapping[str, object], inside: bool = True) -> Iterator[tuple[
             case tuple() | list() if inside:
                 yield from _numbers({f"{name}[{place}]": one for place, one in enumerate(x)}, False)
             case dict() if inside:
-                plain = {f"{name}[{key}]": one for key, one in x.items() if isinstance(one, int | float | str)}
+                plain = {f"{name}[{key}]": one for key, one in x.items() if isinstance(one, int | float)}
                 yield from _numbers(plain, False)
             case nn.Module() if name == "self":
                 own = {**x.__dict__, **x.__dict__.get("_buffers", {}), **x.__dict__.get("_parameters", {})}
