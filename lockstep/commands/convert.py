@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.config.foreign_recipe import convert_file, render, validate
     from lockstep.errors import InputError
     from lockstep.foreign.convert import list_lines
-    from lockstep.records import refuse_other
+    from lockstep.whole_files import write_whole
 
     if options.out is not None and Path(options.out).resolve() == Path(options.file).resolve():
         raise InputError(f"{options.file} is the config that is converted; give --out another name")
@@ -50,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
         print(render(converted), end="")
         print(table, file=sys.stderr)
     else:
-        refuse_other(Path(options.out))
-        Path(options.out).write_text(render(converted), encoding="utf-8")
+        write_whole(Path(options.out), [render(converted).encode()])
         print(table)
     validate(converted)
     return 0
