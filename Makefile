@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-both test-all durations face coming-from logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_wheel
@@ -29,17 +29,17 @@ quickstart: $(VENV)/.run
 quickstart-ray: $(VENV)/.ray
 	$(BIN)/lockstep train ppo_wheel cluster=ray learner.parallel.dp=2 sampler.replicas=2
 
-# One representative of everything; and with what is marked `full`. All of it runs without a GPU.
-PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder --junitxml=build/tests.xml
+# One representative of everything; then what is marked `full`; and both. All of it runs without a GPU.
+PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.vllm
-	$(PYTEST) -m "not proof and not full"
+	$(PYTEST) -m "not proof and not full" --junitxml=build/tests.xml
 
-# In one run, so that tests are collected once, and those of a file share what its fixtures make.
-test-both: $(VENV)/.vllm
-	$(PYTEST) -m "not proof"
+# In a run of its own: a process that has run the others has threads and files that tests which fork do not survive.
+test-rest: $(VENV)/.vllm
+	$(PYTEST) -m "full and not proof" --junitxml=build/tests_rest.xml
 
-test-all: test-both kernels
+test-all: test test-rest kernels
 
 # The typed keyword arguments of `lockstep.GRPO` and its like, from the sections of recipes.
 face: $(VENV)/.test
@@ -50,8 +50,8 @@ coming-from: $(VENV)/.test
 	$(BIN)/python .ci/coming_from.py
 
 # What the tests take: tests/durations.txt.
-durations: test-both
-	$(BIN)/python .ci/durations.py build/tests.xml
+durations: test-all
+	$(BIN)/python .ci/durations.py build/tests.xml build/tests_rest.xml
 
 # The package as a stranger's training stack imports it: torch, numpy and pytest alone, without names newer than torch 2.9.
 logprobs-alone: $(VENV)-alone/.made

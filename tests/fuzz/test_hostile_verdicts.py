@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from verdict_cases import SCORES, WINNERS
 
@@ -37,6 +37,7 @@ def test_a_winner_has_one_reading(reply: str) -> None:
 
 @given(st.permutations(range(6)), st.sampled_from(BETWEEN), DRESSES, REASONS)
 def test_two_scores_are_none(values: list[int], between: str, dress: str, reasons: str) -> None:
+    assume(not (between == " / " and values[1] == 5))  # "2 / 5" is one score, and its scale
     said = dress.format(f"{values[0]}")
     assert SCORE(f"{reasons}\nScore: {said}{between}{values[1]}").value is None
 
