@@ -376,8 +376,8 @@ def _open(
     are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
     ran = [one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)]
     here, there = (
-        _order([one for one in some if one in ran], makers)
-        for some in (suspects(own, theirs, ends[1:], tolerance), suspects(theirs, own, ends[:1], tolerance))
+        _order([one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace)
+        for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
@@ -400,11 +400,18 @@ def _open(
     return [Suspect(other.name, moved)] if moved else [*around, *last]
 
 
-def _order(some: Sequence[Operator], makers: Sequence[Operator]) -> list[Operator]:
-    """Operators from which the ends follow before others; early ones, which may be other ways to the same, second."""
-    made, rest = ([one for one in some if (one in makers) == kind] for kind in (True, False))
-    inside, early = ([one for one in made if one.early == kind] for kind in (False, True))
-    return [*inside[:1], *early, *inside[1:], *rest]
+def _order(some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace) -> list[Operator]:
+    """Operators from which the ends follow first, and early ones, which may be other ways to the same, second.
+
+    Where the first one in the segment reads only what the segment did not make, as a transposed weight, and no end
+    follows from it, those come first whose difference reaches the end (`suspects` has them in front).
+    """
+    outside, placed = set(trace.external()), {id(one): place for place, one in enumerate(trace.operators)}
+    found = sorted(some, key=lambda one: (one not in makers, placed.get(id(one), 0)))
+    inside, early = ([one for one in found if one.early == kind] for kind in (False, True))
+    if inside and early and inside[0] not in makers and outside.issuperset(inside[0].inputs):
+        return list(some)
+    return [*inside[:1], *early, *inside[1:]]
 
 
 def _find_writers(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:
