@@ -401,17 +401,15 @@ def _open(
 
 
 def _order(some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace) -> list[Operator]:
-    """Operators from which the ends follow first, and early ones, which may be other ways to the same, second.
+    """Operators from which the ends follow first, early ones, which may be other ways to the same, second.
 
-    Where the first one in the segment reads only what the segment did not make, as a transposed weight, and no end
-    follows from it, those come first whose difference reaches the end (`suspects` has them in front).
+    Last are those that read only what the segment did not make, such as a weight, and from which no end follows.
     """
-    outside, placed = set(trace.external()), {id(one): place for place, one in enumerate(trace.operators)}
-    found = sorted(some, key=lambda one: (one not in makers, placed.get(id(one), 0)))
+    outside = set(trace.external())
+    idle = [one for one in some if one not in makers and outside.issuperset(one.inputs)]
+    found = sorted((one for one in some if one not in idle), key=lambda one: one not in makers)
     inside, early = ([one for one in found if one.early == kind] for kind in (False, True))
-    if inside and early and inside[0] not in makers and outside.issuperset(inside[0].inputs):
-        return list(some)
-    return [*inside[:1], *early, *inside[1:]]
+    return [*inside[:1], *early, *inside[1:], *idle]
 
 
 def _find_writers(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:

@@ -362,8 +362,8 @@ def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
 def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], tolerance: float) -> list[Operator]:
     """Returns the operators that were given values which the other trace has, and gave one that it has not.
 
-    Those come first from which an end follows by values that the other trace lacks: of what only Python reads, as it
-    does lengths, one engine may have more than another.
+    They are in order of execution, but for early ones from which no end follows by values that the other trace lacks:
+    of what only Python reads, as it does lengths, one engine may have more than another.
 
     What no operator of the trace made (inputs of the segment, weights, constants) is taken for right, so an operator
     that reads a weight which differs is a suspect. A value that the other trace lacks, but from which only values
@@ -397,7 +397,7 @@ def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], t
         and not all(good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs))
     ]
     off = find_makers(own, ends, frozenset(value for value, is_good in enumerate(good) if is_good))
-    return sorted(found, key=lambda one: one not in off)
+    return sorted(found, key=lambda one: one.early and one not in off)
 
 
 def _find_unset(trace: OperatorTrace) -> set[int]:
