@@ -4,7 +4,7 @@
 
 An edit is made in the functions of vLLM that are alive, an engine is built with it, and located. Drawn are lines that
 run when a model is built, loaded and read. Each result is a line of a file, and what is there is not done again: the
-command goes on where it was stopped, and an edit during which the process died is one that crashed.
+command resumes where it was stopped, and an edit during which the process died is one that crashed.
 """
 
 from __future__ import annotations

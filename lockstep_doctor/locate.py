@@ -22,7 +22,7 @@ from lockstep_doctor.operators import (
     first_rearranged,
     suspects,
 )
-from lockstep_doctor.statistics import CAP
+from lockstep_doctor.statistics import CAP, score_tokens
 from lockstep_doctor.tap import LoadsWeights, Tap
 
 ENOUGH = 0.9
@@ -243,7 +243,7 @@ def locate(
 
 def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
     """Returns the log-probabilities of the tokens from the second on, float64 [T - 1]."""
-    return logits_TV[:-1].double().cpu().log_softmax(-1).gather(-1, tokens_T[1:, None].cpu())[:, 0]
+    return score_tokens(logits_TV[:-1].double().cpu(), tokens_T[1:].cpu())
 
 
 def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:

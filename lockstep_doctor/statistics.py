@@ -164,6 +164,17 @@ def cap(delta_M: Tensor) -> Tensor:
     return delta_M.abs().clamp(max=CAP).exp()
 
 
+def capped_difference(a: Tensor, b: Tensor) -> Tensor:
+    """|a − b| in float64, each at most `CAP`, which NaN counts as, too; 0 where both are the same infinity."""
+    a, b = a.double(), b.double()
+    return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(CAP)).clamp(max=CAP)
+
+
+def score_tokens(logits_MV: Tensor, ids_M: Tensor) -> Tensor:
+    """Log-probabilities of tokens by the logits that each was chosen from, [M], in the type of the logits."""
+    return logits_MV.log_softmax(-1).gather(-1, ids_M[:, None])[:, 0]
+
+
 def mean(compared: Compared, column_M: Tensor) -> tuple[float, float]:
     """The mean of a column over tokens and its standard error, robust to whatever correlation there is in a cluster.
 

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from lockstep_doctor.column import Finding, TokenColumns, examine_columns
 from lockstep_doctor.column.finding import ColumnSide
+from lockstep_doctor.column.halves import TEMPERATURES
 from lockstep_doctor.dumps.errors import DumpError
 from lockstep_doctor.dumps.names import FieldNames
 from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import load
 from lockstep_doctor.locate import FLOORS
-from lockstep_doctor.statistics import CAP
+from lockstep_doctor.statistics import CAP, capped_difference, score_tokens
 
 Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
 """The place where a side leaves the model: what is read, the pass itself, the division of the logits, what is done to
 single log-probabilities, or how they are put together."""
 
-_TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0)
 _NEARBY = (0.96, 0.98, 1.02, 1.04)
 _TOLD = "at the temperature that the dump says"
 _CLOSER = 0.3
@@ -173,15 +173,14 @@ def _score(
         logits = model(input_ids=given[None].to(device), use_cache=False).logits[0, :-1].float()
         for name, each in temperatures.items():
             scaled = logits / (float(each[row]) if isinstance(each, Tensor) else each)
-            own = scaled.log_softmax(-1).gather(-1, given[1:, None].to(device))[:, 0].double().cpu()
+            own = score_tokens(scaled, given[1:].to(device)).double().cpu()
             lacking = own.new_full((max(0, ids.numel() - own.numel()),), torch.nan)
             found[name].append(torch.cat([lacking, own])[-ids.numel() :])
     return {name: torch.cat(some) for name, some in found.items()}
 
 
 def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
-    off = torch.where(a == b, 0.0, a - b)[mask].nan_to_num(CAP).clamp(-CAP, CAP)
-    return float(off.square().mean().sqrt())
+    return float(capped_difference(a, b)[mask].square().mean().sqrt())
 
 
 def _says_stage(finding: Finding) -> bool:
@@ -205,7 +204,7 @@ class _Judge:
         self._told = "" if told is None or bool(((told == 1) | (told == 0)).all()) else _TOLD
         temperatures: dict[str, Tensor | float] = {"": 1.0}
         temperatures |= {_TOLD: told.clamp(min=1e-6)} if self._told and told is not None else {}
-        temperatures |= {f"at temperature {one:g}": one for one in _TEMPERATURES}
+        temperatures |= {f"at temperature {one:g}": one for one in TEMPERATURES}
         self._by = _score(model, columns, temperatures)
         self.compared = columns.mask & ~self._by[""].isnan()
         if not bool(self.compared.any()):
