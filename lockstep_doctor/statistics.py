@@ -164,7 +164,7 @@ def cap(delta_M: Tensor) -> Tensor:
     return delta_M.abs().clamp(max=CAP).exp()
 
 
-def capped_difference(a: Tensor, b: Tensor) -> Tensor:
+def difference_up_to_cap(a: Tensor, b: Tensor) -> Tensor:
     """|a − b| in float64, each at most `CAP`, which NaN counts as, too; 0 where both are the same infinity."""
     a, b = a.double(), b.double()
     return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(CAP)).clamp(max=CAP)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lockstep_doctor.statistics import capped_difference, score_tokens
+from lockstep_doctor.statistics import difference_up_to_cap, score_tokens
 
 TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0)
-"""That are tried where a column differs."""
+"""Temperatures that are tried where a column differs."""
 _TOP_PS = (0.7, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -31,11 +31,11 @@ def describe_column(logits_MV: Tensor, ids_M: Tensor, column_M: Tensor, toleranc
     """
     if not logits_MV.shape[0] == ids_M.numel() == column_M.numel():
         raise ValueError(f"{column_M.numel()} log-probabilities for {ids_M.numel()} tokens, {len(logits_MV)} logits")
-    off = capped_difference(column_M, score_tokens(logits_MV.double(), ids_M))
+    off = difference_up_to_cap(column_M, score_tokens(logits_MV.double(), ids_M))
     before = float(off.square().sum())
     hit = off > tolerance
     lefts = {
-        name: float(capped_difference(column_M, guess).square().sum())
+        name: float(difference_up_to_cap(column_M, guess).square().sum())
         for name, guess in _guess(logits_MV.double(), ids_M)
     }
     equals = [f"{name} ({1 - left / before:.0%} of it)" for name, left in lefts.items() if left <= 0.1 * before]

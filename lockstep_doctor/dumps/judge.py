@@ -19,7 +19,7 @@ from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import load
 from lockstep_doctor.locate import FLOORS
-from lockstep_doctor.statistics import CAP, capped_difference, score_tokens
+from lockstep_doctor.statistics import CAP, difference_up_to_cap, score_tokens
 
 Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
 """The place where a side leaves the model: what is read, the pass itself, the division of the logits, what is done to
@@ -180,7 +180,7 @@ def _score(
 
 
 def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
-    return float(capped_difference(a, b)[mask].square().mean().sqrt())
+    return float(difference_up_to_cap(a, b)[mask].square().mean().sqrt())
 
 
 def _says_stage(finding: Finding) -> bool:
