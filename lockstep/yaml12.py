@@ -60,6 +60,15 @@ def parse(text: str, merges: bool = False) -> Any:
         raise InputError(_TOO_DEEP) from None
 
 
+def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns one tree over another; mappings are merged key by key, and of all else the one above stays."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = lay_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
 def value_at(tree: Any, path: Iterable[str]) -> Any:
     """The value at a path of keys in a tree of mappings; None where there is none."""
     for key in path:

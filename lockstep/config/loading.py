@@ -388,7 +388,7 @@ def _has_backend(section: type[Section] | None) -> bool:
 def _join(layers: Iterable[Layer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:
-        tree = _merge(tree, layer.tree)
+        tree = yaml12.lay_over(tree, layer.tree)
     return tree
 
 
@@ -405,7 +405,7 @@ def _overlay(
         given, taken = above.get(section), below.get(section)
         if isinstance(given, dict) and isinstance(taken, dict) and _renames(given.get(part), taken.get(part)):
             below = below | {section: taken | {part: None}}
-    return _merge(below, above)
+    return yaml12.lay_over(below, above)
 
 
 def _renames(given: Any, taken: Any) -> bool:
@@ -415,14 +415,6 @@ def _renames(given: Any, taken: Any) -> bool:
         and isinstance(taken, dict)
         and given.get("name", taken.get("name")) != taken.get("name")
     )
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        merged[key] = _merge(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _validate(kind: type[S], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]) -> S:

@@ -64,6 +64,11 @@ def share_of_steps(total: Callable[[Config], float]) -> Convert:
     return convert
 
 
+def kl_coefficient(value: Json, config: Config) -> Answer:
+    """A coefficient of the KL to a reference policy."""
+    return value if value else nothing("0: no reference policy is loaded")
+
+
 def bound(value: Json, config: Config) -> Answer:
     """A bound that must be above 0; null is none there and here."""
     return (

@@ -11,6 +11,7 @@ from lockstep.foreign.conversions import (
     context,
     data_file,
     distance,
+    kl_coefficient,
     model_folder,
     nothing,
     number,
@@ -102,10 +103,6 @@ def _dp(value: Json, config: Config) -> Answer:
     for name in names:
         others *= config.whole(f"{MEGATRON if _is_megatron(config) else DTENSOR}.{name}_parallel_size", 1)
     return gpus // others if gpus > 0 and gpus % others == 0 else refuse(f"{gpus} GPUs do not divide by {others}")
-
-
-def _kl(value: Json, config: Config) -> Answer:
-    return value if value else nothing("0: no reference policy is loaded")
 
 
 def _placement(value: Json, config: Config) -> Answer:
@@ -367,7 +364,7 @@ MAPPED = (
     Key("loss_fn.sequence_level_importance_ratios", ("grpo.importance_sampling_level",), Lookup({True: "sequence",
         False: "token"})),
     Key("loss_fn.use_cispo", ("grpo.loss",), Lookup({True: "cispo", False: "clip"})),
-    Key("loss_fn.reference_policy_kl_penalty", ("ppo.kl.coef",), _kl),
+    Key("loss_fn.reference_policy_kl_penalty", ("ppo.kl.coef",), kl_coefficient),
     Key("loss_fn.use_kl_in_reward", ("ppo.kl.placement",), _placement),
     Key(f"{IMPORTANCE}_type", ("ppo.correction.kind",), _correction, page="-"),
     Key("", ("ppo.correction.kind",), Lookup({"tis": "token_tis", "icepop": "icepop"}), page=f"={IMPORTANCE}_type"),

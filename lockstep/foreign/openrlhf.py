@@ -11,6 +11,7 @@ from lockstep.foreign.conversions import (
     column,
     data_file,
     distance,
+    kl_coefficient,
     model_folder,
     nothing,
     number,
@@ -78,10 +79,6 @@ def _clips(value: Json, config: Config) -> Answer:
     if not isinstance(value, list) or len(value) != 2:
         return nothing("eps_clip is both")
     return section("ppo", clip=value[0], clip_high=value[1])
-
-
-def _kl(value: Json, config: Config) -> Answer:
-    return value if value else nothing("0: no reference policy is loaded")
 
 
 def _placement(value: Json, config: Config) -> Answer:
@@ -259,7 +256,7 @@ MAPPED = (
     Key("algo.advantage.no_std_norm", ("grpo.scale_rewards",), _no_std, page="-"),
     Key("actor.policy_loss_type", ("grpo.importance_sampling_level",), Lookup({"gspo": "sequence",
         "ppo": nothing("of tokens")})),
-    Key("algo.kl.init_coef", ("ppo.kl.coef",), _kl, default=0.01),
+    Key("algo.kl.init_coef", ("ppo.kl.coef",), kl_coefficient, default=0.01),
     Key("algo.kl.use_loss", ("ppo.kl.placement",), _placement, default=False),
     Key("algo.kl.target", ("ppo.kl.adaptive.target",), lambda value, config:
         nothing("the coefficient is fixed") if value is None else

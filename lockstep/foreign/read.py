@@ -114,10 +114,10 @@ class _Bases:
             if base is not None:
                 inner = self.read(base)
                 inner.pop("defaults", None)
-                below = merge(below, inner)
+                below = yaml12.lay_over(below, inner)
             elif name not in (None, "_self_"):
                 self.missing.append(str(name))
-        return merge(below, tree)
+        return yaml12.lay_over(below, tree)
 
 
 def _parse_yaml(path: Path) -> dict[str, Json]:
@@ -130,15 +130,6 @@ def _parse_yaml(path: Path) -> dict[str, Json]:
 def _find_base(path: Path, name: str) -> Path | None:
     candidates = (path.parent / name, path.parent / f"{name}.yaml")
     return next((file for file in candidates if file.is_file()), None)
-
-
-def merge(below: Mapping[str, Json], above: Mapping[str, Json]) -> dict[str, Json]:
-    """One tree over another; sections are merged key by key."""
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        merged[key] = merge(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _fill_in(path: Path, given: Mapping[str, Json]) -> dict[str, Json]:

@@ -12,6 +12,7 @@ from lockstep.foreign.conversions import (
     data_file,
     distance,
     insist,
+    kl_coefficient,
     model_folder,
     nothing,
     number,
@@ -162,10 +163,8 @@ def _beta(value: Json, config: Config) -> Answer:
 
 def _kl(value: Json, config: Config) -> Answer:
     """A coefficient of the KL, which PPO and RLOO take from the reward."""
-    if not value:
-        return nothing("0: no reference policy is loaded")
     in_reward = config.algorithm == "ppo" or _is_rloo(config)
-    return section("ppo.kl", coef=value, placement="reward") if in_reward else value
+    return section("ppo.kl", coef=value, placement="reward") if value and in_reward else kl_coefficient(value, config)
 
 
 def _loss(value: Json, config: Config) -> Answer:

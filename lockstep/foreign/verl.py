@@ -11,6 +11,7 @@ from lockstep.foreign.conversions import (
     data_file,
     distance,
     insist,
+    kl_coefficient,
     model_folder,
     nothing,
     number,
@@ -111,12 +112,8 @@ def _dp(value: Json, config: Config) -> Answer:
     return gpus // others if gpus % others == 0 else refuse(f"{gpus} GPUs do not divide by {others}")
 
 
-def _kl_loss(value: Json, config: Config) -> Answer:
-    return value if value else nothing("0: no reference policy is loaded")
-
-
 def _kl_reward(value: Json, config: Config) -> Answer:
-    return refuse(say.ONE_KL) if config.says(f"{ACTOR}.use_kl_loss") else _kl_loss(value, config)
+    return refuse(say.ONE_KL) if config.says(f"{ACTOR}.use_kl_loss") else kl_coefficient(value, config)
 
 
 def _use_kl_loss(value: Json, config: Config) -> Answer:
@@ -356,7 +353,7 @@ MAPPED = (
         page="-"),
     Key("", ("grpo.importance_sampling_level", "grpo.loss"), Lookup({"gspo": "sequence", "cispo": "cispo"}),
         page="=actor.policy_loss.loss_mode"),
-    Key(f"{ACTOR}.kl_loss_coef", ("ppo.kl.coef",), _kl_loss, default=0.001),
+    Key(f"{ACTOR}.kl_loss_coef", ("ppo.kl.coef",), kl_coefficient, default=0.001),
     Key("algorithm.kl_ctrl.kl_coef", ("ppo.kl.coef",), _kl_reward, default=0.001),
     Key(f"{ACTOR}.use_kl_loss", ("ppo.kl.placement",), _use_kl_loss),
     Key("algorithm.use_kl_in_reward", ("ppo.kl.placement",), _use_kl_in_reward),
