@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WRITES = """import os
-    for n in range(3, 99):
+    for n in range(3, 4096):
         try: os.write(n, b'{}\\n')
         except OSError: pass
     return 1.0"""
@@ -46,7 +46,7 @@ REWARDS: dict[str, tuple[str, str]] = {
     "a generator's end": ("raise StopIteration(5)", "raised StopIteration"),
     "no end of calls": ("def f(): return f()\n    return f()", "raised RecursionError"),
     "no standard output": ("import sys; sys.stdout = sys.stderr = None; return 1.0", ""),
-    "closed descriptors": ("import os; os.closerange(0, 64); return 1.0", "ended its process"),
+    "closed descriptors": ("import os; os.closerange(0, 4096); return 1.0", "ended its process"),
     "half a character printed": ("print('\\ud800'); return 1.0", ""),
     "20 MB printed": ("print('x' * 20_000_000); return 1.0", ""),
     "bytes on the connection": (

@@ -8,7 +8,6 @@ import pickle
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -188,9 +187,19 @@ print(os.read(read, 9).decode())
 
 
 @pytest.fixture(scope="module")
-def limited() -> Iterator[Sandbox]:
+def own_tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which only the programs of `limited` have theirs."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def limited(own_tmp: Path) -> Iterator[Sandbox]:
     """Without namespaces."""
     sandbox = Sandbox(LIMITS, isolation="limits", interpreter=SYSTEM_PYTHON)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(own_tmp))
+        where = printed(sandbox, "import os", "print(os.getcwd())")  # starts it
+    assert where is not None and where.startswith(str(own_tmp))
     yield sandbox
     sandbox.close()
 
@@ -231,8 +240,7 @@ def test_a_program_ends_with_the_process_that_started_it() -> None:
     assert printed(sandbox, "print('on')") == "on\n"
 
 
-def test_limits_alone_hold_too_and_leave_no_folder(limited: Sandbox) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("lockstep-program-*"))
+def test_limits_alone_hold_too_and_leave_no_folder(limited: Sandbox, own_tmp: Path) -> None:
     assert printed(limited, "print(int(input()) * 2)", given="21") == "42\n"
     assert printed(limited, "while True: pass") is None
     assert printed(limited, "held = bytearray(160 << 20)") is None
@@ -240,7 +248,7 @@ def test_limits_alone_hold_too_and_leave_no_folder(limited: Sandbox) -> None:
     assert printed(limited, "while True: print('x' * 1000)") is None
     own = ["import os", "os.mkdir('a')", "open('a/b', 'w').close()", "os.chmod('a', 0)", "print(os.listdir())"]
     assert printed(limited, *own) in ("['main.py', 'a']\n", "['a', 'main.py']\n")
-    assert set(Path(tempfile.gettempdir()).glob("lockstep-program-*")) == before
+    assert list(own_tmp.iterdir()) == []
 
 
 ASKED = """
@@ -256,12 +264,11 @@ for folder in (os.path.dirname(sys.executable), "/usr", "/bin"):
 KILLS = "import os, signal\nos.kill(-1, signal.SIGKILL)"
 
 
-def test_folders_deeper_than_python_follows_are_removed(limited: Sandbox) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("lockstep-program-*"))
+def test_folders_deeper_than_python_follows_are_removed(limited: Sandbox, own_tmp: Path) -> None:
     deep = ("import os", "for _ in range(3000):", "    os.mkdir('a')", "    os.chdir('a')", "print('deep')")
     assert printed(limited, *deep) == "deep\n"
     assert printed(limited, "print('again')") == "again\n"
-    assert set(Path(tempfile.gettempdir()).glob("lockstep-program-*")) == before
+    assert list(own_tmp.iterdir()) == []
 
 
 def test_a_test_that_ends_its_process_has_not_passed(limited: Sandbox) -> None:
