@@ -199,7 +199,8 @@ def limited(own_tmp: Path) -> Iterator[Sandbox]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(own_tmp))
         where = printed(sandbox, "import os", "print(os.getcwd())")  # starts it
-    assert where is not None and where.startswith(str(own_tmp))
+    assert where is not None
+    assert where.startswith(str(own_tmp))
     yield sandbox
     sandbox.close()
 
