@@ -250,6 +250,10 @@ class SamplingKeys(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
 
 
 class RepeatedSamplingKeys(TypedDict, total=False):
@@ -259,6 +263,10 @@ class RepeatedSamplingKeys(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     num_samples: int
     k: Sequence[int] | None
 
@@ -564,6 +572,10 @@ class WritingSamplingKeys(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
 
 
 class NewPromptsSectionKeys(TypedDict, total=False):

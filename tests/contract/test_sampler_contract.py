@@ -48,6 +48,10 @@ SHAPED = {
     "top-p": SamplingParams(max_tokens=12, top_p=0.8),
     "all three": SamplingParams(max_tokens=12, temperature=1.5, top_k=20, top_p=0.9),
     "greedy": SamplingParams(max_tokens=12, temperature=0.0),
+    "min-p": SamplingParams(max_tokens=12, temperature=1.5, top_p=0.9, min_p=0.2),
+    "penalties": SamplingParams(
+        max_tokens=12, temperature=0.8, repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=-0.9
+    ),
 }
 
 
