@@ -53,6 +53,7 @@ class SamplingParams:
             negative ones, before the temperature does; 1 changes none.
         presence_penalty: Subtracted from the logits of tokens that the response has already.
         frequency_penalty: Subtracted from them once for each time.
+        stop: A response ends with the token that completes one of these strings in its text, and keeps it.
     """
 
     max_tokens: int
@@ -64,6 +65,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
 
     @property
     def greedy(self) -> bool:

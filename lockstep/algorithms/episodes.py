@@ -50,7 +50,8 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
     notes: list[str] = []
 
     def tokens_of(text: str, last: int) -> Sequence[int]:
-        if last in stops or not is_chat(data):
+        inside = last in stops or last not in source.stop_token_ids  # a stop string ends no message
+        if inside or not is_chat(data):
             return source.token_ids(text)
         tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer))
         return tokens[tokens.index(last) + 1 :] if last in tokens else tokens

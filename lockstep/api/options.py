@@ -254,6 +254,7 @@ class SamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    stop: Sequence[str]
 
 
 class RepeatedSamplingKeys(TypedDict, total=False):
@@ -267,6 +268,7 @@ class RepeatedSamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    stop: Sequence[str]
     num_samples: int
     k: Sequence[int] | None
 
@@ -576,6 +578,7 @@ class WritingSamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    stop: Sequence[str]
 
 
 class NewPromptsSectionKeys(TypedDict, total=False):

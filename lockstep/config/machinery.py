@@ -262,6 +262,9 @@ class Sampling(Section):
     )
     presence_penalty: float = Field(default=0.0, description="subtracted from logits of tokens in the response")
     frequency_penalty: float = Field(default=0.0, description="subtracted for each time that the response has a token")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="text that ends a response, and stays in it, besides the model's own stop tokens"
+    )
 
     @model_validator(mode="after")
     def _greedy_takes_the_likeliest(self) -> Sampling:
@@ -283,6 +286,7 @@ class Sampling(Section):
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
+            stop=self.stop,
         )
 
 

@@ -41,6 +41,11 @@ class Dialect:
             ValueError: If the server has no words for it.
         """
         options: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        if sampling.stop:
+            raise InputError(
+                "sampling.stop ends a response of the torch sampler or of vLLM in this program; a server cuts text off "
+                "in a way of its own, so leave it out"
+            )
         penalties = {"presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty}
         others = {
             "repetition_penalty": sampling.repetition_penalty,

@@ -131,6 +131,13 @@ class Places:
         self.token_S[place_R] = token_R
         self.made_S[place_R] = made_R + 1
 
+    def newest(self, place_R: Tensor, count: int) -> list[list[int]]:
+        """The newest tokens of each response, at most so many."""
+        made_R = self.made_S[place_R]
+        column_RK = made_R[:, None] + torch.arange(-count, 0, device=self._device)
+        tokens = self._token_SK[place_R[:, None], column_RK.clamp(min=0)].tolist()
+        return [some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)]
+
     def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
         """The responses of rows so far; some have stopped."""
         place = self._ints([row.place for row in rows])

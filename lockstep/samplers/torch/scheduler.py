@@ -23,6 +23,7 @@ from lockstep.models.continuous import Continuous, Growing
 from lockstep.models.extents import Extents
 from lockstep.models.heads import PLAIN
 from lockstep.models.pool import BLOCK, Pool
+from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
 from lockstep.samplers.torch.passes import Tokens, take_prompts
 from lockstep.samplers.torch.rows import NotFinite, Places, Response, Row, SharedPrompt
@@ -48,6 +49,7 @@ class Scheduler:
         exact: True if the model is computed exactly, and log-probabilities are, too.
         raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
         most_tokens: Tokens that running rows have room for, together; None: as many as they need.
+        folder: Of the model, whose tokenizer reads stop strings.
 
     Attributes:
         finished: Responses by the numbers of their requests, until they are taken out.
@@ -65,9 +67,11 @@ class Scheduler:
         exact: bool,
         raw_logprobs: bool = False,
         most_tokens: int | None = None,
+        folder: str = "",
     ) -> None:
         self._forward, self._context, self._device = forward, context, device
         self._exact, self._raw_logprobs, self._most_tokens = exact, raw_logprobs, most_tokens
+        self._folder = folder
         self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents(context)
         self._places, self._free = Places(places, device), list(range(places))[::-1]
         self._numbers, self._began = count(), count()
@@ -287,6 +291,7 @@ class Scheduler:
         places.append(place_R, token_R, logprob_R)
         if self._seen is not None:
             self._seen.append(place_R, token_R)
+        stopped_R = self._read_stop_strings(stopped_R)
         whole_R = stopped_R | (places.made_S[place_R] >= places.room_S[place_R])
         stopped, whole, finite = torch.stack([stopped_R, whole_R, logprob_R.isfinite()]).tolist()
         if not all(finite):
@@ -322,6 +327,18 @@ class Scheduler:
         if self._raw_logprobs:
             logprob_R, _ = token_scores(logits_RV, token_R, PLAIN, row_invariant=self._exact)
         return token_R, logprob_R, torch.isin(token_R, self._ints(sampling.stop_token_ids))
+
+    def _read_stop_strings(self, stopped_R: Tensor) -> Tensor:
+        """Rows that have stopped by now: by a stop token, or because their newest token completes a stop string."""
+        stops = {index: row.sampling.stop for index, row in enumerate(self._rows) if row.sampling.stop}
+        if not stops:
+            return stopped_R
+        strings = {index: open_stop_strings(self._folder, some) for index, some in stops.items()}
+        rows, window = list(strings), max(some.window for some in strings.values())
+        newest = zip(strings.values(), self._places.newest(self._place_R[self._ints(rows)], window), strict=True)
+        completes = torch.tensor([some.completes(tokens) for some, tokens in newest], device=self._device)
+        stopped_R[self._ints(rows)] |= completes
+        return stopped_R
 
     def _finish(self, rows: Sequence[Row], stopped: Sequence[bool]) -> None:
         """Takes the responses of rows that are whole; what is to be continued stays known."""

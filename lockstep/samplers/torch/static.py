@@ -16,6 +16,7 @@ from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.heads import PLAIN
 from lockstep.samplers.base import Piece, require_room
+from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.model_sampler import ModelSampler, join_prompts
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.seen import Seen
@@ -88,6 +89,8 @@ class StaticSampler(ModelSampler):
             broken = running & ~logprob.isfinite()
             length_B[alive] += running
             stopped_B[alive] |= running & torch.isin(token, stops)
+            if sampling.stop:
+                stopped_B[alive] |= running & self._complete(tokens_BK[alive, : k + 1], sampling)
             running = running & ~stopped_B[alive] & (room_B[alive] > k + 1)
             left, num_broken = torch.stack([running.sum(), broken.sum()]).tolist()  # one wait for the device
             if num_broken:
@@ -101,6 +104,12 @@ class StaticSampler(ModelSampler):
             cache.next_token()
             logits = self._logits(token[:, None], cache.filled[:, None], cache, 1)[:, 0]
         return tokens_BK, logprob_BK, length_B, stopped_B
+
+    def _complete(self, tokens_RK: Tensor, sampling: SamplingParams) -> Tensor:
+        """Rows whose newest token completes a stop string."""
+        strings = open_stop_strings(self._lm.config.name_or_path, sampling.stop)
+        newest = tokens_RK[:, -strings.window :].tolist()
+        return torch.tensor([strings.completes(tokens) for tokens in newest], device=tokens_RK.device)
 
     def _watch(self, requests: Sequence[Request], columns: int) -> Seen:
         seen = Seen(len(requests), columns, self._lm.device)
