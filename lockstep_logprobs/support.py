@@ -1,7 +1,7 @@
 """The tokens that min-p, top-k and top-p keep: all whose logit reaches a threshold, found without a sort.
 
-A rank that holds some columns of the vocabulary needs no more than this number per row to know which of its tokens can be
-sampled, and equal logits stay or go together (docs/adr/0005).
+A rank that holds some columns of the vocabulary needs no more than one number per row to know which of its tokens can
+be sampled, and equal logits stay or go together (docs/adr/0005).
 
 Letters: M rows, v this rank's columns, k likeliest tokens, C ranks.
 """

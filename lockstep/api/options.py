@@ -31,6 +31,7 @@ class DataSectionKeys(TypedDict, total=False):
     messages: str | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     max_prompt_tokens: int
     overlong_prompts: Literal["error", "skip", "truncate"]
     bad_rows: Literal["error", "skip"]
@@ -446,6 +447,7 @@ class PairSectionKeys(TypedDict, total=False):
     messages: str | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     max_prompt_tokens: int
     overlong_prompts: Literal["error", "skip", "truncate"]
     bad_rows: Literal["error", "skip"]
@@ -536,6 +538,7 @@ class JudgeSectionKeys(TypedDict, total=False):
     sampler: SamplerSectionKeys | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     sampling: SamplingKeys
     max_prompt_tokens: int
     overlong_judge_prompts: Literal["drop", "truncate_response"]
@@ -558,6 +561,7 @@ class MetaJudgeSectionKeys(TypedDict, total=False):
     sampler: SamplerSectionKeys | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     sampling: SamplingKeys
     max_prompt_tokens: int
     overlong_judge_prompts: Literal["drop", "truncate_response"]
@@ -606,6 +610,7 @@ class DoctorDataKeys(TypedDict, total=False):
     messages: str | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     max_prompt_tokens: int
     overlong_prompts: Literal["error", "skip", "truncate"]
     bad_rows: Literal["error", "skip"]
