@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Head = Literal["logits", "value", "reward"]
@@ -47,6 +47,13 @@ class SamplingParams:
         top_p: Keep the fewest likeliest tokens whose probability reaches this, and those as likely as the last of them;
             1 keeps all.
         stop_token_ids: A response ends with the first of these; it belongs to the response.
+        min_p: Keep tokens whose probability, at this temperature, is at least this times that of the likeliest; 0 keeps
+            all. Top-k and top-p choose from what is left.
+        repetition_penalty: Divides positive logits of tokens that prompt or response have already, and multiplies
+            negative ones, before the temperature does; 1 changes none.
+        presence_penalty: Subtracted from the logits of tokens that the response has already.
+        frequency_penalty: Subtracted from them once for each time.
+        stop: A response ends with the token that completes one of these strings in its text, and keeps it.
     """
 
     max_tokens: int
@@ -54,6 +61,11 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -66,13 +78,33 @@ class SamplingParams:
 
     @property
     def full_support(self) -> bool:
-        """True if every token can be sampled, so that only the temperature shapes the distribution."""
-        return self.greedy or (self.top_k == 0 and self.top_p == 1.0)
+        """True if every token can be sampled: no filter takes any away."""
+        return self.greedy or (self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0)
+
+    @property
+    def counts_response(self) -> bool:
+        """True if it matters how often a token is in the response, apart from the prompt."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """True if the tokens before a token change its logits."""
+        return self.repetition_penalty != 1.0 or self.counts_response
+
+    @property
+    def needs_logits(self) -> bool:
+        """True if a token is scored by logits that exist whole: more shapes the distribution than the temperature."""
+        return self.penalizes or not self.full_support
+
+    @property
+    def unpenalized(self) -> SamplingParams:
+        """The same without penalties."""
+        return replace(self, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
 
     @property
     def unshaped(self) -> bool:
-        """True if log-probabilities are those of temperature 1 and of all tokens; greedy ones are."""
-        return self.temperature in (0.0, 1.0) and self.full_support
+        """True if log-probabilities are the model's own, of temperature 1; greedy ones without penalties are."""
+        return self.temperature in (0.0, 1.0) and not self.needs_logits
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The tokens that top-k and top-p keep: all whose logit reaches a threshold, one number per row, found without a sort.
+"""The tokens that min-p, top-k and top-p keep: all whose logit reaches a threshold, found without a sort.
 
-A rank that holds some columns of the vocabulary needs no more than this number to know which of its tokens can be
-sampled, and equal logits stay or go together (docs/adr/0005).
+A rank that holds some columns of the vocabulary needs no more than one number per row to know which of its tokens can
+be sampled, and equal logits stay or go together (docs/adr/0005).
 
 Letters: M rows, v this rank's columns, k likeliest tokens, C ranks.
 """
@@ -41,12 +41,14 @@ def support_floor(
     *,
     top_k: int | None = None,
     top_p: float | None = 1.0,
+    min_p: float = 0.0,
     temperature: float = 1.0,
     max_rows: int | None = None,
 ) -> Tensor:
     """The threshold of each row: tokens whose logit is not below it are kept.
 
-    Top-k keeps the k largest logits and all that equal the smallest of these. Top-p then keeps, of what is left and
+    Min-p keeps tokens that are at least `min_p` times as likely as the likeliest. Of these, top-k keeps the k largest
+    logits and all that equal the smallest of them. Top-p then keeps, of what is left and
     renormalized, the likeliest tokens up to the one with which their probability reaches p, and all that equal it; the
     likeliest token always stays. In a search over the whole vocabulary, logits that are closer than two millionths of a
     nat may count as equal. The threshold is the same on all ranks, to the bit, however the vocabulary is cut; but on
@@ -57,6 +59,7 @@ def support_floor(
         shard: Which columns these are; by default one process holds all.
         top_k: Number of tokens to keep; None, or a number below 1: all.
         top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
+        min_p: A probability relative to the likeliest token's; 0: all are kept. 1 keeps the likeliest.
         temperature: Divides the logits before probabilities are formed.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
 
@@ -68,11 +71,28 @@ def support_floor(
     top_p = 1.0 if top_p is None else top_p
     if not top_p >= 0:
         raise ValueError(f"top_p is {top_p}, but is a probability; 1 keeps every token")
+    if not 0 <= min_p <= 1:
+        raise ValueError(
+            f"min_p is {min_p}, but is a probability relative to the likeliest token's; 0 keeps every token"
+        )
+    if min_p > 0:
+        floor_M = _min_p_floor(logits_Mv, shard, min_p, temperature, max_rows)
+        if (top_k is None or top_k <= 0) and top_p >= 1.0:
+            return floor_M
+        left_Mv = logits_Mv.masked_fill(logits_Mv < floor_M[:, None], -math.inf)
+        others = support_floor(left_Mv, shard, top_k=top_k, top_p=top_p, temperature=temperature, max_rows=max_rows)
+        return torch.maximum(floor_M, others)
     if (top_k is None or top_k <= 0) and top_p >= 1.0:
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
     if shard.group is None:
         return _whole_floor(logits_Mv, top_k or 0, top_p, temperature, max_rows)
     return _Search(logits_Mv, shard, top_p, temperature, max_rows).find(top_k or 0)
+
+
+def _min_p_floor(logits_Mv: Tensor, shard: Shard, min_p: float, temperature: float, max_rows: int | None) -> Tensor:
+    """The logit of a token that is `min_p` times as likely as the likeliest."""
+    maximum_M1 = all_reduce(_row_maximum(logits_Mv, max_rows), shard.group, dist.ReduceOp.MAX)
+    return maximum_M1[:, 0] + temperature * math.log(min_p)
 
 
 @kernel(

@@ -35,8 +35,8 @@ class Reinforce(rl.Algorithm):
     @property
     def largest_step(self) -> rl.Load:
         longest, rows = self.data.max_prompt_tokens + self.sampling.max_tokens, self.num_prompts_per_step
-        every_token = not self.sampling.top_k and self.sampling.top_p == 1.0
-        return rl.Load(longest, 1, rows, scored=rows, generated=longest, full_support=every_token)
+        whole = self.sampling.params().needs_logits
+        return rl.Load(longest, 1, rows, scored=rows, generated=longest, full_support=not whole)
 
     @property
     def lengths(self) -> Mapping[str, int]:

@@ -31,6 +31,7 @@ class DataSectionKeys(TypedDict, total=False):
     messages: str | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     max_prompt_tokens: int
     overlong_prompts: Literal["error", "skip", "truncate"]
     bad_rows: Literal["error", "skip"]
@@ -250,6 +251,11 @@ class SamplingKeys(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: Sequence[str]
 
 
 class RepeatedSamplingKeys(TypedDict, total=False):
@@ -259,6 +265,11 @@ class RepeatedSamplingKeys(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: Sequence[str]
     num_samples: int
     k: Sequence[int] | None
 
@@ -436,6 +447,7 @@ class PairSectionKeys(TypedDict, total=False):
     messages: str | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     max_prompt_tokens: int
     overlong_prompts: Literal["error", "skip", "truncate"]
     bad_rows: Literal["error", "skip"]
@@ -526,6 +538,7 @@ class JudgeSectionKeys(TypedDict, total=False):
     sampler: SamplerSectionKeys | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     sampling: SamplingKeys
     max_prompt_tokens: int
     overlong_judge_prompts: Literal["drop", "truncate_response"]
@@ -548,6 +561,7 @@ class MetaJudgeSectionKeys(TypedDict, total=False):
     sampler: SamplerSectionKeys | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     sampling: SamplingKeys
     max_prompt_tokens: int
     overlong_judge_prompts: Literal["drop", "truncate_response"]
@@ -564,6 +578,11 @@ class WritingSamplingKeys(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: Sequence[str]
 
 
 class NewPromptsSectionKeys(TypedDict, total=False):
@@ -591,6 +610,7 @@ class DoctorDataKeys(TypedDict, total=False):
     messages: str | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     max_prompt_tokens: int
     overlong_prompts: Literal["error", "skip", "truncate"]
     bad_rows: Literal["error", "skip"]

@@ -103,7 +103,7 @@ class AwakeWhenAsked:
 
 
 def _answers(section: AskedSection, sampler: Generates, source: ModelSource, name: str) -> SamplerAnswers:
-    reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens, name)
+    reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens, name, section.template_args)
     return SamplerAnswers(sampler, reader, source.sampling(section.sampling))
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from lockstep.config.machinery import SamplerSection, Sampling
 from lockstep.config.section import LocalPath, Probability, Section
+from lockstep.config.sources import TemplateArgs
 
 SCALE = (0.0, 5.0)
 """Scores of the rubric that ships, lowest and highest."""
@@ -27,6 +28,9 @@ class AskedSection(Section):
     )
     chat: bool = Field(default=True, description="put the question through the judge's chat template")
     system_prompt: str | None = Field(default=None, description="system message, with `chat`")
+    template_args: TemplateArgs = Field(
+        default={}, description="arguments of the judge's chat template, as {enable_thinking: false}"
+    )
     sampling: Sampling
     max_prompt_tokens: PositiveInt = Field(description="a longer question is over-long")
     overlong_judge_prompts: Literal["drop", "truncate_response"] = Field(
@@ -89,6 +93,12 @@ class AskedSection(Section):
             raise ValueError("a server puts every question through its chat template; leave chat on")
         if self.system_prompt is not None and not self.chat:
             raise ValueError("system_prompt needs chat: true")
+        if self.template_args and (served or not self.chat):
+            raise ValueError(
+                "template_args are of a chat template that this program applies; a server has its own: leave them out"
+                if served
+                else "template_args are of a chat template; set chat: true"
+            )
         return self
 
 

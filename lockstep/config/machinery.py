@@ -253,10 +253,25 @@ class Sampling(Section):
         default=1.0, description="sample from the fewest likeliest tokens that together have this probability; 1: all"
     )
 
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        default=0.0, description="keep tokens at least this times as likely as the likeliest, before top_k and top_p"
+    )
+    repetition_penalty: PositiveFloat = Field(
+        default=1.0,
+        description="divides positive logits of tokens in prompt or response, multiplies the others; 1: none",
+    )
+    presence_penalty: float = Field(default=0.0, description="subtracted from logits of tokens in the response")
+    frequency_penalty: float = Field(default=0.0, description="subtracted for each time that the response has a token")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="text that ends a response, and stays in it, besides the model's own stop tokens"
+    )
+
     @model_validator(mode="after")
     def _greedy_takes_the_likeliest(self) -> Sampling:
-        if self.temperature == 0 and (self.top_k or self.top_p < 1):
-            raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
+        if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
+            raise ValueError(
+                "temperature 0 takes the likeliest token, so top_k, top_p and min_p must be left at 0, 1 and 0"
+            )
         return self
 
     def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
@@ -267,6 +282,11 @@ class Sampling(Section):
             top_k=self.top_k,
             top_p=self.top_p,
             stop_token_ids=stop_token_ids,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            stop=self.stop,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, assert_never, get_args
 
 from pydantic import (
@@ -77,6 +78,10 @@ BatchLimit = Annotated[
 ]
 
 
+TemplateArgs = Mapping[str, bool | int | float | str | list[str]]
+"""Arguments of a chat template, by the names that it reads."""
+
+
 class PromptSection(Section):
     """The options by which rows of data files become prompts. `{field}` in a template stands for a field of the row."""
 
@@ -90,6 +95,9 @@ class PromptSection(Section):
     )
     chat: bool = Field(default=False, description="put the prompt through the tokenizer's chat template")
     system_prompt: str | None = Field(default=None, description="system message, with `chat`")
+    template_args: TemplateArgs = Field(
+        default={}, description="arguments of the chat template, as {enable_thinking: false}"
+    )
     max_prompt_tokens: PositiveInt = Field(description="a longer prompt is over-long")
     overlong_prompts: Literal["error", "skip", "truncate"] = Field(
         default="error",
@@ -131,6 +139,7 @@ class PromptSection(Section):
             messages=self.messages,
             chat=self.chat,
             system_prompt=self.system_prompt,
+            template_args=self.template_args,
             max_prompt_tokens=longest,
             overlong_prompts="truncate" if longest < self.max_prompt_tokens else self.overlong_prompts,
             bad_rows=self.bad_rows,
@@ -149,6 +158,8 @@ class PromptSection(Section):
             )
         if self.system_prompt is not None and not self.chat:
             raise ValueError("system_prompt needs chat: true")
+        if self.template_args and not self.chat and self.messages is None:
+            raise ValueError("template_args are of a chat template; set chat: true, or messages")
         return self
 
 

@@ -32,7 +32,7 @@ class AnswerEncoder:
             raise InputError(
                 "the model's tokenizer has no end-of-sequence token, and completions must end; set eos_token"
             )
-        in_talk = messages.end_of_answer(tokenizer, {end, *stops}) if is_chat(data) else None
+        in_talk = messages.end_of_answer(tokenizer, {end, *stops}, data.template_args) if is_chat(data) else None
         self._stop = end if in_talk is None else in_talk
         self._tokenizer = tokenizer
 

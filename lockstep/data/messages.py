@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError
+from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import PreTrainedTokenizerBase
 
+from lockstep.config.sources import TemplateArgs
 from lockstep.data.notes import note
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint
 from lockstep.errors import InputError, first_line
 
 Message = Mapping[str, Any]
+
+NO_ARGS: TemplateArgs = {}
+"""No arguments: the template's own defaults."""
+
+_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_GIVEN = {
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+    *("tokenize", "raise_exception", "strftime_now", "additional_special_tokens"),
+    *(f"{name}_token" for name in _TOKENS),
+}
+"""Variables of templates that `transformers` or Lockstep sets."""
+
+_MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+"""A statement that `transformers` alone knows: it marks what the assistant says."""
 
 _QUESTION, _ANSWER = "Question.", "An answer."
 _MOST_CHARACTERS = 100_000_000
@@ -34,21 +50,22 @@ def read_question(row: Row, field: str) -> tuple[Message, ...]:
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
-def render_prompt(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> str:
+def render_prompt(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS) -> str:
     """A conversation as the model reads it, up to where the reply begins.
 
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
-    return _text(messages, tokenizer, add_generation_prompt=True)
+    return _text(messages, tokenizer, True, args)
 
 
-def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises InputError where a tokenizer's chat template can render no conversation at all; notes one that leaves the
-    user out."""
+def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS, option: str = "data") -> None:
+    """Raises InputError where a tokenizer's chat template can render no conversation at all, or does not know an
+    argument of `option`.template_args; notes one that leaves the user out."""
     _refuse_large_products(tokenizer)
+    _refuse_unknown(tokenizer, args, f"{option}.template_args")
     try:
-        text = _text([{"role": "user", "content": _QUESTION}], tokenizer, add_generation_prompt=True)
+        text = _text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
         if _QUESTION not in text:
             note(
                 f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so all prompts are "
@@ -61,11 +78,33 @@ def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
             raise InputError(f"the chat template of {tokenizer.name_or_path} cannot be used: {error}") from error
 
 
-def _text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool) -> str:
+def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, option: str) -> None:
+    """Refuses arguments that a template does not read, and those that are set for it."""
+    if not args:
+        return
+    try:
+        template = _MARKS.sub("", tokenizer.get_chat_template())
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError:  # is told where it is rendered
+        return
+    known = sorted(meta.find_undeclared_variables(parsed) - _GIVEN)
+    unknown = next((name for name in args if name not in known), None)
+    if unknown is not None:
+        has = f"it knows {', '.join(known)}" if known else "it takes no arguments"
+        raise InputError(
+            f"{option} has {unknown}, which the chat template of {tokenizer.name_or_path} does not read; {has}"
+        )
+
+
+def _text(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool, args: TemplateArgs
+) -> str:
     talk = [dict(message) for message in messages]
     try:
         with _limit_time():
-            text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=add_generation_prompt)
+            text = tokenizer.apply_chat_template(
+                talk, tokenize=False, add_generation_prompt=add_generation_prompt, **args
+            )
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: {first_line(error)}); "
@@ -126,18 +165,20 @@ def read_answer(row: Row, field: str) -> str:
     return str(row[field][-1]["content"])
 
 
-def end_of_answer(tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) -> int | None:
+def end_of_answer(
+    tokenizer: PreTrainedTokenizerBase, stops: Collection[int], args: TemplateArgs = NO_ARGS
+) -> int | None:
     """The first of these tokens that the chat template puts behind an answer; None where it puts none there."""
     talk = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = _text(talk, tokenizer, add_generation_prompt=False)
+        text = _text(talk, tokenizer, False, args)
     except ChatTemplateError:  # the template needs conversations of another shape
         return None
     behind = tokenizer(text.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
     return next((token for token in behind if token in stops), None)
 
 
-def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS) -> str:
     """Returns the text that follows an answer in a conversation where the user then says `text`: the end of the
     answer, the message, and the opening of the next reply.
 
@@ -145,12 +186,11 @@ def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
     talk = [("user", _QUESTION), ("assistant", _ANSWER), ("user", text)]
-    return render_prompt([{"role": role, "content": content} for role, content in talk], tokenizer).partition(_ANSWER)[
-        2
-    ]
+    messages = [{"role": role, "content": content} for role, content in talk]
+    return render_prompt(messages, tokenizer, args).partition(_ANSWER)[2]
 
 
-def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
+def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS) -> str | None:
     """Says what is wrong with the messages of a row that are to be answered; None if nothing is."""
     wrong = _shape_fault(row, field)
     if wrong is not None:
@@ -158,7 +198,7 @@ def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase) -> str | Non
     if not read_question(row, field):
         return f"has in the field {field!r} no message that could be answered"
     try:
-        render_prompt(read_question(row, field), tokenizer)
+        render_prompt(read_question(row, field), tokenizer, args)
     except ChatTemplateError as error:
         return f"has in the field {field!r} messages that the tokenizer's chat template refuses ({error})"
     return None

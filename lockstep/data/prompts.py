@@ -8,6 +8,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection
+from lockstep.config.sources import TemplateArgs
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.rows import DataError, Row, Rows
@@ -48,7 +49,10 @@ def _build_prompts(
     """Renders and tokenizes rows, given with their ids and their names in messages."""
     if is_chat(data):
         talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
-        texts = [_render_prompt(talk, where, tokenizer) for (_, where), talk in zip(names, talks, strict=True)]
+        texts = [
+            _render_prompt(talk, where, tokenizer, data.template_args)
+            for (_, where), talk in zip(names, talks, strict=True)
+        ]
     else:
         talks = [None] * len(names)
         texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
@@ -81,11 +85,13 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
             "the whole prompt in data.prompt, or use a model that has one"
         )
     if is_chat(data):
-        messages.require_template(tokenizer)
+        messages.require_template(tokenizer, data.template_args)
     else:
         _require_open_end(tokenizer)
     field = data.messages
-    return (lambda row: None) if field is None else (lambda row: messages.fault(row, field, tokenizer))
+    return (
+        (lambda row: None) if field is None else (lambda row: messages.fault(row, field, tokenizer, data.template_args))
+    )
 
 
 def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -112,9 +118,9 @@ def _messages(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
     return (*system, {"role": "user", "content": render(data.prompt, row, where)})
 
 
-def _render_prompt(talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def _render_prompt(talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerBase, args: TemplateArgs) -> str:
     try:
-        return messages.render_prompt(talk, tokenizer)
+        return messages.render_prompt(talk, tokenizer, args)
     except messages.ChatTemplateError as error:
         raise DataError(
             f"{where}: the tokenizer's chat template refuses its prompt ({error}); change data.system_prompt or "

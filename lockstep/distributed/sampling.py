@@ -71,7 +71,7 @@ def hidden_scores(
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be sampled."""
-    assert sampling.full_support, "top-k and top-p need the logits"
+    assert not sampling.needs_logits, "penalties, min-p, top-k and top-p need the logits"
     scoring = _scoring(sampling, entropy, shard, row_invariant)
     return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
 
@@ -106,7 +106,8 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) ->
     """The threshold of the support [M]; None where every token belongs to it."""
     if sampling.full_support:
         return None
-    return support_floor(logits_MV, shard, top_k=sampling.top_k, top_p=sampling.top_p, temperature=sampling.temperature)
+    filters = {"top_p": sampling.top_p, "min_p": sampling.min_p, "temperature": sampling.temperature}
+    return support_floor(logits_MV, shard, top_k=sampling.top_k, **filters)
 
 
 def _scoring(sampling: SamplingParams, entropy: bool, shard: Shard = WHOLE, row_invariant: bool = False) -> Scoring:

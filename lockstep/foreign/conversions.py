@@ -86,6 +86,21 @@ def tokens_left(value: Json, config: Config) -> Answer:
     return 0 if value in (-1, None) else value
 
 
+def read_section(prefix: str, config: Config) -> dict[str, Json]:
+    """The values of a section that is one option here."""
+    return {key.removeprefix(prefix): given for key, given in config.given.items() if key.startswith(prefix)}
+
+
+def collect(prefix: str) -> Convert:
+    """The conversion of any key of a section that is one option here."""
+    return lambda value, config: read_section(prefix, config)
+
+
+def strings(value: Json, config: Config) -> Answer:
+    """One text or several; null stands for none."""
+    return nothing("none, as here without a word") if not value else [value] if isinstance(value, str) else value
+
+
 def distance(value: Json, config: Config) -> Answer:
     """A bound of 0 or null stands for none."""
     return value if value else nothing("no bound, as here without a word")

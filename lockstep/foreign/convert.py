@@ -233,6 +233,9 @@ def _check_needs(entry: Entry, options: _Options) -> Entry:
         if option in entry.ours and entry.ours[option] not in (1, False) and options.values.get(other) != value:
             options.values.pop(option, None)
             return replace(entry, kind=Kind.REFUSED, ours={}, reason=f"{option} needs {other}: {value}")
+    if "data.template_args" in entry.ours and not {"data.chat", "data.messages"} & options.values.keys():
+        options.values.pop("data.template_args", None)
+        return replace(entry, kind=Kind.REFUSED, ours={}, reason="data.template_args needs data.chat or data.messages")
     if "grpo.clip" in entry.ours and options.values.get("grpo.loss") == "cispo" and "grpo.clip_high" in options.values:
         options.values.pop("grpo.clip", None)
         return replace(entry, ours={}, reason="clip_high alone bounds the ratio of loss: cispo")

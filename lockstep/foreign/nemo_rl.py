@@ -18,13 +18,26 @@ from lockstep.foreign.conversions import (
     number,
     optional,
     positive,
+    read_section,
     refuse,
     section,
+    strings,
     teacher,
     tokens_left,
 )
 from lockstep.foreign.nemo_rl_others import OTHERS
-from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Key, Library, Unset
+from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Key, Library, Several, Unset
+
+
+def _template_args(value: Json, config: Config) -> Answer:
+    """Their prompts always go through the chat template."""
+    return Several(
+        {
+            "data.chat": True,
+            "data.template_args": read_section("policy.tokenizer.chat_template_kwargs.", config),
+        }
+    )
+
 
 TRAINERS = {
     "ppo": "ppo", "grpo": "grpo", "dpo": "dpo", "sft": "sft", "rm": "reward_model", "distillation": "distill",
@@ -325,6 +338,9 @@ MAPPED = (
     Key("policy.generation.temperature", ("sampling.temperature",)),
     Key("policy.generation.top_p", ("sampling.top_p",)),
     Key("policy.generation.top_k", ("sampling.top_k",), tokens_left),
+    Key("policy.generation.stop_strings", ("sampling.stop",), strings),
+    Key("policy.tokenizer.chat_template_kwargs", ("data.template_args",), optional(off=(None, {}))),
+    Key("policy.tokenizer.chat_template_kwargs.*", ("data.template_args",), _template_args, page="-"),
     Key("policy.generation.val_temperature", ("validation_sampling.temperature",)),
     Key("policy.generation.val_top_p", ("validation_sampling.top_p",)),
     Key("policy.generation.val_top_k", ("validation_sampling.top_k",), tokens_left),

@@ -9,6 +9,7 @@ from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Lookup,
     bound,
+    collect,
     data_file,
     distance,
     insist,
@@ -358,6 +359,10 @@ MAPPED = (
     Key("temperature", ("sampling.temperature",), _temperature),
     Key("top_p", ("sampling.top_p",)),
     Key("top_k", ("sampling.top_k",), tokens_left),
+    Key("min_p", ("sampling.min_p",), optional()),
+    Key("repetition_penalty", ("sampling.repetition_penalty",)),
+    Key("chat_template_kwargs", ("data.template_args",), optional(off=(None, {})), page="`chat_template_kwargs`"),
+    Key("chat_template_kwargs.*", ("data.template_args",), collect("chat_template_kwargs."), page="-"),
     Key("num_generations_eval", ("validation_sampling.num_samples",), optional()),
     Key("generation_batch_size", ("ppo.num_prompts_per_step",), _batch, "in responses"),
     Key("steps_per_generation", ("ppo.num_prompts_per_step",), _batch, page="-"),
@@ -453,8 +458,6 @@ MAPPED = (
     Key("report_to", ("trackers.tensorboard", "trackers.wandb"), _tracker, page="`report_to`"),
     Key("run_name", ("trackers.wandb.name",), _run_name),
     Key("fp16", ("learner.dtype",), insist(False, "no model is trained in fp16"), page="-"),
-    Key("repetition_penalty", ("sampling.temperature",), insist(1.0, "there is no repetition penalty"), page="-"),
-    Key("min_p", ("sampling.top_p",), insist(None, "there is no min-p"), page="-"),
     Key("label_smoothing", ("dpo.preference_loss",), insist(0.0, "there is no label smoothing"), page="-"),
     Key("optim", ("policy.lr",), lambda value, config: nothing(say.ADAMW) if str(value).startswith("adamw") else
         refuse(say.ADAMW), page="-"),

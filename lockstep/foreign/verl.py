@@ -6,6 +6,7 @@ from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Lookup,
     bound,
+    collect,
     column,
     context,
     data_file,
@@ -326,6 +327,9 @@ MAPPED = (
     Key(f"{ROLLOUT}.temperature", ("sampling.temperature",), default=1.0),
     Key(f"{ROLLOUT}.top_p", ("sampling.top_p",), default=1),
     Key(f"{ROLLOUT}.top_k", ("sampling.top_k",), tokens_left),
+    Key("data.apply_chat_template_kwargs", ("data.template_args",), optional(off=(None, {}))),
+    Key("data.apply_chat_template_kwargs.*", ("data.template_args",), collect("data.apply_chat_template_kwargs."),
+        page="-"),
     Key(f"{ROLLOUT}.val_kwargs.temperature", ("validation_sampling.temperature",), default=0),
     Key(f"{ROLLOUT}.val_kwargs.top_p", ("validation_sampling.top_p",), _validation),
     Key(f"{ROLLOUT}.val_kwargs.top_k", ("validation_sampling.top_k",), _validation),

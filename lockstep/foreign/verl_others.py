@@ -135,7 +135,7 @@ OTHERS = (
           f"{ACTOR}.freeze_vision_tower", f"{MODEL}.freeze_vision_tower"),
     *none("the tokenizer is the model's own, with its chat template", *under(MODEL,
         "tokenizer_path custom_chat_template"),
-          *under("data", "tokenizer chat_template apply_chat_template_kwargs apply_chat_template_kwargs.* tools_key "
+          *under("data", "tokenizer chat_template tools_key "
                  "enable_thinking_key multiturn.tools_key multiturn.enable_thinking_key")),
     *none("Python files of a model's folder run only where --trust names them", *(f"{owner}.trust_remote_code"
           for owner in (MODEL, "data", "model"))),

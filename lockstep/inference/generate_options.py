@@ -88,7 +88,7 @@ class GenerateRecipe(Recipe):
         if self.sampler.is_server and self.logprobs_are_wanted and not self.sampling.params().unshaped:
             raise ValueError(
                 "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
-                "1, top_k 0 and top_p 1, where both are the same"
+                "1, top_k 0, top_p 1, min_p 0 and no penalties, where both are the same"
             )
         return self
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
+from lockstep.config.sources import TemplateArgs
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.prompts import token_ids
@@ -72,6 +73,7 @@ class Reader:
         chat: True to apply its chat template; else the messages are joined as they are.
         max_prompt_tokens: The longest question.
         section: Section of the recipe, for messages.
+        template_args: Arguments of the chat template.
 
     Raises:
         ValueError: A chat template is wanted and missing.
@@ -81,6 +83,7 @@ class Reader:
     chat: bool
     max_prompt_tokens: int
     section: str = "judge"
+    template_args: TemplateArgs = field(default_factory=dict)
     escaped: Callable[[str], str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +93,7 @@ class Reader:
                 f"{self.section}.chat=false, or ask a model that has one"
             )
         if self.chat:
-            messages.require_template(self.tokenizer)
+            messages.require_template(self.tokenizer, self.template_args, self.section)
         object.__setattr__(self, "escaped", escaping(control_tokens(self.tokenizer)))
 
     def tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:
@@ -108,7 +111,7 @@ class Reader:
     def _text(self, conversation: Conversation) -> str:
         if self.chat:
             try:
-                return messages.render_prompt(conversation, self.tokenizer)
+                return messages.render_prompt(conversation, self.tokenizer, self.template_args)
             except messages.ChatTemplateError as error:
                 raise InputError(
                     f"{self.section}: the chat template of the judge's tokenizer refuses the question ({error}); set "

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.distributed.penalties import Earlier, find_earlier, penalize
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.losses.base import Outputs
@@ -160,9 +161,12 @@ class Logits:
     shard: Shard
     exact: bool = False
 
-    def scores(self, token: Tensor, sampling: SamplingParams, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of tokens, [m] or [m, K], and the entropy [m], or None."""
-        return token_scores(self.logits_mv, token, sampling, self.shard, self.exact, entropy)
+    def scores(
+        self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: Earlier | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probability of tokens, [m] or [m, K], and the entropy [m], or None; `earlier` tokens are penalized."""
+        logits_mv = self.logits_mv if earlier is None else penalize(self.logits_mv, earlier, sampling, self.shard)
+        return token_scores(logits_mv, token, sampling, self.shard, self.exact, entropy)
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
         """Tokens and their log-probabilities, [m, k] each, in the order of `sampling.likeliest`."""
@@ -178,14 +182,16 @@ class Products:
     shard: Shard
     exact: bool = False
 
-    def scores(self, token: Tensor, sampling: SamplingParams, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def scores(
+        self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: Earlier | None
+    ) -> tuple[Tensor, Tensor | None]:
         few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
         # On a GPU a row has the same bits by its hidden state as by its logits only if these are multiplied alike.
         few = few and not (self.exact and runs_fused(self.hidden_mD))
-        if few and sampling.full_support:
+        if few and not sampling.needs_logits:
             how = sampling, self.shard, self.exact, entropy
             return hidden_scores(self.hidden_mD, self.weight_vD, token, *how)
-        return self._logits().scores(token, sampling, entropy)
+        return self._logits().scores(token, sampling, entropy, earlier)
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
         return self._logits().likeliest(k)
@@ -217,7 +223,8 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
     sampling, token_m = batch.sampling or PLAIN, batch.tokens[own]
     if "top_token" in batch.token:
         token_m = torch.cat([token_m[:, None], batch["top_token"][own]], 1)
-    logprob, entropy_m = vocabulary.scores(token_m, sampling, batch.entropy)
+    earlier = find_earlier(batch, own) if sampling.penalizes else None
+    logprob, entropy_m = vocabulary.scores(token_m, sampling, batch.entropy, earlier)
     logprob, entropy_N = spread(logprob), None if entropy_m is None else spread(entropy_m)
     if token_m.dim() == 1:
         return Outputs(logprob=logprob, entropy=entropy_N)

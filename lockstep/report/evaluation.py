@@ -32,6 +32,7 @@ class ShownSampling:
     temperature: float
     top_k: int
     top_p: float
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def _heading(name: str, setting: _EvaluatedSetting) -> str:
     sampling = setting.sampling
     shape = f", top_k {sampling.top_k:g}" if sampling.top_k else ""
     shape += f", top_p {sampling.top_p:g}" if sampling.top_p != 1 else ""
+    shape += f", min_p {sampling.min_p:g}" if sampling.min_p else ""
     return f"{setting.num_samples} samples at temperature {sampling.temperature:g}{shape}"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,14 @@ from lockstep.learners.rank import RankLearner
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
+from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.fingerprints import fingerprint
+
+NUMBERS = 61
+"""Each is a token of the tokenizer."""
 
 PLAIN = SamplingParams(max_tokens=12)
 SHAPED = {
@@ -48,6 +53,10 @@ SHAPED = {
     "top-p": SamplingParams(max_tokens=12, top_p=0.8),
     "all three": SamplingParams(max_tokens=12, temperature=1.5, top_k=20, top_p=0.9),
     "greedy": SamplingParams(max_tokens=12, temperature=0.0),
+    "min-p": SamplingParams(max_tokens=12, temperature=1.5, top_p=0.9, min_p=0.2),
+    "penalties": SamplingParams(
+        max_tokens=12, temperature=0.8, repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=-0.9
+    ),
 }
 
 
@@ -72,10 +81,14 @@ SUBJECTS = {
     scope="module",
     params=[pytest.param(name, marks=pytest.mark.needs("vllm") if name == "vllm" else ()) for name in SUBJECTS],
 )
-def started(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iterator[Subject]:
+def started(
+    request: pytest.FixtureRequest, models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
     if request.param == "vllm":
         request.getfixturevalue("vllm")
-    model, section = models("qwen2"), SUBJECTS[request.param]
+    model = shutil.copytree(models("qwen2"), tmp_path_factory.mktemp("sampler") / "model")
+    words_tokenizer(map(str, range(NUMBERS))).save_pretrained(model)
+    section = SUBJECTS[request.param]
     learner = LearnerSpec(str(model), "logits", SECTION, None, 0).build()
     if request.param == "in process":
         yield Subject(SamplerSpec(str(model), section, SECTION).open_here(), learner, model)
@@ -131,6 +144,21 @@ def test_a_stop_token_ends_and_belongs(subject: Subject) -> None:
     assert batch["truncated"].tolist() == [end is None for end in ended]
     assert 4 < sum(end is None for end in ended) < 20
     torch.testing.assert_close(batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0)
+
+
+def test_a_stop_string_ends_with_the_token_that_completes_it(subject: Subject) -> None:
+    """Tokens are numbers without spaces: "11" is in 1 and 13, in 21 and 1, and in 11."""
+    strings, read = ("11", "9"), load_tokenizer(subject.model).decode
+    wanted, free_length = requests(tuple(range(1, 25))), SamplingParams(max_tokens=8)
+    free = responses(subject.sampler.generate(wanted, free_length))
+    ended = [next((k for k in range(1, 9) if any(s in read(list(row[:k])) for s in strings)), None) for row in free]
+    sampling = replace(free_length, stop=strings)
+    batch = subject.sampler.generate(wanted, sampling)
+    assert responses(batch) == [row[:end] for row, end in zip(free, ended, strict=True)]
+    assert batch["truncated"].tolist() == [end is None for end in ended]
+    assert 4 < sum(end is None for end in ended) < 20
+    torch.testing.assert_close(batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0)
+    assert responses(subject.sampler.generate(wanted[3:5], sampling)) == responses(batch)[3:5]
 
 
 def test_the_context_ends_a_response(subject: Subject) -> None:

@@ -97,6 +97,31 @@ def test_a_chat_template_wraps_the_prompt_and_opens_the_reply(index: JsonlIndex,
     assert tokenizer.decode(prompt.tokens) == prompt.text
 
 
+THINKING = CHAT + "{% if style and loud is not false %}{% generation %}<{{ style }}>{% endgeneration %}{% endif %}"
+
+
+def test_a_chat_template_reads_its_arguments(index: JsonlIndex, tokenizer: Any) -> None:
+    tokenizer.chat_template = THINKING
+    plain = Prompts(index, tokenizer, section(chat=True))[1].text
+    assert Prompts(index, tokenizer, section(chat=True, template_args={"style": "What"}))[1].text == f"{plain}<What>"
+    quiet = section(chat=True, template_args={"style": "What", "loud": False})
+    assert Prompts(index, tokenizer, quiet)[1].text == plain
+
+
+def test_arguments_that_a_chat_template_does_not_read_are_refused(index: JsonlIndex, tokenizer: Any) -> None:
+    tokenizer.chat_template = THINKING
+    for name in ("enable_thinking", "messages", "bos_token"):
+        with pytest.raises(
+            ValueError, match=rf"data\.template_args has {name}, which .* not read; it knows loud, style"
+        ):
+            Prompts(index, tokenizer, section(chat=True, template_args={"style": "x", name: True}))
+    tokenizer.chat_template = CHAT
+    with pytest.raises(ValueError, match="does not read; it takes no arguments"):
+        Prompts(index, tokenizer, section(chat=True, template_args={"style": "x"}))
+    with pytest.raises(ValueError, match="template_args are of a chat template; set chat: true, or messages"):
+        section(template_args={"style": "x"})
+
+
 def test_chat_without_a_template_is_an_error(index: JsonlIndex, tokenizer: Any) -> None:
     with pytest.raises(ValueError, match=r"has no chat template; turn data\.chat off"):
         Prompts(index, tokenizer, section(chat=True))

@@ -16,6 +16,7 @@ SAMPLINGS = {
     "greedy": SamplingParams(1, temperature=0.0),
     "top-k": SamplingParams(1, 0.8, top_k=20),
     "top-p": SamplingParams(1, top_p=0.7),
+    "min-p": SamplingParams(1, 1.5, top_p=0.95, min_p=0.1),
     "both": SamplingParams(1, 1.3, top_k=30, top_p=0.9),
 }
 ALL = pytest.mark.parametrize("name", SAMPLINGS)

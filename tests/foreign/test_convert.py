@@ -47,7 +47,9 @@ grpo:
 loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, reference_policy_kl_penalty: 0.01, use_kl_in_reward: false}
 policy:
   train_global_batch_size: ${mul:${grpo.num_prompts_per_step}, 2}
-  generation: {backend: vllm, max_new_tokens: 128, temperature: 0.9, top_k: null, val_temperature: "${.temperature}"}
+  generation: {backend: vllm, max_new_tokens: 128, temperature: 0.9, top_k: null, val_temperature: "${.temperature}",
+    stop_strings: ["</answer>"]}
+  tokenizer: {chat_template_kwargs: {enable_thinking: false, style: short}}
 """
 NEMO_RL_BASE = """
 shared: &precision
@@ -139,6 +141,10 @@ def test_nemo_rl(tmp_path: Path) -> None:
     ]
     assert options(converted, "validation_sampling.temperature", "sampling.top_k", "learner.dtype") == [0.9, 0, "bf16"]
     assert options(converted, "learner.parallel.dp", "learner.parallel.tp") == [4, None]
+    assert options(converted, "sampling.stop", "data.template_args") == [
+        ["</answer>"],
+        {"enable_thinking": False, "style": "short"},
+    ]
     found = kinds(converted)
     assert found["policy.megatron_cfg.tensor_model_parallel_size"] is Kind.IGNORED
     assert found["grpo.reward_shaping.overlong_buffer_length"] is Kind.IGNORED
@@ -174,7 +180,8 @@ def test_trl_in_python_and_json(tmp_path: Path) -> None:
     converted = convert(tmp_path, "mine.py", text)
     assert options(converted, "policy.lr", "grpo.kl.coef", "grpo.num_generations") == [2e-6, 0.1, 4]
     found = kinds(converted)
-    assert (found["output_dir"], found["min_p"]) == (Kind.REFUSED, Kind.REFUSED)
+    assert (found["output_dir"], found["min_p"]) == (Kind.REFUSED, Kind.MAPS)
+    assert options(converted, "sampling.min_p") == [0.1]
     sizes = '{"model_name_or_path": "m", "per_device_train_batch_size": 2, "max_steps": 5}'
     converted = convert(tmp_path, "args.json", sizes, algorithm="sft")
     assert options(converted, "sft.global_batch_size", "run.max_steps", "data.completion") == [2, 5, "{completion}"]

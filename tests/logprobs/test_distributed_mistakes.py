@@ -37,6 +37,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "no temperature": (lambda: Scoring(temperature=0.0), "temperature is 0.0, but must be a positive number"),
     "a floor without temperature": (lambda: support_floor(LOGITS, temperature=0.0), "temperature is 0.0, but must"),
     "blocks of nothing": (lambda: Scoring(max_rows=0), "at least one row, but max_rows is 0"),
+    "min-p above 1": (lambda: support_floor(LOGITS, min_p=1.5), "min_p is 1.5, but is a probability relative to"),
     "top-p of nothing": (lambda: support_floor(LOGITS, top_p=float("nan")), "top_p is nan, but is a probability"),
     "float targets": (
         lambda: facade.get_next_token_logprobs_from_logits(IDS.float(), GRID),

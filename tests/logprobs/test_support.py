@@ -24,6 +24,7 @@ class Sampling(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     temperature: float
+    min_p: float
 
 
 def masses(row: list[float], k: int, temperature: float, floor: float) -> tuple[float, float]:
@@ -67,6 +68,28 @@ def test_top_p_keeps_down_to_the_token_with_which_it_is_reached(
     above, with_it = masses(row, k, temperature, floor)
     assert above < p + 1e-5 or floor == max(row)
     assert with_it > p - 1e-5
+
+
+@given(rows(), st.floats(0.0, 1.0, exclude_min=True), st.sampled_from([0.3, 1.0, 1.7]))
+def test_min_p_keeps_what_is_near_the_likeliest(row: list[float], min_p: float, temperature: float) -> None:
+    floor = support_floor(torch.tensor([row]), min_p=min_p, temperature=temperature).item()
+    for z in row:
+        share = math.exp((z - max(row)) / temperature)
+        assert (z >= floor) == (share >= min_p) or abs(share / min_p - 1) < 1e-4
+
+
+def test_the_other_filters_choose_from_what_min_p_leaves() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.06, 0.04]]).log()
+    for sampling, kept in (
+        (Sampling(min_p=0.4), 3),
+        (Sampling(min_p=0.4, top_p=0.76), 2),  # 0.7 of 0.9 reaches it
+        (Sampling(top_p=0.76), 3),
+        (Sampling(min_p=0.4, top_k=4), 3),
+        (Sampling(min_p=0.4, top_k=2), 2),
+        (Sampling(min_p=0.4, top_k=4, top_p=0.76), 2),
+        (Sampling(min_p=1.0), 1),
+    ):
+        assert int((logits >= support_floor(logits, **sampling)[:, None]).sum()) == kept
 
 
 def test_only_what_excludes_something_is_applied() -> None:
@@ -144,6 +167,8 @@ SAMPLINGS: dict[str, tuple[Sampling, int]] = {
     "p": ({"top_p": 0.7, "temperature": 0.8}, 5),
     "small-p": ({"top_p": 1e-4}, 5),
     "large-p": ({"top_p": 0.9999}, 5),
+    "min-p": ({"min_p": 0.3, "temperature": 0.8}, 1),
+    "min-p-and-k": ({"min_p": 0.05, "top_k": 7}, 2),
     "none": ({}, 0),
 }
 

@@ -269,6 +269,17 @@ def test_a_conversation_goes_on_as_its_template_writes_it(talker: ModelSource) -
     assert talker.tokenizer.decode(list(observed("No, Lily.", stop))) == "No, Lily."
 
 
+def test_a_turn_that_a_stop_string_ended_goes_on_inside_the_message_and_arguments_reach_the_template(
+    talker: ModelSource,
+) -> None:
+    data = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9, template_args={"mood": "sad"})
+    talker.tokenizer.chat_template = CHAT + "{{ mood }}"
+    observed = observations(data, (), talker, pytest.fail)
+    [eos, last] = talker.stop_token_ids[-1], talker.token_ids("end")[-1]
+    assert talker.tokenizer.decode(list(observed("No, Lily.", last))) == "No, Lily."
+    assert talker.tokenizer.decode(list(observed("No, Lily.", eos))).endswith("sad")
+
+
 def test_text_that_the_model_has_no_token_for_is_told_once(talker: ModelSource) -> None:
     data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
     notes: list[str] = []

@@ -12,7 +12,7 @@ import torch
 from lockstep.batch import Batch
 from lockstep.data.jsonl import parse
 from lockstep.rollouts.generation import account, line_of, replies_of
-from lockstep.types import Prompt, Reply
+from lockstep.types import Prompt, Reply, SamplingParams
 
 STOP = 9
 
@@ -23,21 +23,23 @@ def letters(tokens: Sequence[int]) -> str:
 
 
 def test_the_stop_token_counts_and_is_no_text() -> None:
-    """Two tokens of prompt each; the first response stops, the second is cut off behind a token that could have."""
+    """Two tokens of prompt each; one response stops, one is cut off behind a token that could have, a text ends one."""
     batch = Batch(
-        torch.tensor([7, 7, 1, 2, STOP, 7, 7, 3, STOP]),
-        torch.tensor([5, 4]),
+        torch.tensor([7, 7, 1, 2, STOP, 7, 7, 3, STOP, 7, 7, 4]),
+        torch.tensor([5, 4, 3]),
         {
-            "mask": torch.tensor([False, False, True, True, True, False, False, True, True]),
-            "sampler_logprob": torch.tensor([0.0, 0.0, -1.0, -2.0, -3.0, 0.0, 0.0, -4.0, -5.0]),
+            "mask": torch.tensor([False, False, True, True, True, False, False, True, True, False, False, True]),
+            "sampler_logprob": torch.tensor([0.0, 0.0, -1.0, -2.0, -3.0, 0.0, 0.0, -4.0, -5.0, 0.0, 0.0, -6.0]),
         },
-        {"truncated": torch.tensor([False, True])},
+        {"truncated": torch.tensor([False, True, False])},
+        SamplingParams(4, stop_token_ids=(STOP,), stop=("e",)),
     )
     assert replies_of(batch, letters, logprobs=True) == [
         Reply("bc", 3, "stop", (-1.0, -2.0, -3.0)),
         Reply("dj", 2, "length", (-4.0, -5.0)),
+        Reply("e", 1, "stop", (-6.0,)),
     ]
-    assert [reply.logprobs for reply in replies_of(batch, letters, logprobs=False)] == [None, None]
+    assert [reply.logprobs for reply in replies_of(batch, letters, logprobs=False)] == [None, None, None]
 
 
 def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:

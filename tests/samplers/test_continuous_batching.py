@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from lockstep.batch import Batch
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.folder import count_cache_numbers
+from lockstep.models.heads import LogitsHead
 from lockstep.models.token_step import TokenStep, join_maps
+from lockstep.models.tokenizer import words_tokenizer
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.scheduler import Scheduler
 from lockstep.samplers.torch.static import StaticSampler
@@ -62,6 +65,26 @@ def test_what_shares_a_pass_changes_no_bit(lm: PreTrainedModel, places: int, bf1
     sampler = TorchSampler(lm, places, bf16)
     assert_same(sampler.generate(wanted, PLAIN), StaticSampler(lm, 64, bf16).generate(wanted, PLAIN))
     assert isinstance(sampler._step, TokenStep)
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_penalties_and_stop_strings_change_no_bit_in_any_company(lm: PreTrainedModel, tmp_path: Path) -> None:
+    """Also where rows give way and begin again; and the learner has the same log-probabilities, to the bit."""
+    words_tokenizer(map(str, range(29))).save_pretrained(tmp_path)
+    lm.config.name_or_path = str(tmp_path)
+    sampling = SamplingParams(
+        40, 0.7, min_p=0.01, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1, stop=("11", "2 ")
+    )
+    wanted = requests(prompts(12), 2)
+    whole = StaticSampler(lm, 64).generate(wanted, sampling)
+    tiny = TorchSampler(lm, 24, cache_bytes=4 * count_cache_numbers(lm.config) * 300)
+    assert_same(tiny.generate(wanted, sampling), whole)
+    assert tiny._scheduler is not None
+    assert tiny._scheduler.preempted > 1
+    assert 4 < int(whole["truncated"].sum()) < 20
+    logprob = LogitsHead(lm)(whole).logprob
+    assert logprob is not None
+    assert torch.equal(logprob, whole["sampler_logprob"])
 
 
 def test_places_are_never_empty_while_rows_wait(lm: PreTrainedModel) -> None:

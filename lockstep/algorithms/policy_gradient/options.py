@@ -262,7 +262,7 @@ class PolicyGradientRecipe(Algorithm):
             updates=self.options.updates,
             scored=self.options.responses,
             generated=longest,
-            full_support=not self.sampling.top_k and self.sampling.top_p == 1.0,
+            full_support=not self.sampling.params().needs_logits,
         )
 
     @property
@@ -306,6 +306,12 @@ class PolicyGradientRecipe(Algorithm):
         if self.environment is not None:
             self.environment.require_room("sampling", self.sampling.max_tokens)
             self.environment.require_room("validation_sampling", self.validation_sampling.max_tokens)
+            for name, section in (("sampling", self.sampling), ("validation_sampling", self.validation_sampling)):
+                if section.params().counts_response:
+                    raise ValueError(
+                        f"{name}.presence_penalty and frequency_penalty count the tokens of one response, and an "
+                        "episode has several; leave them at 0 with an environment"
+                    )
         if self.environment is not None and self.options.overlong_penalty is not None:
             raise ValueError("overlong_penalty is about the length of one response; leave it out with an environment")
         return self

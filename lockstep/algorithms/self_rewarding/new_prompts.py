@@ -91,7 +91,8 @@ def new_prompts(
     if section is None:
         return None
     template, text = request_of(recipe, section, prompts, source)
-    reader = Reader(source.tokenizer, is_chat(recipe.data), section.max_prompt_tokens)
+    args = recipe.data.template_args
+    reader = Reader(source.tokenizer, is_chat(recipe.data), section.max_prompt_tokens, "data", args)
     answering = SamplerAnswers(engine, reader, source.sampling(section.sampling))
     writer = PromptWriter(answering, template, prompts, text, section.max_attempts, recipe.seed)
     return NewPrompts(writer, engine, count, folder / FOLDER, recipe.data, source)

@@ -12,8 +12,8 @@ from lockstep.borders import LARGEST_LOGPROB
 from lockstep.errors import InputError
 from lockstep.types import SamplingParams
 
-_PLAIN = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Options that leave the distribution to `SamplingParams`; else servers take defaults from the model's folder."""
+_NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": 0}
+"""Options that OpenAI's own servers do not know, and values at which they change nothing."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,24 @@ class Dialect:
             ValueError: If the server has no words for it.
         """
         options: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        if self.every_token is not None:
+        if sampling.stop:
+            raise InputError(
+                "sampling.stop ends a response of the torch sampler or of vLLM in this program; a server cuts text off "
+                "in a way of its own, so leave it out"
+            )
+        penalties = {"presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty}
+        others = {
+            "repetition_penalty": sampling.repetition_penalty,
+            "min_p": sampling.min_p,
+            "top_k": sampling.top_k,
+        }
+        if self.every_token is not None:  # all are said: else servers take defaults from the model's folder
             stops = {"stop_token_ids": list(sampling.stop_token_ids)}
-            return options | _PLAIN | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
-        if sampling.top_k:
-            raise InputError(f"{self.name} is not known to understand top_k; leave it at 0")
-        return options
+            return options | penalties | others | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
+        for name, value in others.items():
+            if value != _NEUTRAL[name]:
+                raise InputError(f"{self.name} is not known to understand {name}; leave it at {_NEUTRAL[name]:g}")
+        return options | (penalties if sampling.counts_response else {})
 
     def require_exact(self, sampling: SamplingParams) -> None:
         """Raises ValueError where the server's log-probabilities may not be those of the sampling distribution.
@@ -59,7 +71,7 @@ class Dialect:
         if not sampling.unshaped:
             raise InputError(
                 f"{self.name} does not say of which distribution its log-probabilities are; they are exact with "
-                "temperature 0 or 1, top_k 0 and top_p 1 only: sample so, or do without them"
+                "temperature 0 or 1, top_k 0, top_p 1, min_p 0 and no penalties only: sample so, or do without them"
             )
 
 

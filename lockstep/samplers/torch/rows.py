@@ -89,6 +89,7 @@ class Places:
     """The state of rows by their places, as tensors.
 
     Attributes:
+        count: Number of places.
         token_S: Newest token of each row, not computed yet.
         filled_S: Number of tokens whose keys and values are in blocks.
         made_S: Number of tokens of its response.
@@ -96,7 +97,7 @@ class Places:
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self._count, self._device = count, device
+        self.count, self._device = count, device
         self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._zeros(5, count).unbind()
         self._token_SK = self._zeros(count, _FIRST)
         self._logprob_SK = torch.zeros(count, _FIRST, device=device)
@@ -130,6 +131,13 @@ class Places:
         self.token_S[place_R] = token_R
         self.made_S[place_R] = made_R + 1
 
+    def newest(self, place_R: Tensor, count: int) -> list[list[int]]:
+        """The newest tokens of each response, at most so many."""
+        made_R = self.made_S[place_R]
+        column_RK = made_R[:, None] + torch.arange(-count, 0, device=self._device)
+        tokens = self._token_SK[place_R[:, None], column_RK.clamp(min=0)].tolist()
+        return [some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)]
+
     def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
         """The responses of rows so far; some have stopped."""
         place = self._ints([row.place for row in rows])
@@ -143,8 +151,8 @@ class Places:
         held = self._token_SK.shape[1]
         if tokens > held:
             more = max(tokens, 2 * held) - held
-            self._token_SK = torch.cat([self._token_SK, self._zeros(self._count, more)], 1)
-            self._logprob_SK = torch.cat([self._logprob_SK, self._logprob_SK.new_zeros(self._count, more)], 1)
+            self._token_SK = torch.cat([self._token_SK, self._zeros(self.count, more)], 1)
+            self._logprob_SK = torch.cat([self._logprob_SK, self._logprob_SK.new_zeros(self.count, more)], 1)
             self._uniform_SK = torch.cat([self._uniform_SK, keyed.uniforms(self._key_S, self._columns(held))], 1)
 
     def _columns(self, start: int) -> Tensor:

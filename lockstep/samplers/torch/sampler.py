@@ -97,7 +97,14 @@ class TorchSampler(ModelSampler):
                 None if self._cache_bytes is None else self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
             )
             self._scheduler = Scheduler(
-                self._logits, self._max_batch_size, self._context, device, exact, self._raw_logprobs, most
+                self._logits,
+                self._max_batch_size,
+                self._context,
+                device,
+                exact,
+                self._raw_logprobs,
+                most,
+                self._lm.config.name_or_path,
             )
             self._step = TokenStep(self._lm, self._bf16) if can_step(self._lm) else None
         return self._scheduler

@@ -17,14 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.distributed.penalties import penalize
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.continuous import Continuous, Growing
 from lockstep.models.extents import Extents
 from lockstep.models.heads import PLAIN
 from lockstep.models.pool import BLOCK, Pool
+from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
 from lockstep.samplers.torch.passes import Tokens, take_prompts
 from lockstep.samplers.torch.rows import NotFinite, Places, Response, Row, SharedPrompt
+from lockstep.samplers.torch.seen import Seen
 from lockstep.types import Request, SamplingParams
 from lockstep_logprobs.hidden import ROWS
 
@@ -46,6 +49,7 @@ class Scheduler:
         exact: True if the model is computed exactly, and log-probabilities are, too.
         raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
         most_tokens: Tokens that running rows have room for, together; None: as many as they need.
+        folder: Of the model, whose tokenizer reads stop strings.
 
     Attributes:
         finished: Responses by the numbers of their requests, until they are taken out.
@@ -63,15 +67,18 @@ class Scheduler:
         exact: bool,
         raw_logprobs: bool = False,
         most_tokens: int | None = None,
+        folder: str = "",
     ) -> None:
         self._forward, self._context, self._device = forward, context, device
         self._exact, self._raw_logprobs, self._most_tokens = exact, raw_logprobs, most_tokens
+        self._folder = folder
         self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents(context)
         self._places, self._free = Places(places, device), list(range(places))[::-1]
         self._numbers, self._began = count(), count()
         self._prompts: dict[tuple[int, ...], SharedPrompt] = {}
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
+        self._seen: Seen | None = None
         self._place_R = self._ints([])
         self.finished: dict[int, Response] = {}
         self.passes = self.computed = self.preempted = 0
@@ -121,7 +128,7 @@ class Scheduler:
         begun = [row.prompt for row in new]
         logits_MV = self._find_logits(logits_MV, running, prompts, begun)
         if new:
-            self._begin(new)
+            self._begin(new, logits_MV.shape[1])
         if self._append(logits_MV) or new:
             self._arrange()
 
@@ -263,8 +270,8 @@ class Scheduler:
             token, position = F.pad(token, (0, filling)), F.pad(position, (0, filling))
         return Tokens(token, position, keep)
 
-    def _begin(self, rows: Sequence[Row]) -> None:
-        """Lets rows run behind their prompts, which are computed."""
+    def _begin(self, rows: Sequence[Row], columns: int) -> None:
+        """Lets rows run behind their prompts, which are computed, with a vocabulary of so many columns."""
         lengths = [len(row.prompt.tokens) for row in rows]
         self._extents.add([row.place for row in rows], [row.prompt.blocks for row in rows], lengths, self._pool)
         self._places.begin(rows)
@@ -273,12 +280,18 @@ class Scheduler:
         for row in rows:
             row.began = next(self._began)
             self._leave(row.prompt)
+            if row.sampling.penalizes:
+                self._seen = self._seen or Seen(self._places.count, columns, self._device)
+                self._seen.begin(row.place, row.request.tokens, row.so_far.tokens)
 
     def _append(self, logits_RV: Tensor) -> bool:
         """Samples a token for each running row, and ends those that are whole. Returns whether there were any."""
         places, place_R = self._places, self._place_R
         token_R, logprob_R, stopped_R = self._draw(logits_RV, places.uniforms(place_R))
         places.append(place_R, token_R, logprob_R)
+        if self._seen is not None:
+            self._seen.append(place_R, token_R)
+        stopped_R = self._read_stop_strings(stopped_R)
         whole_R = stopped_R | (places.made_S[place_R] >= places.room_S[place_R])
         stopped, whole, finite = torch.stack([stopped_R, whole_R, logprob_R.isfinite()]).tolist()
         if not all(finite):
@@ -293,23 +306,39 @@ class Scheduler:
         """Samples tokens. Returns them, their log-probabilities, and which of them stop a response [R]."""
         samplings = list({id(row.sampling): row.sampling for row in self._rows}.values())
         if len(samplings) == 1:
-            return self._draw_alike(logits_RV, uniform_R, samplings[0])
+            return self._draw_alike(logits_RV, uniform_R, self._place_R, samplings[0])
         token_R, logprob_R = torch.zeros_like(self._place_R), torch.zeros_like(uniform_R, dtype=torch.float32)
         stopped_R = torch.zeros_like(token_R, dtype=torch.bool)
         for sampling in samplings:
             rows = self._ints([index for index, row in enumerate(self._rows) if row.sampling is sampling])
-            drawn = self._draw_alike(logits_RV[rows], uniform_R[rows], sampling)
+            drawn = self._draw_alike(logits_RV[rows], uniform_R[rows], self._place_R[rows], sampling)
             for column, some in zip((token_R, logprob_R, stopped_R), drawn, strict=True):
                 column[rows] = some
         return token_R, logprob_R, stopped_R
 
     def _draw_alike(
-        self, logits_RV: Tensor, uniform_R: Tensor, sampling: SamplingParams
+        self, logits_RV: Tensor, uniform_R: Tensor, place_R: Tensor, sampling: SamplingParams
     ) -> tuple[Tensor, Tensor, Tensor]:
-        token_R, logprob_R = draw(logits_RV, uniform_R, sampling, self._exact)
+        shaped_RV = logits_RV
+        if sampling.penalizes:
+            assert self._seen is not None, "rows that penalize have begun"
+            shaped_RV = penalize(logits_RV, self._seen.earlier(place_R), sampling)
+        token_R, logprob_R = draw(shaped_RV, uniform_R, sampling, self._exact)
         if self._raw_logprobs:
             logprob_R, _ = token_scores(logits_RV, token_R, PLAIN, row_invariant=self._exact)
         return token_R, logprob_R, torch.isin(token_R, self._ints(sampling.stop_token_ids))
+
+    def _read_stop_strings(self, stopped_R: Tensor) -> Tensor:
+        """Rows that have stopped by now: by a stop token, or because their newest token completes a stop string."""
+        stops = {index: row.sampling.stop for index, row in enumerate(self._rows) if row.sampling.stop}
+        if not stops:
+            return stopped_R
+        strings = {index: open_stop_strings(self._folder, some) for index, some in stops.items()}
+        rows, window = list(strings), max(some.window for some in strings.values())
+        newest = zip(strings.values(), self._places.newest(self._place_R[self._ints(rows)], window), strict=True)
+        completes = torch.tensor([some.completes(tokens) for some, tokens in newest], device=self._device)
+        stopped_R[self._ints(rows)] |= completes
+        return stopped_R
 
     def _finish(self, rows: Sequence[Row], stopped: Sequence[bool]) -> None:
         """Takes the responses of rows that are whole; what is to be continued stays known."""

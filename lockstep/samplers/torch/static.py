@@ -9,14 +9,17 @@ from torch import Tensor
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.distributed.penalties import penalize
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.attention import Cached
 from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.heads import PLAIN
 from lockstep.samplers.base import Piece, require_room
+from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.model_sampler import ModelSampler, join_prompts
 from lockstep.samplers.torch.rows import NotFinite, Response
+from lockstep.samplers.torch.seen import Seen
 from lockstep.types import Request, SamplingParams
 
 _COMPACT_BELOW = 0.8
@@ -74,14 +77,20 @@ class StaticSampler(ModelSampler):
         alive = torch.arange(rows, device=device)
         running = torch.ones(rows, dtype=torch.bool, device=device)
         logits = self._logits(prompts.tokens[None], prompts.position[None], cache, _last(prompts))[0]
+        seen = self._watch(requests, logits.shape[1]) if sampling.penalizes else None
         for k in range(most):
-            token, logprob = draw(logits, uniform_BK[alive, k], sampling, exact)
+            shaped = logits if seen is None else penalize(logits, seen.earlier(alive), sampling)
+            token, logprob = draw(shaped, uniform_BK[alive, k], sampling, exact)
             if self._raw_logprobs:
                 logprob, _ = token_scores(logits, token, PLAIN, row_invariant=exact)
             tokens_BK[alive, k], logprob_BK[alive, k] = token, logprob
+            if seen is not None:
+                seen.append(alive, token)
             broken = running & ~logprob.isfinite()
             length_B[alive] += running
             stopped_B[alive] |= running & torch.isin(token, stops)
+            if sampling.stop:
+                stopped_B[alive] |= running & self._complete(tokens_BK[alive, : k + 1], sampling)
             running = running & ~stopped_B[alive] & (room_B[alive] > k + 1)
             left, num_broken = torch.stack([running.sum(), broken.sum()]).tolist()  # one wait for the device
             if num_broken:
@@ -95,6 +104,18 @@ class StaticSampler(ModelSampler):
             cache.next_token()
             logits = self._logits(token[:, None], cache.filled[:, None], cache, 1)[:, 0]
         return tokens_BK, logprob_BK, length_B, stopped_B
+
+    def _complete(self, tokens_RK: Tensor, sampling: SamplingParams) -> Tensor:
+        """Rows whose newest token completes a stop string."""
+        strings = open_stop_strings(self._lm.config.name_or_path, sampling.stop)
+        newest = tokens_RK[:, -strings.window :].tolist()
+        return torch.tensor([strings.completes(tokens) for tokens in newest], device=tokens_RK.device)
+
+    def _watch(self, requests: Sequence[Request], columns: int) -> Seen:
+        seen = Seen(len(requests), columns, self._lm.device)
+        for place, request in enumerate(requests):
+            seen.begin(place, request.tokens)
+        return seen
 
     def _cache(self, prompts: Batch, capacity: int) -> Cached:
         """Returns the layout that keeps keys and values."""

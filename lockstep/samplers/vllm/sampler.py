@@ -21,6 +21,7 @@ from lockstep.config import Computation, SamplerSection
 from lockstep.errors import InputError, first_line
 from lockstep.models.folder import context_of, read_config
 from lockstep.samplers.base import Piece
+from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.vllm.arguments import engine_arguments
 from lockstep.samplers.vllm.environment import prepare
 from lockstep.types import Request, SamplingParams
@@ -71,7 +72,7 @@ class VLLMSampler:
         self._takes_turns, self._is_synced, self._without_cache = section.takes_turns, False, False
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
-        self._version = 0
+        self._model, self._version = model, 0
         self._requests = 0
         self._cached: dict[int, int] = {}
         chosen = engine_arguments(section, computation, self._context, torch.cuda.is_available())
@@ -90,7 +91,7 @@ class VLLMSampler:
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         prompts = [(request.tokens, self._drawing(request, sampling)) for request in requests]
-        for answers in self._stream_outputs(prompts):
+        for answers in self._stream_outputs(prompts, sampling.stop):
             places, outputs = zip(*answers, strict=True)
             yield places, self._batch([requests[place] for place in places], outputs, sampling)
 
@@ -191,18 +192,46 @@ class VLLMSampler:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
-    def _stream_outputs(self, prompts: Sequence[Asked]) -> Iterator[list[tuple[int, Any]]]:
+    def _stream_outputs(self, prompts: Sequence[Asked], stop: tuple[str, ...] = ()) -> Iterator[list[tuple[int, Any]]]:
         """vLLM's final outputs with the places of their prompts, as many at a time as are ready."""
-        waiting = {self._ask(tokens, options): place for place, (tokens, options) in enumerate(prompts)}
+        waiting = {self._ask(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)}
+        read = dict.fromkeys(waiting, 0)
         try:
             while waiting:
                 outputs = self._step()
+                if stop:
+                    outputs = self._end_by_strings(outputs, stop, read)
                 done = [(waiting.pop(output.request_id), output) for output in outputs]
                 self._cached |= {int(output.request_id): output.num_cached_tokens or 0 for _, output in done}
                 if done:
                     yield done
         finally:
             self._engine.abort_request(list(waiting))
+
+    def _end_by_strings(self, outputs: Sequence[Any], stop: tuple[str, ...], read: dict[str, int]) -> list[Any]:
+        """Ends responses with the token that completes a stop string.
+
+        Args:
+            outputs: All that responses have so far.
+            stop: The stop strings.
+            read: Tokens of each response that are known to complete none; it is brought up to date.
+
+        Returns:
+            Outputs of responses that have ended.
+        """
+        strings, ended = open_stop_strings(self._model, stop), list[Any]()
+        for output in outputs:
+            (response,) = output.outputs
+            end = strings.find_end(response.token_ids, read[output.request_id])
+            read[output.request_id] = len(response.token_ids)
+            if end is not None:
+                if not output.finished:
+                    self._engine.abort_request([output.request_id])
+                response.token_ids, response.logprobs = response.token_ids[:end], response.logprobs[:end]
+                response.finish_reason = "stop"
+            if end is not None or output.finished:
+                ended.append(output)
+        return ended
 
     def _step(self) -> Sequence[Any]:
         try:
@@ -225,21 +254,26 @@ class VLLMSampler:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
             "seed": request.key & (2**63 - 1),
             "stop_token_ids": list(sampling.stop_token_ids),
             "ignore_eos": True,
             "logprobs": 0,
         }
 
-    def _ask(self, tokens: Sequence[int], options: dict[str, Any]) -> str:
-        """Adds a request to vLLM; returns its name, under which the whole output comes."""
+    def _ask(self, tokens: Sequence[int], options: dict[str, Any], watched: bool) -> str:
+        """Adds a request to vLLM; returns its name, under which the whole output comes, or all so far if watched."""
         from vllm import SamplingParams as Options
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         self._requests += 1
         name = str(self._requests)
-        chosen = Options(detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, **options)
+        kind = RequestOutputKind.CUMULATIVE if watched else RequestOutputKind.FINAL_ONLY
+        chosen = Options(detokenize=False, output_kind=kind, **options)
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(tokens)), chosen)
         return name
 

@@ -1,0 +1,107 @@
+"""Penalties on tokens that came before: repetition, presence and frequency, the same for sampling and for scoring.
+
+The logits of such tokens change before temperature and filters do, in vLLM's order: the repetition penalty, of all
+tokens of prompt and response, divides what is positive and multiplies the rest; frequency, for each time in the
+response, and presence, once, are subtracted.
+
+Letters: M rows of logits, m places whose tokens are scored, v this rank's columns, P pairs, N tokens of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.types import SamplingParams
+from lockstep_logprobs.shard import WHOLE, Shard
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The tokens before each row's own: pairs of a row and a token, each pair once.
+
+    Attributes:
+        row: Row of logits, int64 [P].
+        token: A token that comes before, int64 [P].
+        times: How often it does so in the response, int64 [P]; 0: only the prompt has it.
+    """
+
+    row: Tensor
+    token: Tensor
+    times: Tensor
+
+
+def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
+    """Finds the tokens before some masked tokens of a batch, whose mask is on from the first token of a response on.
+
+    Args:
+        batch: N tokens.
+        own_m: Places of the masked tokens, int64 [m], in any order.
+    """
+    row_N, count = batch.row, batch.tokens.numel()
+    key_N = (row_N << 32) + batch.tokens
+    order_N = key_N.argsort(stable=True)
+    sorted_N = key_N[order_N]
+    begins_N = torch.ones_like(sorted_N, dtype=torch.bool)
+    begins_N[1:] = sorted_N[1:] != sorted_N[:-1]
+    # A token is the latest of its kind for the places behind it, up to the next of its kind or its sequence's end.
+    last_N = (torch.cumsum(batch.lengths, 0) - 1).to(row_N.device)[row_N]
+    last_N[order_N[:-1]] = torch.where(begins_N[1:], last_N[order_N[:-1]], order_N[1:])
+    times_N = _count_within(batch.mask[order_N].long(), begins_N)[order_N.argsort()]
+    ordered_m, place_m = own_m.sort()
+    start_N = torch.searchsorted(ordered_m, torch.arange(count, device=own_m.device), right=True)
+    pairs_N = (torch.searchsorted(ordered_m, last_N, right=True) - start_N).clamp_(min=0)
+    source_P = torch.arange(count, device=own_m.device).repeat_interleave(pairs_N)
+    within_P = torch.arange(len(source_P), device=own_m.device) - (pairs_N.cumsum(0) - pairs_N)[source_P]
+    return Earlier(place_m[start_N[source_P] + within_P], batch.tokens[source_P], times_N[source_P])
+
+
+def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
+    """The running sum of numbers that begins anew where a group begins."""
+    sum_N = one_N.cumsum(0)
+    before_N = (sum_N - one_N)[begins_N]
+    return sum_N - before_N[begins_N.long().cumsum(0) - 1]
+
+
+def penalize(logits_Mv: Tensor, earlier: Earlier, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor:
+    """Logits, fp32 [M, v], with the penalties on tokens that came before; differentiable.
+
+    Args:
+        logits_Mv: Logits of this rank's columns, of any floating type.
+        earlier: The tokens before each row's own.
+        sampling: The penalties.
+        shard: Which columns these are.
+    """
+    column_P = earlier.token - shard.start
+    here_P = (column_P >= 0) & (column_P < logits_Mv.shape[1])
+    place = earlier.row[here_P], column_P[here_P]
+    return _Penalized.apply(logits_Mv, *place, earlier.times[here_P], sampling)
+
+
+class _Penalized(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_Mv: Tensor, row_P: Tensor, column_P: Tensor, times_P: Tensor, sampling: SamplingParams
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        z_P, penalty = logits_Mv[row_P, column_P].float(), sampling.repetition_penalty
+        factor_P = torch.where(z_P > 0, 1.0 / penalty, penalty)
+        off_P = sampling.frequency_penalty * times_P.float() + sampling.presence_penalty * (times_P > 0).float()
+        penalized_Mv = logits_Mv.to(torch.float32, copy=True)
+        penalized_Mv[row_P, column_P] = z_P * factor_P - off_P
+        ctx.save_for_backward(row_P, column_P, factor_P)
+        ctx.dtype = logits_Mv.dtype
+        return penalized_Mv
+
+    @staticmethod
+    def backward(ctx: Any, gradient_Mv: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+        if gradient_Mv is None:
+            return None, None, None, None, None
+        row_P, column_P, factor_P = ctx.saved_tensors
+        gradient_Mv = gradient_Mv.clone()
+        gradient_Mv[row_P, column_P] *= factor_P
+        return gradient_Mv.to(ctx.dtype), None, None, None, None

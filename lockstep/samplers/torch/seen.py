@@ -1,0 +1,45 @@
+"""The tokens that rows which are sampled have had, for penalties on them.
+
+Letters: S places for rows, R running rows, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.distributed.penalties import Earlier
+
+
+class Seen:
+    """Which tokens each row has had, and how often in its response.
+
+    Args:
+        places: Number of places.
+        columns: Tokens of the vocabulary.
+        device: Where the model is.
+    """
+
+    def __init__(self, places: int, columns: int, device: torch.device) -> None:
+        self._any_SV = torch.zeros(places, columns, dtype=torch.bool, device=device)
+        self._times_SV = torch.zeros(places, columns, dtype=torch.int32, device=device)
+
+    def begin(self, place: int, prompt: Sequence[int], response: Sequence[int] = ()) -> None:
+        """Takes a row into its place, with what it has of its response."""
+        device = self._any_SV.device
+        self._any_SV[place], self._times_SV[place] = False, 0
+        self._any_SV[place, torch.tensor([*prompt, *response], device=device)] = True
+        made = torch.tensor(response, dtype=torch.int64, device=device)
+        self._times_SV[place] += torch.bincount(made, minlength=self._times_SV.shape[1]).int()
+
+    def append(self, place_R: Tensor, token_R: Tensor) -> None:
+        """Notes a token of the response of each row."""
+        self._any_SV[place_R, token_R] = True
+        self._times_SV[place_R, token_R] += 1
+
+    def earlier(self, place_R: Tensor) -> Earlier:
+        """The tokens that each row has had."""
+        row_P, token_P = self._any_SV[place_R].nonzero(as_tuple=True)
+        return Earlier(row_P, token_P, self._times_SV[place_R[row_P], token_P].long())

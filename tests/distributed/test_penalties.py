@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.distributed.penalties import find_earlier, penalize
+from lockstep.types import SamplingParams
+from lockstep_logprobs.shard import Shard
+
+VOCABULARY = 7
+ALL = SamplingParams(1, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=-0.25)
+
+
+def episodes() -> Batch:
+    """Five sequences over few tokens, so that they repeat; one without a response, one with a prompt of one token."""
+    generator = torch.Generator().manual_seed(0)
+    lengths, prompts = torch.tensor([12, 3, 9, 5, 20]), torch.tensor([5, 3, 1, 4, 9])
+    tokens = torch.randint(0, VOCABULARY, (int(lengths.sum()),), generator=generator)
+    batch = Batch(tokens, lengths)
+    return batch.with_columns({"mask": batch.position >= prompts[batch.row]})
+
+
+def by_hand(batch: Batch, logits_mV: Tensor, sampling: SamplingParams) -> Tensor:
+    """Penalties by the words of their definition, place by place, float64 [m, V]."""
+    rows = list[Tensor]()
+    for sequence, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
+        for t in mask.nonzero()[:, 0].tolist():
+            z = logits_mV[len(rows)].double().clone()
+            for token in range(VOCABULARY):
+                made = int(((sequence[:t] == token) & mask[:t]).sum())
+                if token in sequence[:t].tolist():
+                    z[token] = (
+                        z[token] / sampling.repetition_penalty
+                        if z[token] > 0
+                        else (z[token] * sampling.repetition_penalty)
+                    )
+                z[token] -= sampling.frequency_penalty * made + sampling.presence_penalty * (made > 0)
+            rows.append(z)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        ALL,
+        SamplingParams(1, repetition_penalty=0.8),
+        SamplingParams(1, presence_penalty=1.0),
+        SamplingParams(1, frequency_penalty=1.0),
+    ],
+    ids=["all", "repetition", "presence", "frequency"],
+)
+def test_penalties_are_those_of_their_definition(sampling: SamplingParams) -> None:
+    batch = episodes()
+    own_m = batch.mask_indices
+    logits = torch.randn(len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1))
+    penalized = penalize(logits, find_earlier(batch, own_m), sampling)
+    torch.testing.assert_close(penalized.double(), by_hand(batch, logits, sampling), atol=1e-6, rtol=0.0)
+
+
+def test_a_rank_with_some_places_and_some_columns_finds_its_part() -> None:
+    """A context-parallel share in zig-zag order, and a shard of the vocabulary."""
+    batch = episodes()
+    own_m = batch.mask_indices
+    logits = torch.randn(len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1))
+    whole = penalize(logits, find_earlier(batch, own_m), ALL)
+    share = torch.tensor([17, 3, 18, 0, 9])
+    found = penalize(
+        logits[share][:, 2:5], find_earlier(batch, own_m[share]), ALL, Shard(2, torch.distributed.group.WORLD)
+    )
+    assert torch.equal(found, whole[share][:, 2:5])
+
+
+def test_the_gradient_is_that_of_the_penalized_logits() -> None:
+    batch = episodes()
+    own_m, weight = batch.mask_indices, torch.randn(VOCABULARY)
+    logits = torch.randn(len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    (penalize(logits, find_earlier(batch, own_m), ALL) * weight).sum().backward()
+    assert logits.grad is not None
+    wanted = torch.autograd.functional.jacobian(
+        lambda z: (by_hand(batch, z, ALL) * weight).sum(), logits.detach().double()
+    )
+    torch.testing.assert_close(logits.grad.double(), wanted, atol=1e-6, rtol=0.0)
+
+
+def test_what_is_not_sampled_has_nothing_before_it() -> None:
+    batch = episodes().select([1])
+    assert not len(find_earlier(batch, batch.mask_indices).row)
+    empty = batch.select([])
+    assert not len(find_earlier(empty, empty.mask_indices).row)
