@@ -18,7 +18,19 @@ from lockstep.lazy_names import export_lazily
 
 if TYPE_CHECKING:
     from lockstep import losses, objectives
-    from lockstep.api.algorithms import DPO, GRPO, PPO, SFT, Distill, RewardModel, SelfRewarding
+    from lockstep.api.algorithms import (
+        DPO,
+        GRPO,
+        KTO,
+        ORPO,
+        PPO,
+        SFT,
+        Distill,
+        OnlineDPO,
+        RewardModel,
+        SelfRewarding,
+        SimPO,
+    )
     from lockstep.api.loop import close_all, load, open_learner, open_sampler, rollout, save, sync
     from lockstep.api.run import Run
     from lockstep.api.trainer import Trainer, train
@@ -35,6 +47,8 @@ __version__ = "0.2.0"
 __all__ = [
     "DPO",
     "GRPO",
+    "KTO",
+    "ORPO",
     "PPO",
     "SFT",
     "Batch",
@@ -42,11 +56,13 @@ __all__ = [
     "Learner",
     "Loss",
     "Metrics",
+    "OnlineDPO",
     "RewardModel",
     "Run",
     "Sampler",
     "SamplingParams",
     "SelfRewarding",
+    "SimPO",
     "Trainer",
     "close_all",
     "load",
@@ -62,7 +78,19 @@ __all__ = [
 ]
 
 _PLACES = {
-    "lockstep.api.algorithms": ("DPO", "GRPO", "PPO", "SFT", "Distill", "RewardModel", "SelfRewarding"),
+    "lockstep.api.algorithms": (
+        "DPO",
+        "GRPO",
+        "KTO",
+        "ORPO",
+        "PPO",
+        "SFT",
+        "Distill",
+        "OnlineDPO",
+        "RewardModel",
+        "SelfRewarding",
+        "SimPO",
+    ),
     "lockstep.api.loop": ("close_all", "load", "open_learner", "open_sampler", "rollout", "save", "sync"),
     "lockstep.api.run": ("Run",),
     "lockstep.api.trainer": ("Trainer", "train"),

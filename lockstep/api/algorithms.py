@@ -12,10 +12,14 @@ if TYPE_CHECKING:
         DistillOptions,
         DPOOptions,
         GRPOOptions,
+        KTOOptions,
+        OnlineDPOOptions,
+        ORPOOptions,
         PPOOptions,
         RewardModelOptions,
         SelfRewardingOptions,
         SFTOptions,
+        SimPOOptions,
     )
 
 
@@ -36,6 +40,46 @@ class DPO(Trainer):
     algorithm = "dpo"
 
     def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[DPOOptions]) -> None:
+        super().__init__(recipe=recipe, **options)
+
+
+@final
+class KTO(Trainer):
+    """KTO on answers that are each labeled good or bad (Ethayarajh et al. 2024). Options: `Trainer`."""
+
+    algorithm = "kto"
+
+    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[KTOOptions]) -> None:
+        super().__init__(recipe=recipe, **options)
+
+
+@final
+class ORPO(Trainer):
+    """ORPO on pairs of answers, without a reference policy (Hong et al. 2024). Options: `Trainer`."""
+
+    algorithm = "orpo"
+
+    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[ORPOOptions]) -> None:
+        super().__init__(recipe=recipe, **options)
+
+
+@final
+class SimPO(Trainer):
+    """SimPO on pairs of answers, without a reference policy (Meng et al. 2024). Options: `Trainer`."""
+
+    algorithm = "simpo"
+
+    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[SimPOOptions]) -> None:
+        super().__init__(recipe=recipe, **options)
+
+
+@final
+class OnlineDPO(Trainer):
+    """DPO on pairs of the policy's own answers (Guo et al. 2024). Options: `Trainer`."""
+
+    algorithm = "online_dpo"
+
+    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[OnlineDPOOptions]) -> None:
         super().__init__(recipe=recipe, **options)
 
 

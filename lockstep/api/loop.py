@@ -64,7 +64,7 @@ def open_learner(
     Args:
         model: A Hugging Face folder.
         head: `logits` for a policy, `value` for a critic, `reward` for a reward model.
-        optimizer: Options of AdamW, such as `{"lr": 1e-5}`; None: the model is frozen.
+        optimizer: Options of the optimizer, such as `{"lr": 1e-5}`; None: the model is frozen.
         seed: Seed of a new head and of new adapters.
         exact: Score tokens by kernels that give each the same bits as while it was sampled; where that cannot be, a
             line says why.

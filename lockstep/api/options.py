@@ -181,10 +181,12 @@ class ScheduleKeys(TypedDict, total=False):
 class OptimizerKeys(TypedDict, total=False):
     """Options of the section `Optimizer`."""
 
+    name: Literal["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD"]
     lr: float
     betas: Sequence[float]
     eps: float
     weight_decay: float
+    options: Mapping[str, bool | float]
     max_grad_norm: float | None
     schedule: ScheduleKeys
 
@@ -403,10 +405,12 @@ class PPOSectionKeys(TypedDict, total=False):
 class CriticSectionKeys(TypedDict, total=False):
     """Options of the section `CriticSection`."""
 
+    name: Literal["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD"]
     lr: float
     betas: Sequence[float]
     eps: float
     weight_decay: float
+    options: Mapping[str, bool | float]
     max_grad_norm: float | None
     schedule: ScheduleKeys
     parallel: ParallelKeys | None
@@ -471,7 +475,8 @@ class PairSectionKeys(TypedDict, total=False):
 class DPOSectionKeys(TypedDict, total=False):
     """Options of the section `DPOSection`."""
 
-    preference_loss: Literal["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+    preference_loss: Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+    label_smoothing: float
     preference_loss_weight: float
     sft_loss_weight: float
     preference_average_log_probs: bool
@@ -479,6 +484,73 @@ class DPOSectionKeys(TypedDict, total=False):
     gt_reward_scale: float
     global_batch_size: int
     max_tokens: int
+    ref_policy_kl_penalty: float
+
+
+class LabeledSectionKeys(TypedDict, total=False):
+    """Options of the section `LabeledSection`."""
+
+    prompt: str
+    messages: str | None
+    chat: bool
+    system_prompt: str | None
+    max_prompt_tokens: int
+    overlong_prompts: Literal["error", "skip", "truncate"]
+    bad_rows: Literal["error", "skip"]
+    fields: Mapping[str, Literal["text", "number", "boolean", "list", "object", "any"]] | None
+    answer: str
+    max_validation_samples: int | None
+    train: str | Sequence[str] | None
+    validation: str | Sequence[str] | None
+    weights: Sequence[float] | None
+    task: Mapping[str, Any] | None
+    completion: str | None
+    shuffle: bool
+    limit_train_batches: int | float | None
+    limit_val_batches: int | float | None
+    label: str
+
+
+class KTOSectionKeys(TypedDict, total=False):
+    """Options of the section `KTOSection`."""
+
+    global_batch_size: int
+    max_tokens: int
+    ref_policy_kl_penalty: float
+    desirable_weight: float
+    undesirable_weight: float
+
+
+class ORPOSectionKeys(TypedDict, total=False):
+    """Options of the section `ORPOSection`."""
+
+    global_batch_size: int
+    max_tokens: int
+    odds_ratio_weight: float
+
+
+class SimPOSectionKeys(TypedDict, total=False):
+    """Options of the section `SimPOSection`."""
+
+    global_batch_size: int
+    max_tokens: int
+    beta: float
+    margin: float
+    sft_loss_weight: float
+
+
+class OnlineDPOSectionKeys(TypedDict, total=False):
+    """Options of the section `OnlineDPOSection`."""
+
+    preference_loss: Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+    label_smoothing: float
+    preference_loss_weight: float
+    sft_loss_weight: float
+    preference_average_log_probs: bool
+    sft_average_log_probs: bool | None
+    gt_reward_scale: float
+    num_prompts_per_step: int
+    num_generations: int
     ref_policy_kl_penalty: float
 
 
@@ -509,7 +581,8 @@ class DistillSectionKeys(TypedDict, total=False):
 class SelfRewardingSectionKeys(TypedDict, total=False):
     """Options of the section `SelfRewardingSection`."""
 
-    preference_loss: Literal["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+    preference_loss: Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+    label_smoothing: float
     preference_loss_weight: float
     sft_loss_weight: float
     preference_average_log_probs: bool
@@ -761,6 +834,81 @@ class DPOOptions(TypedDict, total=False):
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
     dpo: DPOSectionKeys
+
+
+class KTOOptions(TypedDict, total=False):
+    """Options of `KTORecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: LabeledSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    kto: KTOSectionKeys
+    optimizer: OptimizerKeys
+
+
+class ORPOOptions(TypedDict, total=False):
+    """Options of `ORPORecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: PairSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    optimizer: OptimizerKeys
+    orpo: ORPOSectionKeys
+
+
+class SimPOOptions(TypedDict, total=False):
+    """Options of `SimPORecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: PairSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    optimizer: OptimizerKeys
+    simpo: SimPOSectionKeys
+
+
+class OnlineDPOOptions(TypedDict, total=False):
+    """Options of `OnlineDPORecipe`."""
+
+    train: Rows
+    validation: Rows | None
+    seed: int
+    model: str | Path | ModelSectionKeys
+    data: DataSectionKeys
+    learner: LearnerSectionKeys
+    cluster: ClusterKeys
+    trackers: TrackersKeys
+    run: RunSectionKeys
+    acceptance: Sequence[BoundKeys]
+    reward: Reward | RewardSectionKeys | None
+    reward_model: ModelFolderKeys | None
+    validation_reward: Reward | RewardSectionKeys | None
+    sampling: SamplingKeys
+    validation_sampling: RepeatedSamplingKeys
+    sampler: SamplerSectionKeys
+    agreement: AgreementSectionKeys
+    online_dpo: OnlineDPOSectionKeys
+    optimizer: OptimizerKeys
 
 
 class RewardModelOptions(TypedDict, total=False):

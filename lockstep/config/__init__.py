@@ -8,6 +8,7 @@ from __future__ import annotations
 from lockstep.config.agreement import AgreementSection, DriftSection
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.judge import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
+from lockstep.config.labeled import LabeledSection
 from lockstep.config.machinery import (
     VLLM,
     Cluster,
@@ -19,14 +20,13 @@ from lockstep.config.machinery import (
     LearnerSection,
     LoRA,
     OpenAI,
-    Optimizer,
     RaySection,
     RepeatedSampling,
     SamplerSection,
     Sampling,
-    Schedule,
 )
 from lockstep.config.new_prompts import NewPromptsSection
+from lockstep.config.optimizer import Optimizer, Schedule
 from lockstep.config.pairs import PairSection
 from lockstep.config.parallel import Parallel
 from lockstep.config.preference import PreferenceLoss, PreferenceSection
@@ -68,6 +68,7 @@ __all__ = [
     "EnvironmentSection",
     "InstructionSection",
     "JudgeSection",
+    "LabeledSection",
     "LearnerSection",
     "LoRA",
     "LocalPath",

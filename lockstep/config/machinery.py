@@ -22,44 +22,12 @@ from pydantic import (
 
 from lockstep.config.backends import INFERENCE, TRAINING, list_engines
 from lockstep.config.parallel import Parallel
-from lockstep.config.section import Probability, Section
+from lockstep.config.section import Section
 from lockstep.errors import InputError
 from lockstep.types import SamplingParams
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["fp32", "bf16"]
-
-
-class Schedule(Section):
-    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
-
-    warmup_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which the rate rises to lr")
-    decay: Literal["constant", "linear", "cosine"] = Field(default="constant", description="what follows the warm-up")
-    decay_steps: PositiveInt | None = Field(
-        default=None, description="optimizer steps until the end of the decay, warm-up included"
-    )
-    final_fraction: Probability = Field(default=0.0, description="the decay ends at lr times this")
-
-    @model_validator(mode="after")
-    def _decay_has_an_end(self) -> Schedule:
-        if (self.decay == "constant") != (self.decay_steps is None):
-            raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
-        if self.decay == "constant" and self.final_fraction:
-            raise ValueError("final_fraction goes with decay: linear and decay: cosine, and only with them")
-        return self
-
-
-class Optimizer(Section):
-    """AdamW (Loshchilov & Hutter 2019) with fp32 weights and moments."""
-
-    lr: PositiveFloat = Field(description="learning rate after the warm-up")
-    betas: tuple[Probability, Probability] = Field(
-        default=(0.9, 0.999), description="decay of the running means of the gradient and of its square"
-    )
-    eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")
-    weight_decay: NonNegativeFloat = Field(default=0.0, description="share of a weight that lr · this takes away")
-    max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
-    schedule: Schedule = Schedule()
 
 
 class Computation(Section):

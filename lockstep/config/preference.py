@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import Annotated, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from lockstep.config.section import Section
 
-PreferenceLoss = Literal["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+PreferenceLoss = Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
 
 
 class PreferenceSection(Section):
     """The options of the loss of a pair; see `lockstep.objectives.preference` for the losses."""
 
     preference_loss: PreferenceLoss = Field(default="dpo", description="of a pair; `scale` and `rpo_…` read its scores")
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
+        default=0.0, description="dpo, robust: ε, the share of pairs that are taken to be labeled the wrong way round"
+    )
     preference_loss_weight: NonNegativeFloat = Field(default=1.0, description="of that loss in the whole")
     sft_loss_weight: NonNegativeFloat = Field(
         default=0.0, description="of the maximum likelihood of chosen answers in the whole"
@@ -33,7 +36,7 @@ class PreferenceSection(Section):
     def reads_scores(self) -> bool:
         """True if pairs need the scores of their answers."""
         match self.preference_loss:
-            case "dpo" | "ipo":
+            case "dpo" | "robust" | "ipo":
                 return False
             case "scale" | "rpo_sq" | "rpo_bwd_kl" | "rpo_fwd_kl":
                 return True
@@ -45,13 +48,23 @@ class PreferenceSection(Section):
         idle: dict[str, str] = {}
         if not self.preference_loss.startswith("rpo_"):
             idle["gt_reward_scale"] = f"with preference_loss: {self.preference_loss}; it is for rpo_…"
+        if self.preference_loss not in ("dpo", "robust"):
+            idle["label_smoothing"] = f"with preference_loss: {self.preference_loss}; it is for dpo and robust"
         if not self.sft_loss_weight:
             idle["sft_average_log_probs"] = "where sft_loss_weight is 0"
         if not self.preference_loss_weight:
-            idle |= dict.fromkeys(("preference_loss", "gt_reward_scale"), "where preference_loss_weight is 0")
+            idle |= dict.fromkeys(
+                ("preference_loss", "gt_reward_scale", "label_smoothing"), "where preference_loss_weight is 0"
+            )
             if self.sft_average_log_probs is not None:
                 idle["preference_average_log_probs"] = "where preference_loss_weight is 0"
         return idle
+
+    @model_validator(mode="after")
+    def _robust_says_against_what(self) -> PreferenceSection:
+        if self.preference_loss == "robust" and not self.label_smoothing:
+            raise ValueError("preference_loss: robust without label_smoothing is dpo; say label_smoothing, or dpo")
+        return self
 
     @model_validator(mode="after")
     def _something_is_learned(self) -> PreferenceSection:

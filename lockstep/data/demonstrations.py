@@ -106,9 +106,13 @@ class Demonstrations:
         """The same as a batch, `mask` on completions."""
         return batch_of(self.read(position, count, seed))
 
-    def first(self, limit: int | None = None) -> Batch:
+    def read_first(self, limit: int | None = None) -> list[Demonstration]:
         """The rows in the order of the file, at most the first `limit`."""
-        return batch_of(self._read(self.selection.first(limit)))
+        return self._read(self.selection.first(limit))
+
+    def first(self, limit: int | None = None) -> Batch:
+        """The same as a batch."""
+        return batch_of(self.read_first(limit))
 
     def _read(self, numbers: Sequence[int]) -> list[Demonstration]:
         rows = self.selection.rows

@@ -14,7 +14,8 @@ from lockstep import keyed
 from lockstep.algorithms.base import Load
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config.machinery import Computation, DType, LearnerSection, Optimizer, SamplerSection
+from lockstep.config.machinery import Computation, DType, LearnerSection, SamplerSection
+from lockstep.config.optimizer import Optimizer
 from lockstep.config.parallel import Parallel
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import read_config, skeleton

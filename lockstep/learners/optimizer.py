@@ -1,15 +1,17 @@
-"""AdamW with a schedule that is a pure function of the update's number, so that nothing of it must be saved."""
+"""An optimizer of torch, with a schedule that is a pure function of the update's number, so none of it is saved."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.config import Optimizer, Schedule
+from lockstep.config.optimizer import OptimizerName
+from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.pieces import Box, Piece
 
@@ -40,8 +42,8 @@ def _decay_progress(schedule: Schedule, update: int) -> float:
     return min(1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps))
 
 
-class AdamW:
-    """AdamW over one rank's pieces of each parameter; the learning rate is given at each update.
+class TorchOptimizer:
+    """An optimizer of torch.optim over one rank's pieces of each parameter; each update is given its learning rate.
 
     Args:
         pieces: Updated in place.
@@ -49,51 +51,93 @@ class AdamW:
     """
 
     def __init__(self, pieces: Sequence[Piece], settings: Optimizer) -> None:
-        self._max_norm = settings.max_grad_norm
+        self._settings = settings
         self._held = {piece.name: (piece, nn.Parameter(piece.local)) for piece in pieces}
-        self._inner = torch.optim.AdamW(
-            [parameter for _, parameter in self._held.values()],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._inner = self._build()
+
+    def _build(self) -> torch.optim.Optimizer:
+        kind = {"fused": True} if self._settings.torch_class.fused else {}
+        parameters = [parameter for _, parameter in self._held.values()]
+        return _find_class(self._settings.name)(parameters, lr=self._settings.lr, **self._settings.arguments, **kind)
 
     def step(self, gradients: Iterable[Tensor], norm: Tensor, lr: float) -> None:
         """One update; gradients in the order of the pieces, and their norm over all ranks."""
         for (_, parameter), gradient in zip(self._held.values(), gradients, strict=True):
             parameter.grad = gradient
-        if self._max_norm is not None:
-            nn.utils.clip_grads_with_norm_([parameter for _, parameter in self._held.values()], self._max_norm, norm)
+        bound = self._settings.max_grad_norm
+        if bound is not None:
+            nn.utils.clip_grads_with_norm_([parameter for _, parameter in self._held.values()], bound, norm)
         self._inner.param_groups[0]["lr"] = lr
         self._inner.step()
         self._inner.zero_grad()
 
     def forget(self) -> None:
-        """Drops all moments."""
-        self._inner.state.clear()
+        """Starts afresh, with no moments but those that a class begins with."""
+        self._inner = self._build()
 
     def tensors(self) -> list[Tensor]:
-        """All moments and step counts; none before the first update."""
+        """All moments and step counts; of most classes none before the first update."""
         return [tensor for state in self._inner.state.values() for tensor in state.values()]
 
     def moments(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor, Box]]:
-        """First and second moments and step counts by the names of tensors; none before the first update."""
+        """Moments and step counts by the names of tensors; of most classes none before the first update."""
         for piece in pieces:
             state = self._inner.state.get(self._held[piece.name][1], {})
             for box in piece.boxes:
                 yield from ((f"{key}.{box.name}", box.read(x) if x.dim() else x, box) for key, x in state.items())
 
     def restore(self, saved: Boxes) -> None:
-        """Puts back what `moments` gave; a parameter it had nothing for starts afresh."""
+        """Puts back what `moments` gave; a parameter it had nothing for starts afresh.
+
+        Raises:
+            InputError: They are of another class, or of other options.
+        """
+        self._require_own(saved)
         self.forget()
+        settings = self._settings
         for piece, parameter in self._held.values():
-            first = f"step.{piece.boxes[0].name}"
-            if first in saved:
-                # Fused AdamW keeps its step counts beside the parameters, like the moments.
-                state = {"step": saved.read(first, (), ()).to(piece.local.device)}
-                for key in ("exp_avg", "exp_avg_sq"):
-                    state[key] = torch.zeros_like(piece.local)
-                    saved.fill(state[key], piece, f"{key}.{{}}".format)
-                self._inner.state[parameter] = state
+            if not any(f"{key}.{piece.boxes[0].name}" in saved for key in settings.state):
+                continue
+            # A fused optimizer keeps its counts beside the parameters, like the moments; others read them on the CPU.
+            place = piece.local.device if settings.torch_class.fused else torch.device("cpu")
+            counts = {key: f"{key}.{piece.boxes[0].name}" for key in settings.torch_class.scalars}
+            state = {key: saved.read(name, (), ()).to(place) for key, name in counts.items()}
+            for key in settings.state:
+                state[key] = torch.zeros_like(piece.local)
+                saved.fill(state[key], piece, f"{key}.{{}}".format)
+            self._inner.state[parameter] = state
+
+    def _require_own(self, saved: Boxes) -> None:
+        """Raises InputError where a checkpoint has other moments than this optimizer keeps."""
+        own = {*self._settings.state, *self._settings.torch_class.scalars}
+        found = {name.partition(".")[0] for name in saved.names()}
+        if found and found != own:
+            raise InputError(
+                f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and {self._settings.name} with these "
+                f"options keeps {', '.join(sorted(own)) or 'nothing'}; say the optimizer that wrote it"
+            )
+
+
+def _find_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer]:
+    """The class of torch.optim."""
+    match name:
+        case "AdamW":
+            return torch.optim.AdamW
+        case "Adam":
+            return torch.optim.Adam
+        case "NAdam":
+            return torch.optim.NAdam
+        case "RAdam":
+            return torch.optim.RAdam
+        case "Adamax":
+            return torch.optim.Adamax
+        case "Adagrad":
+            return torch.optim.Adagrad
+        case "Adadelta":
+            return torch.optim.Adadelta
+        case "RMSprop":
+            return torch.optim.RMSprop
+        case "SGD":
+            return torch.optim.SGD
+        case _:
+            assert_never(name)

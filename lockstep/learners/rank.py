@@ -22,7 +22,7 @@ from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
 from lockstep.learners.host_memory import HostMemory
-from lockstep.learners.optimizer import AdamW, learning_rate
+from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, find_local, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
@@ -66,7 +66,7 @@ class RankLearner(SendsWeights):
         model: fp32, on its device.
         pieces: The pieces that this rank updates and writes.
         section: Device, computation type, micro-batch size.
-        optimizer: Settings of AdamW; None for a model that is only scored with.
+        optimizer: Settings of the optimizer; None for a model that is only scored with.
         ranks: Those that hold the model together.
     """
 
@@ -83,7 +83,7 @@ class RankLearner(SendsWeights):
         self.model = model.eval().requires_grad_(optimizer is not None)
         self.pieces = tuple(pieces)
         self.section, self._settings, self._ranks = section, optimizer, ranks
-        self._optimizer = None if optimizer is None else AdamW(self.pieces, optimizer)
+        self._optimizer = None if optimizer is None else TorchOptimizer(self.pieces, optimizer)
         self._weights = [find_local(parameter) for parameter in model.parameters()]
         self._host = HostMemory(self.device)
         self._count = torch.zeros(())

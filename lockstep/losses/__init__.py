@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from lockstep.losses.base import Denominator, Loss, Outputs
     from lockstep.losses.cross_entropy import CrossEntropyLoss
     from lockstep.losses.distill import Distillation
+    from lockstep.losses.kto import KTOLoss
     from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
     from lockstep.losses.preference import Preference
+    from lockstep.losses.reference_free import ORPOLoss, SimPOLoss
     from lockstep.losses.reward import BradleyTerry
     from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 
@@ -25,13 +27,16 @@ __all__ = [
     "CrossEntropyLoss",
     "Denominator",
     "Distillation",
+    "KTOLoss",
     "Loss",
     "Max",
     "Mean",
     "Metrics",
     "Min",
+    "ORPOLoss",
     "Outputs",
     "Preference",
+    "SimPOLoss",
     "Sum",
 ]
 
@@ -43,11 +48,16 @@ _PLACES = {
     ),
     "lockstep.losses.cross_entropy": ("CrossEntropyLoss",),
     "lockstep.losses.distill": ("Distillation",),
+    "lockstep.losses.kto": ("KTOLoss",),
     "lockstep.losses.ppo": (
         "ClippedSurrogate",
         "ClippedValue",
     ),
     "lockstep.losses.preference": ("Preference",),
+    "lockstep.losses.reference_free": (
+        "ORPOLoss",
+        "SimPOLoss",
+    ),
     "lockstep.losses.reward": ("BradleyTerry",),
     "lockstep.metrics": (
         "Max",

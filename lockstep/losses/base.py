@@ -140,7 +140,7 @@ def active(batch: Batch, denominator: Denominator) -> Tensor:
         case "tokens":
             return batch.mask.sum()
         case "rows":
-            return _active_rows(batch).sum()
+            return active_rows(batch).sum()
         case "pairs":
             return active_pairs(batch).sum()
         case _:
@@ -160,10 +160,10 @@ def split_pairs(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
 
 def active_pairs(batch: Batch) -> Tensor:
     """True for each pair of which both sequences have a trainable token, bool [P]."""
-    first_P, second_P = split_pairs(batch, _active_rows(batch))
+    first_P, second_P = split_pairs(batch, active_rows(batch))
     return first_P & second_P
 
 
-def _active_rows(batch: Batch) -> Tensor:
+def active_rows(batch: Batch) -> Tensor:
     """True for each sequence that has a trainable token, bool [B]."""
     return batch.per_sample(batch.mask.float()) > 0

@@ -34,6 +34,7 @@ class Preference:
         preference_coef: w_p.
         sft_coef: w_s, of the maximum likelihood of chosen answers.
         sft_length_normalized: True if that likelihood is the mean over an answer's tokens.
+        label_smoothing: ε of `dpo` and `robust`.
     """
 
     kind: PreferenceLoss = "dpo"
@@ -43,6 +44,7 @@ class Preference:
     preference_coef: float = 1.0
     sft_coef: float = 0.0
     sft_length_normalized: bool = False
+    label_smoothing: float = 0.0
     reads_entropy: ClassVar = False
 
     @property
@@ -77,13 +79,15 @@ class Preference:
         metrics += _of_answers(batch, rewards, active_P & ~judge_P)
         judged_P = active_P & judge_P
         learned = Metrics(preference_loss=Mean(trainable(preference_P.detach(), judged_P).sum(), judged_P.sum()))
-        return total, metrics + (learned + _of_pairs(batch, rewards, judged_P)).with_prefix("judge_pairs")
+        return total, metrics + (learned + measure_pairs(batch, rewards, judged_P)).with_prefix("judge_pairs")
 
     def _preferences(self, gap_P: Tensor, batch: Batch) -> Tensor:
         """L of each pair, from Δ. Returns [P]."""
         match self.kind:
             case "dpo":
-                return preference.dpo(gap_P, self.beta)
+                return preference.conservative_dpo(gap_P, self.beta, self.label_smoothing)
+            case "robust":
+                return preference.robust_dpo(gap_P, self.beta, self.label_smoothing)
             case "ipo":
                 return preference.ipo(gap_P, self.beta)
             case "scale":
@@ -116,20 +120,21 @@ def build(section: PreferenceSection, beta: float) -> Preference:
         preference_coef=section.preference_loss_weight,
         sft_coef=section.sft_loss_weight,
         sft_length_normalized=by_length if section.sft_average_log_probs is None else section.sft_average_log_probs,
+        label_smoothing=section.label_smoothing,
     )
 
 
 def _of_answers(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
     """Metrics of pairs of answers, with the scores of their judge."""
-    metrics = _of_pairs(batch, rewards, active_P)
+    metrics = measure_pairs(batch, rewards, active_P)
     if "score" in batch.sample:
         names = ("chosen_generated_rewards", "rejected_generated_rewards")
         metrics += _means(names, split_pairs(batch, batch["score"]), active_P)
     return metrics
 
 
-def _of_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
-    """Implicit rewards and lengths."""
+def measure_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
+    """Measures the rewards of both answers of each pair, and their lengths."""
     length_B = batch.per_sample(batch.mask.long())
     lengths = _means(("chosen_lengths", "reject_lengths"), split_pairs(batch, length_B), active_P)
     return measure_implicit_rewards(*rewards, active_P) + lengths

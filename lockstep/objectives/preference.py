@@ -9,8 +9,13 @@ Legend: P pairs; all in nats, in the precision of what is given.
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+_LN_2 = math.log(2.0)
 
 
 def log_ratio_gap(chosen_P: Tensor, rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor) -> Tensor:
@@ -21,6 +26,68 @@ def log_ratio_gap(chosen_P: Tensor, rejected_P: Tensor, ref_chosen_P: Tensor, re
 def dpo(gap_P: Tensor, beta: float) -> Tensor:
     """−log σ(β·Δ): direct preference optimization (Rafailov et al. 2023, eq. 7); ln 2 at Δ = 0. Returns [P]."""
     return -logsigmoid(beta * gap_P)
+
+
+def conservative_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
+    """−(1 − ε)·log σ(β·Δ) − ε·log σ(−β·Δ): DPO where a share ε of the pairs is labeled the wrong way round.
+
+    Mitchell 2023, 'A note on DPO with noisy preferences'. Its optimum is at β·Δ = log((1 − ε)/ε), a finite distance.
+
+    Returns:
+        [P]; that of `dpo` for ε = 0, to the bit.
+    """
+    return (1.0 - flipped) * dpo(gap_P, beta) + flipped * dpo(-gap_P, beta)
+
+
+def robust_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
+    """(−(1 − ε)·log σ(β·Δ) + ε·log σ(−β·Δ)) / (1 − 2ε), whose mean over labels so flipped is DPO's on true ones.
+
+    Chowdhury et al. 2024, 'Provably Robust DPO', eq. 11.
+
+    Args:
+        gap_P: Δ.
+        beta: β.
+        flipped: ε, below ½.
+
+    Returns:
+        [P].
+    """
+    return ((1.0 - flipped) * dpo(gap_P, beta) - flipped * dpo(-gap_P, beta)) / (1.0 - 2.0 * flipped)
+
+
+def simpo(gap_P: Tensor, beta: float, margin: float) -> Tensor:
+    """−log σ(β·Δ − γ), Δ the difference of mean log-probabilities per token: SimPO (Meng et al. 2024, eq. 6). [P].
+
+    Args:
+        gap_P: Mean log π of the better answer's tokens, less that of the worse one's; no reference is in it.
+        beta: β.
+        margin: γ, which the rewards of the better answer should have more, at least.
+    """
+    return -logsigmoid(beta * gap_P - margin)
+
+
+def log_odds(mean_B: Tensor) -> Tensor:
+    """log(p / (1 − p)) of p = e^mean, the geometric mean of an answer's token probabilities (ORPO, eq. 4). [B].
+
+    A mean that is rounded to 0, all tokens being certain, has the odds of the smallest number below.
+    """
+    below_B = mean_B.clamp(max=-torch.finfo(mean_B.dtype).tiny)
+    return below_B - torch.where(
+        below_B > -_LN_2, torch.log(-torch.expm1(below_B)), torch.log1p(-torch.exp(below_B.clamp(max=-_LN_2)))
+    )
+
+
+def odds_ratio(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+    """−log σ(log odds(y_w) − log odds(y_l)): the ratio term of ORPO (Hong et al. 2024, eq. 7); ln 2 at equal odds.
+
+    Args:
+        chosen_P: Mean log-probability per token of the better answers, nats.
+        rejected_P: Of the worse ones.
+
+    Returns:
+        [P].
+    """
+    return -logsigmoid(log_odds(chosen_P) - log_odds(rejected_P))
 
 
 def bradley_terry(gap_P: Tensor, margin_P: Tensor) -> Tensor:

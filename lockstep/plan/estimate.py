@@ -17,8 +17,6 @@ from lockstep.plan.sync import SyncEstimate
 from lockstep.plan.traffic import Flow, flows
 from lockstep.samplers.cache_budget import CacheBudget
 
-_SAVED = 3 * FP32  # weights and moments
-
 
 @dataclass(frozen=True)
 class MemoryEstimate:
@@ -210,7 +208,12 @@ def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) ->
     """One rank of a model; a frozen model has no adapters."""
     own = sizes if role.path is None else replace(_sizes(role.path), adapters=sizes.adapters)
     own = own if role.is_saved else replace(own, adapters=0)
-    return Rank(own, learner, load, role.head, trained=role.optimizer is not None)
+    return Rank(own, learner, load, role.head, role.optimizer is not None, _count_state(role))
+
+
+def _count_state(role: ModelRole) -> int:
+    """Numbers that the optimizer keeps for each weight that learns."""
+    return 0 if role.optimizer is None else len(role.optimizer.state)
 
 
 def _judge(section: AskedSection, learner: LearnerSection, load: Load) -> Generation:
@@ -229,8 +232,4 @@ def _sizes(path: str, headless: bool = True) -> Sizes:
 
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
     """Bytes of a checkpoint: weights of the models that change, and moments of those that learn."""
-    return sum(
-        (_SAVED if role.optimizer is not None else FP32) * sizes.count_trainable(role.head)
-        for role in models
-        if role.is_saved
-    )
+    return sum((1 + _count_state(role)) * FP32 * sizes.count_trainable(role.head) for role in models if role.is_saved)

@@ -57,6 +57,7 @@ class Rank:
         load: Its largest step.
         head: Head on the backbone.
         trained: True if it learns; a reference policy only scores.
+        state: Numbers that its optimizer keeps for each weight; 2 of AdamW.
     """
 
     sizes: Sizes
@@ -64,6 +65,7 @@ class Rank:
     load: Load
     head: Head = "logits"
     trained: bool = True
+    state: int = 2
 
     @property
     def shares(self) -> int:
@@ -124,18 +126,18 @@ class Rank:
 
     @property
     def updated(self) -> int:
-        """Bytes of trained weights that this rank holds; its gradients take as much, and moments twice as much."""
+        """Bytes of trained weights that this rank holds; its gradients take as much, and so does each moment."""
         return self.learned_whole + self._share(self.learned - self.learned_whole)
 
     @property
     def resident(self) -> int:
         """Bytes that stay on the device between steps."""
-        return 0 if self.learner.cpu_offload else self.held + 2 * self.updated
+        return 0 if self.learner.cpu_offload else self.held + self.state * self.updated
 
     @property
     def on_host(self) -> int:
         """Bytes in the host's memory."""
-        return self.held + 3 * self.updated if self.learner.cpu_offload else 0
+        return self.held + (1 + self.state) * self.updated if self.learner.cpu_offload else 0
 
     @property
     def peak(self) -> Moment:
@@ -228,7 +230,7 @@ class Rank:
 
     def _standing(self) -> dict[str, int]:
         parts = {"weights": self._on_device(self.held)}
-        return parts | ({"moments": self._on_device(2 * self.updated)} if self.trained else {})
+        return parts | ({"moments": self._on_device(self.state * self.updated)} if self.trained else {})
 
     def _count_gathered(self, layers: int) -> dict[str, int]:
         """Bytes of weights that FSDP gathers: those outside the layers for all of a pass, and some layers."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lockstep.config import Probability
 from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
@@ -48,12 +48,22 @@ class Arithmetic(Task):
     pairs: bool = Field(
         default=False, description="rows for DPO: `chosen` is answered step by step, `rejected` directly"
     )
+    labels: bool = Field(
+        default=False,
+        description="rows for KTO: `completion` is answered step by step, with `label` true, or directly, with false",
+    )
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
 
     @property
     def idle_options(self) -> dict[str, str]:
         shares = ("direct_from", "direct_share")
         return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
+
+    @model_validator(mode="after")
+    def _rows_are_of_one_kind(self) -> Arithmetic:
+        if self.pairs and self.labels:
+            raise ValueError("pairs and labels are two kinds of rows; say one of them")
+        return self
 
     @property
     def changes(self) -> Mapping[int, str]:
@@ -73,10 +83,16 @@ class Arithmetic(Task):
         train, validation = problems[: self.train_questions], problems[self.train_questions :]
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         for path, problems in ((files.train, train), (files.validation, validation)):
-            write_rows(path, (problem.pair() if self.pairs else problem.row() for problem in problems))
+            write_rows(path, map(self._row, itertools.count(), problems))
         if files.demonstrations is not None:
             write_rows(files.demonstrations, demonstrations(train, self))
         return files
+
+    def _row(self, number: int, problem: Problem) -> Mapping[str, str | bool]:
+        """The row of a problem, by its number in the file."""
+        if self.pairs:
+            return problem.pair()
+        return problem.mark(number % 2 == 0) if self.labels else problem.row()
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,10 @@ class Problem:
         """The problem answered step by step and, worse, directly."""
         row = self.row()
         return {**row, "chosen": row["answer"], "rejected": self.row(direct=True)["answer"]}
+
+    def mark(self, label: bool) -> dict[str, str | bool]:
+        """The problem with one answer: step by step if that is labeled good, else directly."""
+        return {**self.row(), "completion": self.row(direct=not label)["answer"], "label": label}
 
 
 def distinct_problems(count: int, seed: int) -> list[Problem]:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from lockstep.api.values import read_arguments
 from lockstep.config import Optimizer, Schedule
+from lockstep.config.loading import RecipeError, load_section
+from lockstep.config.optimizer import CLASSES, OptimizerName
+from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, find_written
-from lockstep.learners.optimizer import AdamW, learning_rate
+from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.pieces import Piece, norm
 from lockstep.learners.torch.pieces import TorchPiece
 
@@ -48,7 +55,7 @@ def pieces(model: nn.Module) -> list[Piece]:
     return [TorchPiece.of(name, parameter) for name, parameter in model.named_parameters()]
 
 
-def step(model: nn.Module, optimizer: AdamW, held: list[Piece], seed: int) -> None:
+def step(model: nn.Module, optimizer: TorchOptimizer, held: list[Piece], seed: int) -> None:
     inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
     model(inputs).square().sum().backward()
     gradients = [piece.gradient() for piece in held]
@@ -62,7 +69,7 @@ def linear() -> nn.Linear:
         return nn.Linear(4, 3)
 
 
-def written_moments(optimizer: AdamW, held: list[Piece], folder: Path) -> Boxes:
+def written_moments(optimizer: TorchOptimizer, held: list[Piece], folder: Path) -> Boxes:
     tensors = {name: tensor.clone() for name, tensor, _ in optimizer.moments(held)}
     save_file(tensors, folder / "optimizer.safetensors")
     return Boxes(find_written(folder, "optimizer"))
@@ -71,10 +78,10 @@ def written_moments(optimizer: AdamW, held: list[Piece], folder: Path) -> Boxes:
 def test_restored_moments_go_on_bit_for_bit(tmp_path: Path) -> None:
     settings = Optimizer(lr=0.1, weight_decay=0.1)
     model, copy = linear(), linear()
-    optimizer = AdamW(pieces(model), settings)
+    optimizer = TorchOptimizer(pieces(model), settings)
     step(model, optimizer, pieces(model), 1)
     copy.load_state_dict(model.state_dict())
-    restored = AdamW(pieces(copy), settings)
+    restored = TorchOptimizer(pieces(copy), settings)
     with written_moments(optimizer, pieces(model), tmp_path) as saved:
         assert set(saved.names()) == {
             f"{key}.{name}" for key in ("step", "exp_avg", "exp_avg_sq") for name in ("weight", "bias")
@@ -88,7 +95,7 @@ def test_restored_moments_go_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_restoring_a_fresh_optimizer_forgets_what_came_after(tmp_path: Path) -> None:
     model = linear()
-    optimizer, held = AdamW(pieces(model), Optimizer(lr=0.1)), pieces(model)
+    optimizer, held = TorchOptimizer(pieces(model), Optimizer(lr=0.1)), pieces(model)
     with written_moments(optimizer, held, tmp_path) as saved:
         assert saved.names() == []
         step(model, optimizer, held, 1)
@@ -100,5 +107,80 @@ def test_restoring_a_fresh_optimizer_forgets_what_came_after(tmp_path: Path) -> 
 def test_what_the_optimizer_is_not_given_is_left_alone() -> None:
     model = linear()
     held, before = pieces(model)[:1], model.bias.clone()
-    step(model, AdamW(held, Optimizer(lr=0.1, weight_decay=0.5)), held, 1)
+    step(model, TorchOptimizer(held, Optimizer(lr=0.1, weight_decay=0.5)), held, 1)
     assert torch.equal(model.bias, before)
+
+
+OTHERS: list[tuple[str, dict[str, bool | float]]] = [
+    ("AdamW", {"amsgrad": True}), ("Adam", {}), ("NAdam", {"momentum_decay": 0.01}), ("RAdam", {}), ("Adamax", {}),
+    ("Adagrad", {"initial_accumulator_value": 0.5}), ("Adadelta", {"rho": 0.5}), ("RMSprop", {}),
+    ("RMSprop", {"momentum": 0.5, "centered": True}), ("SGD", {}), ("SGD", {"momentum": 0.9, "nesterov": True}),
+]  # fmt: skip
+"""Names and options of optimizers of torch."""
+
+
+def build(name: str, **options: Any) -> Optimizer:
+    """Settings as a recipe has them."""
+    return load_section(Optimizer, read_arguments("optimizer", {"lr": 0.1, "name": name, "options": options}))
+
+
+@pytest.mark.parametrize(("name", "options"), OTHERS)
+def test_an_optimizer_by_name_is_torchs_and_resumes_bit_for_bit(
+    name: str, options: dict[str, bool | float], tmp_path: Path
+) -> None:
+    settings = build(name, **options)
+    model, twin, copy = linear(), linear(), linear()
+    optimizer, held = TorchOptimizer(pieces(model), settings), pieces(model)
+    theirs = getattr(torch.optim, name)(twin.parameters(), lr=0.1, **settings.arguments)
+    for seed in (1, 2):
+        step(model, optimizer, held, seed)
+        twin(torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        theirs.step()
+        theirs.zero_grad()
+    torch.testing.assert_close(model.weight, twin.weight, rtol=0.0, atol=1e-6)
+    assert len(optimizer.tensors()) == 2 * len((*settings.state, *settings.torch_class.scalars)), "as the plan counts"
+    copy.load_state_dict(model.state_dict())
+    restored = TorchOptimizer(pieces(copy), settings)
+    with written_moments(optimizer, held, tmp_path) as saved:
+        restored.restore(saved)
+    step(model, optimizer, held, 3)
+    step(copy, restored, pieces(copy), 3)
+    assert torch.equal(model.weight, copy.weight)
+    assert torch.equal(model.bias, copy.bias)
+
+
+def test_moments_of_another_optimizer_are_refused(tmp_path: Path) -> None:
+    model = linear()
+    optimizer, held = TorchOptimizer(pieces(model), build("SGD", momentum=0.9)), pieces(model)
+    step(model, optimizer, held, 1)
+    with written_moments(optimizer, held, tmp_path) as saved, pytest.raises(InputError, match="keeps exp_avg"):
+        TorchOptimizer(held, build("AdamW")).restore(saved)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_table_has_the_options_of_torchs_signature(name: OptimizerName) -> None:
+    its = inspect.signature(getattr(torch.optim, name)).parameters
+    how = {"params", "lr", "foreach", "maximize", "capturable", "differentiable", "fused"}
+    assert {*CLASSES[name].takes, *CLASSES[name].options} == its.keys() - how
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"name": "LBFGS"}, "LBFGS computes the loss again and again within one step; there are: AdamW"),
+        ({"name": "Muon"}, "Muon makes whole matrices orthogonal, of which a rank holds pieces"),
+        ({"name": "adamw"}, "name is \"adamw\", but should be 'AdamW'"),
+        ({"name": "SGD", "options": {"momentun": 0.9}}, "SGD has no option momentun; it has: momentum, dampening"),
+        ({"name": "SGD", "options": {"momentum": 1.5}}, "momentum is 1.5, but should be a number from 0 to below 1"),
+        ({"name": "SGD", "options": {"nesterov": True}}, "nesterov needs a momentum, and no dampening"),
+        ({"name": "SGD", "options": {"dampening": 0.5}}, "dampening does nothing where momentum is 0"),
+        ({"name": "SGD", "betas": [0.5, 0.5]}, "betas does nothing with name: SGD"),
+        ({"name": "Adamax", "options": {"amsgrad": True}}, "Adamax has no option amsgrad; it has none"),
+        ({"options": {"amsgrad": 1.0}}, "amsgrad is 1.0, but should be true or false"),
+        ({"options": {"eps": 1.0}}, "options has eps, which has a key of its own: say eps beside options"),
+    ],
+)
+def test_what_an_optimizer_cannot_do_is_one_sentence(said: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(sentence)):
+        load_section(Optimizer, read_arguments("optimizer", {"lr": 0.1, **said}))

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification
 from benchmarks.ladder.beside_trl.cases import Case, load_teacher
 from benchmarks.ladder.beside_trl.clock import CLOCK
 from lockstep.algorithms.base import Algorithm
-from lockstep.config.machinery import Optimizer
+from lockstep.config.optimizer import Optimizer
 from lockstep.data.templates import render
 from lockstep.models.heads import first_value_weights
 from lockstep.models.tokenizer import load_tokenizer

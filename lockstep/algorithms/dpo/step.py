@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.pairs import Pairs
@@ -41,11 +42,6 @@ def dpo_step(
         metrics = train(workers.policy, batch, loss)
     shown = workers.pairs.render(position, min(workers.num_logged_samples, global_batch_size), seed)
     return StepResult(metrics.with_prefix("train"), position + global_batch_size, batch.tokens.numel(), shown)
-
-
-def with_reference(batch: Batch, reference: Learner) -> Batch:
-    """Adds the reference policy's log-probabilities, which no step changes."""
-    return batch.with_columns({"ref_logprob": compute_logprobs(reference, batch, "the reference policy")})
 
 
 def measure_held_out_preference(policy: Learner, batch: Batch, loss: Preference) -> Metrics:

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 
 from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
-from lockstep.config.machinery import Optimizer
+from lockstep.config.optimizer import Optimizer
 from lockstep.config.parallel import Parallel
 from lockstep.config.section import Probability
 from lockstep.config.sources import ModelFolder

@@ -35,7 +35,7 @@ class MegatronLearner(RankLearner):
         pieces: Pieces of its parameters.
         base: Prefix of the names of a backbone's tensors.
         section: Device, computation type, micro-batch size.
-        optimizer: Settings of AdamW; None for a model that is only scored with.
+        optimizer: Settings of the optimizer; None for a model that is only scored with.
         ranks: Those that hold the model together.
     """
 

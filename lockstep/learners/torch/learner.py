@@ -33,7 +33,7 @@ class TorchLearner(RankLearner):
         model: A head of `models.heads` on its backbone; maps a batch to outputs. fp32, on its device, and cut over the
             ranks where there are several.
         section: Device, computation type, micro-batch size.
-        optimizer: Settings of AdamW; None for a model that is only scored with.
+        optimizer: Settings of the optimizer; None for a model that is only scored with.
         ranks: Those that hold the model together.
     """
 

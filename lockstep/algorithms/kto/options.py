@@ -1,0 +1,76 @@
+"""The options of KTO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, final
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from lockstep.algorithms.base import Load, ModelRole
+from lockstep.algorithms.supervised import Supervised
+from lockstep.config import LabeledSection, Optimizer, Section
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
+
+
+class KTOSection(Section):
+    """Kahneman-Tversky optimization (Ethayarajh et al. 2024); see docs/algorithms/kto.md."""
+
+    global_batch_size: Annotated[int, Field(ge=2)] = Field(description="rows per optimizer step")
+    max_tokens: PositiveInt = Field(description="longest prompt and completion together")
+    ref_policy_kl_penalty: PositiveFloat = Field(
+        default=0.1, description="β: the penalty on moving away from the reference policy, which is the initial model"
+    )
+    desirable_weight: NonNegativeFloat = Field(default=1.0, description="λ_D: of rows whose label is true")
+    undesirable_weight: NonNegativeFloat = Field(default=1.0, description="λ_U: of rows whose label is false")
+
+    @model_validator(mode="after")
+    def _something_is_learned(self) -> KTOSection:
+        if not self.desirable_weight and not self.undesirable_weight:
+            raise ValueError("desirable_weight and undesirable_weight are both 0, so nothing is learned; raise one")
+        return self
+
+
+@final
+class KTORecipe(Supervised):
+    """`algorithm: kto`"""
+
+    learned = "a completion"
+    purpose = "learns from answers that are each labeled good or bad"
+    data: LabeledSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
+    kto: KTOSection
+    optimizer: Optimizer
+
+    @property
+    def policy_role(self) -> ModelRole:
+        """The policy π."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
+
+    @property
+    def reference_role(self) -> ModelRole:
+        """The reference policy π_ref."""
+        return ModelRole("reference", "logits", self.learner)
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        return self.policy_role, self.reference_role
+
+    @property
+    def largest_step(self) -> Load:
+        rows = self.kto.global_batch_size
+        return Load(self.kto.max_tokens, 1, rows, scored=2 * rows)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {"kto.max_tokens": self.kto.max_tokens}
+
+    @property
+    def longest_demonstration(self) -> int:
+        return self.kto.max_tokens
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.kto.job import open_kto
+
+        return open_kto(self, setup)

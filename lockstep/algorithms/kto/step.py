@@ -1,0 +1,96 @@
+"""KTO: Ethayarajh et al. 2024. A policy learns from answers that are each labeled good or bad, without pairs.
+
+The reference point z0 is the KL of the policy from its reference, estimated over mismatched pairs: each prompt of the
+batch with the answer of the row after it. It is measured before the update, once, over the whole batch, and given to
+the loss as a number. So it has no gradient, and neither micro-batches nor ranks change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lockstep.algorithms.reference import with_reference
+from lockstep.algorithms.step import StepResult
+from lockstep.batch import Batch
+from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
+from lockstep.learners.base import Learner, compute_logprobs, train
+from lockstep.losses.base import Outputs
+from lockstep.losses.kto import KTOLoss
+from lockstep.metrics import Metrics
+from lockstep.objectives.kto import estimate_reference_point
+from lockstep.objectives.masks import trainable
+from lockstep.types import Phase
+
+
+@dataclass(frozen=True)
+class KTOWorkers:
+    """Models and data of a step: π, the frozen π_ref, the rows, and the field of their labels."""
+
+    policy: Learner
+    reference: Learner
+    rows: Demonstrations
+    label: str
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Labeled rows, and the mismatched ones, each with the reference policy's log-probabilities."""
+
+    own: Batch
+    mismatched: Batch
+
+
+def kto_step(
+    step: int, position: int, workers: KTOWorkers, loss: KTOLoss, max_tokens: int, global_batch_size: int, seed: int
+) -> StepResult:
+    """Runs one optimizer step on the rows `position` … `position + global_batch_size − 1`."""
+    with workers.phase("data"):
+        rows = workers.rows.read(position, global_batch_size, seed)  # x, y, good or bad
+    with workers.phase("reference"):
+        scored = score_rows(rows, workers, max_tokens)  # log π_ref(y | x), log π_ref(y' | x)
+    with workers.phase("kl"):
+        point = measure_reference_point(workers.policy, scored.mismatched)  # z0
+    with workers.phase("policy"):
+        metrics = train(workers.policy, scored.own, replace(loss, point=point))
+    tokens = scored.own.tokens.numel()
+    return StepResult(metrics.with_prefix("train"), position + global_batch_size, tokens)
+
+
+def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: int) -> ScoredRows:
+    """Makes the batches of rows, and scores them by the reference policy, which no step changes."""
+    label_B = torch.tensor([row.prompt.row[workers.label] for row in rows])
+    own = batch_of(rows).with_columns(sample={"desirable": label_B})
+    mismatched = batch_of(mismatch(rows, max_tokens))
+    return ScoredRows(with_reference(own, workers.reference), with_reference(mismatched, workers.reference))
+
+
+def mismatch(rows: Sequence[Demonstration], max_tokens: int) -> list[Demonstration]:
+    """Gives each prompt the completion of the row after it, the last one that of the first.
+
+    A completion is cut where it would make a sequence longer than `max_tokens`, which no row is.
+    """
+    others = [*rows[1:], rows[0]]
+    return [
+        replace(row, completion=other.completion[: max_tokens - len(row.prompt.tokens)])
+        for row, other in zip(rows, others, strict=True)
+    ]
+
+
+def measure_reference_point(policy: Learner, mismatched: Batch) -> float:
+    """z0 of the policy as it is, over all mismatched rows."""
+    logprob_N = compute_logprobs(policy, mismatched, "the policy")
+    return estimate_reference_point(
+        mismatched.per_sample(trainable(logprob_N - mismatched["ref_logprob"], mismatched.mask))
+    )
+
+
+def measure_held_out_value(policy: Learner, scored: ScoredRows, loss: KTOLoss) -> Metrics:
+    """Metrics of training on held-out rows, with the reference point that they have; no gradients."""
+    point = measure_reference_point(policy, scored.mismatched)
+    return replace(loss, point=point)(Outputs(logprob=compute_logprobs(policy, scored.own, "the policy")), scored.own)[
+        1
+    ]

@@ -1,0 +1,134 @@
+"""The options of online DPO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, final
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.config import (
+    AgreementSection,
+    EngineSection,
+    ModelFolder,
+    Optimizer,
+    PreferenceSection,
+    RepeatedSampling,
+    RewardSection,
+    SamplerSection,
+    Sampling,
+)
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
+
+
+class OnlineDPOSection(PreferenceSection):
+    """DPO on the policy's own answers (Guo et al. 2024); see docs/algorithms/online_dpo.md."""
+
+    num_prompts_per_step: PositiveInt = Field(
+        le=1_000_000, description="prompts that a step answers; each gives at most one pair to the one optimizer step"
+    )
+    num_generations: Annotated[int, Field(ge=2)] = Field(
+        default=2, description="answers per prompt, the best and the worst of which are a pair"
+    )
+    ref_policy_kl_penalty: PositiveFloat = Field(
+        default=0.1, description="β: the penalty on moving away from the reference policy, which is the initial model"
+    )
+
+    @property
+    def responses(self) -> int:
+        """Answers of a step."""
+        return self.num_prompts_per_step * self.num_generations
+
+
+@final
+class OnlineDPORecipe(Algorithm):
+    """`algorithm: online_dpo`"""
+
+    purpose = "learns to prefer the better of its own answers to the worse, by their rewards"
+    reward: RewardSection | None = None
+    reward_model: ModelFolder | None = Field(
+        default=None, description="in place of `reward`: a reward model of `algorithm: reward_model` ranks answers"
+    )
+    validation_reward: RewardSection | None = Field(
+        default=None, description="the reward of held-out answers; null: as in training"
+    )
+    sampling: Sampling
+    validation_sampling: RepeatedSampling
+    sampler: EngineSection = SamplerSection()
+    agreement: AgreementSection = AgreementSection()
+    online_dpo: OnlineDPOSection
+    optimizer: Optimizer
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = super().idle_options
+        if self.data.validation is None and self.data.task is None:
+            idle["validation_reward"] = "where data has no rows to validate on"
+        return idle
+
+    @property
+    def policy_role(self) -> ModelRole:
+        """The policy π."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
+
+    @property
+    def reference_role(self) -> ModelRole:
+        """The reference policy π_ref."""
+        return ModelRole("reference", "logits", self.learner)
+
+    @property
+    def reward_role(self) -> ModelRole | None:
+        """The reward model, if one ranks."""
+        section = self.reward_model
+        return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        judge = self.reward_role
+        return (self.policy_role, self.reference_role, *(() if judge is None else (judge,)))
+
+    @property
+    def largest_step(self) -> Load:
+        longest, its = self.data.max_prompt_tokens + self.sampling.max_tokens, self.online_dpo
+        return Load(
+            longest,
+            2,
+            its.num_prompts_per_step,
+            scored=-(-its.responses // 2),
+            generated=longest,
+            full_support=not self.sampling.top_k and self.sampling.top_p == 1.0,
+        )
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return self._answer_lengths(
+            sampling=self.sampling.max_tokens, validation_sampling=self.validation_sampling.max_tokens
+        )
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
+
+    @property
+    def rewards(self) -> tuple[RewardSection, ...]:
+        return tuple(section for section in (self.reward, self.validation_reward) if section is not None)
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.online_dpo.job import open_online_dpo
+
+        return open_online_dpo(self, setup)
+
+    @model_validator(mode="after")
+    def _one_reward_ranks(self) -> OnlineDPORecipe:
+        if (self.reward is None) == (self.reward_model is None):
+            raise ValueError("say one of reward and reward_model, to rank the answers to a prompt")
+        return self
+
+    @model_validator(mode="after")
+    def _answers_differ(self) -> OnlineDPORecipe:
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature 0 gives the same answer every time, so no pair; raise it")
+        return self

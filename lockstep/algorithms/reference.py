@@ -1,0 +1,11 @@
+"""The reference policy's part in a batch, which DPO and its relatives share."""
+
+from __future__ import annotations
+
+from lockstep.batch import Batch
+from lockstep.learners.base import Learner, compute_logprobs
+
+
+def with_reference(batch: Batch, reference: Learner) -> Batch:
+    """Adds the reference policy's log-probabilities, which no step changes."""
+    return batch.with_columns({"ref_logprob": compute_logprobs(reference, batch, "the reference policy")})

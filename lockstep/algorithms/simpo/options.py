@@ -1,0 +1,47 @@
+"""The options of SimPO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from lockstep.algorithms.pairs import LearnedPairs
+from lockstep.algorithms.reference_free import ReferenceFreeRecipe
+
+if TYPE_CHECKING:
+    from lockstep.algorithms.job import Job
+    from lockstep.algorithms.setup import Setup
+
+
+class SimPOSection(LearnedPairs):
+    """Simple preference optimization (Meng et al. 2024); see docs/algorithms/simpo.md."""
+
+    beta: PositiveFloat = Field(
+        default=2.0, description="β: from the mean log-probability of an answer's tokens to its reward"
+    )
+    margin: NonNegativeFloat = Field(
+        default=1.0, description="γ: the reward of the chosen answer should be larger by this, at least"
+    )
+    sft_loss_weight: NonNegativeFloat = Field(
+        default=0.0, description="of −log π(chosen), the mean over its tokens, beside it; the paper has none"
+    )
+
+
+@final
+class SimPORecipe(ReferenceFreeRecipe):
+    """`algorithm: simpo`"""
+
+    limit = "simpo.max_tokens"
+    simpo: SimPOSection
+
+    @property
+    def pairs(self) -> SimPOSection:
+        return self.simpo
+
+    def open(self, setup: Setup) -> Job:
+        from lockstep.algorithms.open_reference_free import open_reference_free
+        from lockstep.losses.reference_free import SimPOLoss
+
+        its = self.simpo
+        return open_reference_free(self, setup, SimPOLoss(its.beta, its.margin, its.sft_loss_weight))

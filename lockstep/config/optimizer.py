@@ -1,0 +1,192 @@
+"""The options of an optimizer: a class of torch.optim by name, the learning rate, its schedule. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, assert_never, get_args
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from lockstep.config.section import Probability, Section
+
+OptimizerName = Literal["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD"]
+_Kind = Literal["share", "number", "switch"]
+_ADAM = ("betas", "eps", "weight_decay")
+
+_REFUSED = {
+    "Adafactor": "keeps sums over the rows and columns of whole matrices, of which a rank holds pieces",
+    "ASGD": "learns a mean of weights, which nothing here would sample from or export",
+    "LBFGS": "computes the loss again and again within one step",
+    "Muon": "makes whole matrices orthogonal, of which a rank holds pieces, and updates nothing else",
+    "Rprop": "reads the learning rate at its first update alone, so no schedule would count",
+    "SparseAdam": "takes sparse gradients, and a language model's are dense",
+}
+"""Other classes of torch.optim, and why they are none here."""
+
+
+@dataclass(frozen=True)
+class TorchClass:
+    """An optimizer of torch.optim whose steps are elementwise, so that ranks may hold any pieces of a weight.
+
+    Attributes:
+        takes: Options of this section that its class has.
+        options: Its further options, with the kind of number that each is.
+        state: Tensors that it keeps for each weight, of the weight's shape, in fp32; with the option that they depend
+            on, None: they are always there.
+        scalars: Numbers that it keeps for each parameter.
+        fused: True if it updates each parameter by one kernel.
+        moves_by_rate: True if a weight's first steps are of about the learning rate, however large its gradient is.
+    """
+
+    takes: tuple[str, ...] = _ADAM
+    options: Mapping[str, _Kind] = field(default_factory=dict)
+    state: Mapping[str, str | None] = field(default_factory=lambda: {"exp_avg": None, "exp_avg_sq": None})
+    scalars: tuple[str, ...] = ("step",)
+    fused: bool = False
+    moves_by_rate: bool = True
+
+
+_MAX_TOO: Mapping[str, str | None] = {"exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
+CLASSES: Mapping[OptimizerName, TorchClass] = {
+    "AdamW": TorchClass(options={"amsgrad": "switch"}, state=_MAX_TOO, fused=True),
+    "Adam": TorchClass(options={"amsgrad": "switch", "decoupled_weight_decay": "switch"}, state=_MAX_TOO, fused=True),
+    "NAdam": TorchClass(
+        options={"momentum_decay": "number", "decoupled_weight_decay": "switch"}, scalars=("step", "mu_product")
+    ),
+    "RAdam": TorchClass(options={"decoupled_weight_decay": "switch"}),
+    "Adamax": TorchClass(state={"exp_avg": None, "exp_inf": None}),
+    "Adagrad": TorchClass(
+        takes=("eps", "weight_decay"),
+        options={"lr_decay": "number", "initial_accumulator_value": "number"},
+        state={"sum": None},
+    ),
+    "Adadelta": TorchClass(
+        takes=("eps", "weight_decay"),
+        options={"rho": "share"},
+        state={"square_avg": None, "acc_delta": None},
+        moves_by_rate=False,
+    ),
+    "RMSprop": TorchClass(
+        takes=("eps", "weight_decay"),
+        options={"alpha": "share", "momentum": "share", "centered": "switch"},
+        state={"square_avg": None, "momentum_buffer": "momentum", "grad_avg": "centered"},
+    ),
+    "SGD": TorchClass(
+        takes=("weight_decay",),
+        options={"momentum": "share", "dampening": "share", "nesterov": "switch"},
+        state={"momentum_buffer": "momentum"},
+        scalars=(),
+        moves_by_rate=False,
+    ),
+}
+
+
+def _refuse(name: object) -> object:
+    """Raises ValueError where an optimizer of torch keeps no promise of a run; passes on the rest."""
+    if name in _REFUSED:
+        raise ValueError(f"{name} {_REFUSED[str(name)]}; there are: {', '.join(get_args(OptimizerName))}")
+    return name
+
+
+class Schedule(Section):
+    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
+
+    warmup_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which the rate rises to lr")
+    decay: Literal["constant", "linear", "cosine"] = Field(default="constant", description="what follows the warm-up")
+    decay_steps: PositiveInt | None = Field(
+        default=None, description="optimizer steps until the end of the decay, warm-up included"
+    )
+    final_fraction: Probability = Field(default=0.0, description="the decay ends at lr times this")
+
+    @model_validator(mode="after")
+    def _decay_has_an_end(self) -> Schedule:
+        if (self.decay == "constant") != (self.decay_steps is None):
+            raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
+        if self.decay == "constant" and self.final_fraction:
+            raise ValueError("final_fraction goes with decay: linear and decay: cosine, and only with them")
+        return self
+
+
+class Optimizer(Section):
+    """An optimizer of torch.optim, AdamW (Loshchilov & Hutter 2019) unless named, with fp32 weights and moments."""
+
+    name: Annotated[OptimizerName, BeforeValidator(_refuse)] = Field(
+        default="AdamW", description="class of torch.optim"
+    )
+    lr: PositiveFloat = Field(description="learning rate after the warm-up")
+    betas: tuple[Probability, Probability] = Field(
+        default=(0.9, 0.999), description="decay of the running means of the gradient and of its square"
+    )
+    eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="share of a weight that lr · this takes away")
+    options: Mapping[str, bool | float] = Field(
+        default_factory=dict, description="other options of the class, such as momentum: 0.9 of SGD, by torch's names"
+    )
+    max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
+    schedule: Schedule = Schedule()
+
+    @property
+    def torch_class(self) -> TorchClass:
+        """The facts about its class."""
+        return CLASSES[self.name]
+
+    @property
+    def arguments(self) -> dict[str, bool | float | tuple[float, float]]:
+        """The class's arguments but for parameters and learning rate."""
+        own = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
+        return {name: own[name] for name in self.torch_class.takes} | dict(self.options)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Tensors that are kept for each weight."""
+        return tuple(name for name, option in self.torch_class.state.items() if not option or self.options.get(option))
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return {name: f"with name: {self.name}" for name in _ADAM if name not in self.torch_class.takes}
+
+    @model_validator(mode="after")
+    def _options_are_of_the_class(self) -> Optimizer:
+        kinds = self.torch_class.options
+        for name, value in self.options.items():
+            if name in type(self).model_fields:
+                raise ValueError(f"options has {name}, which has a key of its own: say {name} beside options")
+            if name not in kinds:
+                known = f"it has: {', '.join(kinds)}" if kinds else "it has none"
+                raise ValueError(f"options: {self.name} has no option {name}; {known}")
+            _require_kind(name, value, kinds[name])
+        return self
+
+    @model_validator(mode="after")
+    def _momentum_has_its_own(self) -> Optimizer:
+        momentum, dampening = self.options.get("momentum"), self.options.get("dampening")
+        if dampening and not momentum:
+            raise ValueError("options: dampening does nothing where momentum is 0; leave it out, or say momentum")
+        if self.options.get("nesterov") and (dampening or not momentum):
+            raise ValueError("options: nesterov needs a momentum, and no dampening")
+        return self
+
+
+def _require_kind(name: str, value: bool | float, kind: _Kind) -> None:
+    """Raises ValueError where an option's value is not of its kind."""
+    match kind:
+        case "switch":
+            right, wanted = isinstance(value, bool), "true or false"
+        case "share":
+            right, wanted = not isinstance(value, bool) and 0 <= value < 1, "a number from 0 to below 1"
+        case "number":
+            right, wanted = not isinstance(value, bool) and value >= 0, "a number of 0 or more"
+        case _:
+            assert_never(kind)
+    if not right:
+        raise ValueError(f"options: {name} is {json.dumps(value)}, but should be {wanted}")

@@ -1,0 +1,50 @@
+"""The loss of KTO; its mathematics is in `objectives.kto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.losses.base import Denominator, Outputs, active_rows
+from lockstep.metrics import Mean, Metrics
+from lockstep.objectives.kto import kto
+from lockstep.objectives.masks import trainable
+
+
+@dataclass(frozen=True)
+class KTOLoss:
+    """Σ over answers that have trainable tokens of what each lacks in value, see `objectives.kto`.
+
+    Reads the per-token column `ref_logprob` and the per-sequence column `desirable`. z0 is an attribute, of a whole
+    batch, so that no micro-batch has one of its own.
+
+    Attributes:
+        beta: β.
+        weights: λ_D and λ_U, of desirable and of undesirable answers.
+        point: z0, nats.
+    """
+
+    beta: float = 0.1
+    weights: tuple[float, float] = (1.0, 1.0)
+    point: float = 0.0
+    reads_entropy: ClassVar = False
+
+    @property
+    def denominator(self) -> Denominator:
+        return "rows"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert outputs.logprob is not None, "KTO needs a head that gives log-probabilities"
+        mask_N, active_B, desirable_B = batch.mask, active_rows(batch), batch["desirable"]
+        ratio_B = batch.per_sample(trainable(outputs.logprob - batch["ref_logprob"], mask_N))  # r
+        loss_B = kto(ratio_B, desirable_B, self.beta, self.point, self.weights)
+        total, count = trainable(loss_B, active_B).sum(), active_B.sum()
+        metrics = Metrics(loss=Mean(total.detach(), count), reference_point=Mean(self.point * count, count))
+        length_B = batch.per_sample(mask_N.long()).float()
+        for name, chosen_B in {"desirable": active_B & desirable_B, "undesirable": active_B & ~desirable_B}.items():
+            for column, value_B in {"rewards": self.beta * ratio_B.detach(), "lengths": length_B}.items():
+                metrics[f"{column}_{name}"] = Mean(trainable(value_B, chosen_B).sum(), chosen_B.sum())
+        return total, metrics
