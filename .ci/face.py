@@ -26,7 +26,7 @@ SHORT = {
     "environment": "str | type | {}",
 }
 """Options with a short form beside their section → the type of both."""
-CODE = {"function": "str | Callable[..., float | None] | None", "class_name": "str | type"}
+CODE = {"function": "str | Callable[..., Any] | None", "class_name": "str | type"}
 """Options that name code, or take it → their type."""
 HEAD = '''"""Keyword arguments of each algorithm, for type checkers and editors. Made by `make face`; do not edit."""
 

@@ -131,6 +131,12 @@ class Load:
         return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))
 
 
+def find_judges(**rewards: RewardSection | None) -> dict[str, AskedSection]:
+    """The judges in engines of their own among rewards, by the keys of their sections."""
+    leaves = (leaf for name, section in rewards.items() if section is not None for leaf in section.leaves(name))
+    return {f"{key}.judge": leaf.judge for key, leaf in leaves if leaf.judge is not None and leaf.judge.has_engine}
+
+
 class Algorithm(Common, ABC):
     """A recipe that trains: the base class of algorithms, with all that the package has to know of them.
 

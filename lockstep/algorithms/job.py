@@ -24,8 +24,9 @@ from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.monitor.doctor_command import doctor_options
 from lockstep.monitor.watch import FLOOR, Watch
 from lockstep.objectives.sequential import DriftTest
+from lockstep.rewards.base import Reward
 from lockstep.rewards.reward_model import RewardModelScorer
-from lockstep.rewards.rewards import Reward, rule_of
+from lockstep.rewards.row_rules import rule_of
 from lockstep.rollouts.evaluation import grading, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession

@@ -19,7 +19,7 @@ from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering, Generates
 from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource
-from lockstep.rewards.rewards import Reward
+from lockstep.rewards.base import Reward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.base import Sampler
 

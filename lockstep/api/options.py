@@ -213,67 +213,14 @@ class CodeSectionKeys(TypedDict, total=False):
     isolation: Literal["namespaces", "filters", "limits"]
 
 
-class RewardSectionKeys(TypedDict, total=False):
-    """Options of the section `RewardSection`."""
+class RewardServerKeys(TypedDict, total=False):
+    """Options of the section `RewardServer`."""
 
-    type: Literal["math", "instructions", "code", "python", "by_row"]
-    marker: str | None
-    instructions: InstructionSectionKeys | None
-    code: CodeSectionKeys | None
-    function: str | Callable[..., float | None] | None
-    pass_score: float | None
-    timeout_s: float
-    confined: bool
-    verifier: str | None
-
-
-class ModelFolderKeys(TypedDict, total=False):
-    """Options of the section `ModelFolder`."""
-
-    path: str
-
-
-class EnvironmentSectionKeys(TypedDict, total=False):
-    """Options of the section `EnvironmentSection`."""
-
-    class_name: str | type
-    stop: Sequence[str]
-    max_turns: int
-    max_tokens: int
-    pass_score: float | None
-    timeout_s: float
+    url: str
+    api_key_env: str
+    batch_size: int
     max_concurrency: int
-    max_no_verdict_rate: float
-
-
-class SamplingKeys(TypedDict, total=False):
-    """Options of the section `Sampling`."""
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    stop: Sequence[str]
-
-
-class RepeatedSamplingKeys(TypedDict, total=False):
-    """Options of the section `RepeatedSampling`."""
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    stop: Sequence[str]
-    num_samples: int
-    k: Sequence[int] | None
+    max_retries: int
 
 
 class VLLMKeys(TypedDict, total=False):
@@ -309,6 +256,140 @@ class SamplerSectionKeys(TypedDict, total=False):
     transfer: Literal["auto", "shared_memory", "process_group", "cuda_ipc"]
     vllm: VLLMKeys
     openai: OpenAIKeys | None
+
+
+class SamplingKeys(TypedDict, total=False):
+    """Options of the section `Sampling`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: Sequence[str]
+
+
+class TreeSectionKeys(TypedDict, total=False):
+    """Options of the section `TreeSection`."""
+
+    root: str
+    replies: str
+    text: str
+    rank: str
+    role: str
+    user: str
+    assistant: str
+
+
+class RankedSectionKeys(TypedDict, total=False):
+    """Options of the section `RankedSection`."""
+
+    ranked: str | Sequence[str]
+    prompt: str
+    messages: str | None
+    responses: str | Sequence[str]
+    ranks: str | None
+    best: str | None
+    tree: TreeSectionKeys | None
+    bad_rows: Literal["error", "skip"]
+    max_prompts: int | None
+
+
+class RewardJudgeKeys(TypedDict, total=False):
+    """Options of the section `RewardJudge`."""
+
+    path: str | None
+    sampler: SamplerSectionKeys | None
+    chat: bool
+    system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
+    sampling: SamplingKeys
+    max_prompt_tokens: int
+    overlong_judge_prompts: Literal["drop", "truncate_response"]
+    unfinished_judgements: Literal["no_verdict", "read"]
+    max_no_verdict_rate: float
+    template: str | None
+    num_evals_to_average: int
+    judge_score_low: float
+    judge_score_high: float
+    decimals: bool
+    score_pattern: str
+    people: RankedSectionKeys | None
+
+
+class RewardPartKeys(TypedDict, total=False):
+    """Options of the section `RewardPart`."""
+
+    type: Literal["math", "instructions", "code", "python", "server", "judge", "by_row", "sum"]
+    marker: str | None
+    instructions: InstructionSectionKeys | None
+    code: CodeSectionKeys | None
+    function: str | Callable[..., Any] | None
+    batch: bool
+    concurrency: int | None
+    server: RewardServerKeys | None
+    judge: RewardJudgeKeys | None
+    timeout_s: float
+    confined: bool
+    verifier: str | None
+    weight: float
+
+
+class RewardSectionKeys(TypedDict, total=False):
+    """Options of the section `RewardSection`."""
+
+    type: Literal["math", "instructions", "code", "python", "server", "judge", "by_row", "sum"]
+    marker: str | None
+    instructions: InstructionSectionKeys | None
+    code: CodeSectionKeys | None
+    function: str | Callable[..., Any] | None
+    batch: bool
+    concurrency: int | None
+    server: RewardServerKeys | None
+    judge: RewardJudgeKeys | None
+    timeout_s: float
+    confined: bool
+    verifier: str | None
+    pass_score: float | None
+    parts: Mapping[str, RewardPartKeys] | None
+
+
+class ModelFolderKeys(TypedDict, total=False):
+    """Options of the section `ModelFolder`."""
+
+    path: str
+
+
+class EnvironmentSectionKeys(TypedDict, total=False):
+    """Options of the section `EnvironmentSection`."""
+
+    class_name: str | type
+    stop: Sequence[str]
+    max_turns: int
+    max_tokens: int
+    pass_score: float | None
+    timeout_s: float
+    max_concurrency: int
+    max_no_verdict_rate: float
+
+
+class RepeatedSamplingKeys(TypedDict, total=False):
+    """Options of the section `RepeatedSampling`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: Sequence[str]
+    num_samples: int
+    k: Sequence[int] | None
 
 
 class DriftSectionKeys(TypedDict, total=False):
@@ -494,6 +575,7 @@ class LabeledSectionKeys(TypedDict, total=False):
     messages: str | None
     chat: bool
     system_prompt: str | None
+    template_args: Mapping[str, bool | int | float | str | Sequence[str]]
     max_prompt_tokens: int
     overlong_prompts: Literal["error", "skip", "truncate"]
     bad_rows: Literal["error", "skip"]

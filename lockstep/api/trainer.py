@@ -28,7 +28,8 @@ class Trainer:
             as the algorithm, if it ships.
         options: Options of the recipe. Sections are mappings, such as `grpo={"clip": 0.1}`. Short forms: `model` is a
             folder; `train` and `validation` are files, lists of rows, or datasets; `reward` is a function
-            `f(prompt, response, answer, row)` or the name of a verifier; `environment` is a class.
+            `f(prompt, response, answer, row)`, a list of functions, a mapping from names to functions or to pairs of
+            function and weight, or the name of a verifier; `environment` is a class.
 
     Raises:
         RecipeError: One sentence for each option that is wrong.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,14 +14,24 @@ import numpy as np
 
 from lockstep.config import user_code
 from lockstep.config.recipe_files import Layer
-from lockstep.config.sources import VERIFIERS
+from lockstep.config.reward import VERIFIERS, RewardSection
 from lockstep.errors import InputError
 from lockstep.whole_files import write_changed
 
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
-Reward: TypeAlias = str | Mapping[str, Any] | Callable[[str, str, str, dict[str, Any]], float | None]
-"""A function `f(prompt, response, answer, row)`, the name of a verifier such as math, or the section `reward`."""
+RewardFunction: TypeAlias = Callable[[str, str, str, dict[str, Any]], float | None | Awaitable[float | None]]
+"""A function `f(prompt, response, answer, row)`, or an `async def` of these."""
+Reward: TypeAlias = (
+    str
+    | RewardFunction
+    | Sequence[RewardFunction]
+    | Mapping[str, RewardFunction]
+    | Mapping[str, tuple[RewardFunction, float]]
+    | Mapping[str, Any]
+)
+"""A function, several under their own names or yours, each with a weight or without; the name of a verifier such as
+math; or the section `reward`."""
 
 ROWS = Path("runs") / "rows"
 """Folder of rows that programs held, beside the runs that read them."""
@@ -31,8 +42,9 @@ _REWARDS = ("reward", "validation_reward", "verifier")
 def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     """Converts keyword arguments to a recipe.
 
-    Short forms become sections: `model` is a folder, `train` and `validation` are rows, a reward is a function or the
-    name of a verifier, an environment is a class. Functions and classes become references, see `user_code.refer`.
+    Short forms become sections: `model` is a folder, `train` and `validation` are rows, a reward is a function, a list
+    of functions, names with functions (and weights), or the name of a verifier, an environment is a class. Functions and
+    classes become references, see `user_code.refer`.
 
     Raises:
         InputError: A value has no place in a recipe, or a row is no mapping.
@@ -52,6 +64,10 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
             tree[key] = _name_reward(tree[key], key)
         elif callable(tree.get(key)):
             tree[key] = {"type": "python", "function": tree[key]}
+        elif isinstance(tree.get(key), list | tuple):
+            tree[key] = _sum_rewards(_name_functions(tree[key], key))
+        elif _names_functions(tree.get(key)):
+            tree[key] = _sum_rewards(tree[key])
     if isinstance(tree.get("environment"), str | type):
         tree["environment"] = {"class_name": tree["environment"]}
     return {key: _plain(value, key) for key, value in tree.items()}
@@ -81,6 +97,48 @@ def _name_reward(name: str, key: str) -> dict[str, Any]:
     raise InputError(
         f"{key} is {name!r}; {hint}there are: {', '.join(VERIFIERS)}; or give a function, or its place, file.py:name"
     )
+
+
+def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:
+    """Functions by their own names.
+
+    Raises:
+        InputError: One is no function, or two have the same name.
+    """
+    found: dict[str, Any] = {}
+    for function in functions:
+        if not inspect.isfunction(function) or function.__name__ in found:
+            raise InputError(
+                f"{key} is a list with {function!r}, which has no name of its own; name each: "
+                f"{key}={{'format': f, 'answer': g}}"
+            )
+        found[function.__name__] = function
+    return found
+
+
+def _names_functions(given: Any) -> bool:
+    """True for names with functions, as against a section, whose keys are options."""
+    return (
+        isinstance(given, Mapping)
+        and bool(given)
+        and all(
+            name not in RewardSection.model_fields
+            and callable(value[0] if isinstance(value, tuple) and len(value) == 2 else value)
+            for name, value in given.items()
+        )
+    )
+
+
+def _sum_rewards(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The section of a weighted sum; a function without a weight has the weight 1."""
+    parts = {name: value if isinstance(value, tuple) else (value, 1.0) for name, value in named.items()}
+    return {
+        "type": "sum",
+        "parts": {
+            name: {"type": "python", "function": function, "weight": weight}
+            for name, (function, weight) in parts.items()
+        },
+    }
 
 
 def _plain(value: Any, key: str) -> Any:

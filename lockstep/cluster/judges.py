@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from lockstep.algorithms.exactness import choose_kernels
+from lockstep.algorithms.rows import files_of
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
-from lockstep.config import AskedSection, Computation, SamplerSection
+from lockstep.config import AskedSection, Computation, RewardJudge, SamplerSection
+from lockstep.config.model_recipe import weights_of
+from lockstep.data.files import open_rows
+from lockstep.data.ranked import read_ranked
+from lockstep.judge.agreement import assess, describe_agreement
 from lockstep.judge.asking import Answer, Answering, Conversation, Generates, Reader, SamplerAnswers
+from lockstep.judge.build import score_judge
+from lockstep.judge.remembered import RememberedAnswers
 from lockstep.judge.templates import COMMON_CONTROLS, escaping
+from lockstep.models.digests import model_files
 from lockstep.models.source import ModelSource, open_source
+from lockstep.report.judge_reward import agreement_file, replies_file
 from lockstep.report.progress import Progress
+from lockstep.rewards.judge_reward import JudgeReward
 from lockstep.samplers.base import Sampler
 from lockstep.types import Reply, Request, SamplingParams
+from lockstep.whole_files import write_whole
 
 
 def answering(
@@ -110,6 +123,54 @@ def _answers(section: AskedSection, sampler: Generates, source: ModelSource, nam
 def _require_room(section: AskedSection, source: ModelSource, name: str) -> None:
     tokens = section.max_prompt_tokens + section.sampling.max_tokens
     source.require_room(f"{name}.max_prompt_tokens + {name}.sampling.max_tokens", tokens)
+
+
+def open_judge_reward(
+    section: RewardJudge,
+    key: str,
+    folder: Path,
+    seed: int,
+    answer: Callable[[RewardJudge, str], Answering],
+) -> JudgeReward:
+    """Opens a judge as a reward; its replies, and its agreement with people, are kept in a folder.
+
+    Args:
+        section: The judge; its model is in a folder or behind a server.
+        key: Key of the section in the recipe.
+        folder: Folder of the run, or of the results.
+        seed: Seed of the random numbers.
+        answer: Opens what is asked.
+
+    Raises:
+        ValueError, ServerError: As `judge_answers`, and where the template has other fields than it must have.
+        DataError: A row of ranked responses has a fault.
+    """
+    remembered = RememberedAnswers(answer(section, key), folder / replies_file(key), _identify(section))
+    scorer = score_judge(section, remembered, seed, key)
+    if section.people is not None:
+        files = files_of(section.people.ranked)
+        ranked, skipped = read_ranked(open_rows(files, section.people.bad_rows), section.people)
+        lenient = replace(scorer, settings=replace(scorer.settings, max_no_verdict_rate=1.0))
+        who, data = _describe(section), ", ".join(map(str, files.paths))
+        found = describe_agreement(
+            who, data, assess(ranked, lenient, None), skipped.count, section.judge_score_high, False
+        )
+        write_whole(folder / agreement_file(key), [json.dumps(found, indent=1, allow_nan=False).encode() + b"\n"])
+    return JudgeReward(scorer, section.judge_score_low, section.judge_score_high)
+
+
+def _identify(section: RewardJudge) -> str:
+    """Identifies what answers a judge's questions, the distribution included; a server moves and is the same."""
+    served = None if section.engine.openai is None else section.engine.openai.model
+    folder = None if section.path is None else weights_of(section.path)
+    files = {} if folder is None or served is not None else model_files(folder)
+    sampling = section.sampling.model_dump(mode="json")
+    return json.dumps([served, files, section.chat, sampling], sort_keys=True)
+
+
+def _describe(section: RewardJudge) -> str:
+    served = section.engine.openai
+    return str(section.path) if served is None else f"{served.model} at {served.base_url}"
 
 
 def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) -> Answering:

@@ -32,19 +32,25 @@ from lockstep.config.parallel import Parallel
 from lockstep.config.preference import PreferenceLoss, PreferenceSection
 from lockstep.config.ranked import RankedSection, TreeSection
 from lockstep.config.recipe import Recipe
+from lockstep.config.reward import (
+    CodeSection,
+    InstructionSection,
+    RewardJudge,
+    RewardPart,
+    RewardSection,
+    RewardServer,
+    SingleReward,
+    Verifier,
+)
 from lockstep.config.run import Bound, Common, RunSection
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import (
-    CodeSection,
     DataSection,
-    InstructionSection,
     ModelFolder,
     ModelSection,
     PromptSection,
     QuestionSection,
-    RewardSection,
     Scratch,
-    Verifier,
 )
 from lockstep.config.task import Task, TaskFiles
 from lockstep.config.trackers import MLflow, TensorBoard, Trackers, WandB
@@ -90,13 +96,17 @@ __all__ = [
     "RaySection",
     "Recipe",
     "RepeatedSampling",
+    "RewardJudge",
+    "RewardPart",
     "RewardSection",
+    "RewardServer",
     "RunSection",
     "SamplerSection",
     "Sampling",
     "Schedule",
     "Scratch",
     "Section",
+    "SingleReward",
     "Task",
     "TaskFiles",
     "TensorBoard",

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from lockstep import yaml12
-from lockstep.config import Common, Recipe, Section, old_names, registry
+from lockstep.config import Common, Recipe, RewardServer, Section, old_names, registry
 from lockstep.config.backends import list_own_sections
 from lockstep.config.errors import (
     KeyPath,
@@ -128,12 +128,15 @@ class Loaded:
             tree["run"].pop(option, None)
         for option in ("on_breach", "max_mult_prob_error"):  # they change a comparison, not a result
             tree.get("agreement", {}).pop(option, None)
-        for sampler in (tree.get("sampler", {}), (tree.get("judge") or {}).get("sampler") or {}):
+        for sampler in _find(tree, "sampler"):
             for option in self.recipe.placement:
                 sampler.pop(option, None)
             for own in list_own_sections():
                 for option in own.changes_no_result:
                     (sampler.get(own.name) or {}).pop(option, None)
+        for server in _find(tree, "server"):
+            for option in RewardServer.moving:
+                server.pop(option, None)
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"
@@ -383,6 +386,15 @@ def find_short_forms(kind: type[Recipe]) -> dict[str, str]:
 
 def _has_backend(section: type[Section] | None) -> bool:
     return section is not None and "backend" in section.model_fields
+
+
+def _find(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Yields the sections of a name, at any depth."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            if key == name:
+                yield value
+            yield from _find(value, name)
 
 
 def _join(layers: Iterable[Layer]) -> dict[str, Any]:

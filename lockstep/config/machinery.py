@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, assert_never
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from lockstep.config.address import require_address
 from lockstep.config.backends import INFERENCE, TRAINING, list_engines
 from lockstep.config.parallel import Parallel
 from lockstep.config.section import Section
@@ -320,16 +320,7 @@ class OpenAI(Section):
     @field_validator("base_url")
     @classmethod
     def _an_address_and_no_secret(cls, base_url: str) -> str:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("a server's address begins with http:// or https://, such as http://localhost:8000/v1")
-        try:
-            _ = parts.port
-        except ValueError:
-            raise ValueError(f"{base_url} names no port from 0 to 65535") from None
-        if parts.username is not None or parts.query:
-            raise ValueError("an address holds no key; put the key into the environment variable api_key_env")
-        return base_url
+        return require_address(base_url, "http://localhost:8000/v1")
 
 
 class SamplerSection(Section):

@@ -20,9 +20,8 @@ from lockstep.yaml12 import value_at
 CODE = "code.json"
 """File in a run's folder: SHA-256 of each file of code that its recipe names, by option and reference."""
 
-_OPTIONS = (
-    "reward.function", "validation_reward.function", "verifier.function", "environment.class_name", "data.task.name",
-)  # fmt: skip
+_OPTIONS = ("environment.class_name", "data.task.name")
+_REWARDS = ("reward", "validation_reward", "verifier")
 _OWN = Path(__file__).parents[1]
 
 
@@ -35,8 +34,16 @@ def name_code(option: str, reference: str) -> None:
 
 def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
     """The files of functions and classes that a recipe's options name, by option; see `registry` for its algorithm."""
-    found = {option: find_file(str(value_at(options, option.split(".")))) for option in _OPTIONS}
+    functions = (key for name in _REWARDS for key in _list_functions(options, name))
+    found = {option: find_file(str(value_at(options, option.split(".")))) for option in (*functions, *_OPTIONS)}
     return {option: file for option, file in found.items() if file is not None}
+
+
+def _list_functions(options: Mapping[str, Any], reward: str) -> list[str]:
+    """The options with functions of a reward: its own, and those of its parts."""
+    parts = value_at(options, (reward, "parts"))
+    names = parts if isinstance(parts, dict) else {}
+    return [f"{reward}.function", *(f"{reward}.parts.{name}.function" for name in names)]
 
 
 def write_code(folder: Path, code: Mapping[str, Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, assert_never, get_args
+from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import (
     AfterValidator,
@@ -216,108 +216,4 @@ class DataSection(QuestionSection):
             raise ValueError("validation does not go with a task, which makes its own")
         if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
             raise ValueError("weights needs a list of files in train, and one number for each of them")
-        return self
-
-
-class InstructionSection(Section):
-    """Instructions in a row that a program can check, see docs/guides/rewards.md."""
-
-    field: str = Field(description="the field with a list of {id, ...}, one for each instruction")
-    all_or_nothing: bool = Field(default=False, description="1 where every one is followed, else 0; not the share")
-
-
-class CodeSection(Section):
-    """Programs that are run against the tests of their row, each in a process with limits."""
-
-    tests: str = Field(description="the field with a list of tests, see docs/guides/rewards.md")
-    program: Literal["fenced", "text"] = Field(
-        default="fenced", description="where it stands: in the last ``` block, or the whole text is one"
-    )
-    all_or_nothing: bool = Field(default=False, description="1 where every test is passed, else 0; not the share")
-    sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
-    cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
-    wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
-    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of a program, all its processes")
-    file_mb: PositiveInt = Field(default=8, description="the largest file, and the most that is printed")
-    processes: PositiveInt = Field(default=8, description="processes and threads of a program")
-    isolation: Literal["namespaces", "filters", "limits"] = Field(
-        default="namespaces",
-        description="`namespaces`: no network, no other process, no files of yours; `filters`: the same by filters of "
-        "the kernel, for where namespaces are forbidden; `limits`: time, memory, files and processes are limited, and "
-        "programs can reach what this user can",
-    )
-
-
-Verifier = Literal["math", "instructions", "code", "python"]
-VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
-
-
-class RewardSection(Section):
-    """The options of a response's reward."""
-
-    type: Literal["math", "instructions", "code", "python", "by_row"] = Field(
-        description="`math`: right or wrong by math-verify; `instructions`: the share that is followed; `code`: the "
-        "share of tests that its program passes; `python`: your function; `by_row`: each row names one of these"
-    )
-    marker: str | None = Field(
-        default=None, description="math: the answer is what follows the last of these; null: the whole text"
-    )
-    instructions: InstructionSection | None = Field(default=None, description="for type: instructions, or by_row")
-    code: CodeSection | None = Field(default=None, description="for type: code, or by_row")
-    function: LocalPath | None = Field(
-        default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
-    )
-    pass_score: float | None = Field(
-        default=None,
-        description="python: a response passes with this reward or more, for pass@k; null: no pass@k",
-    )
-    timeout_s: PositiveFloat = Field(
-        default=60.0, description="python: the longest the function may take over one response"
-    )
-    confined: bool = Field(
-        default=False,
-        description="python: run the function behind the sandbox's filters: no network, no files but those that it can "
-        "import, no signals to other processes; Linux",
-    )
-    verifier: str | None = Field(
-        default=None,
-        description="by_row: the field that names the row's verifier, one of those that this section sets up; or "
-        "`none`, or, where a recipe has a judge, `judge`",
-    )
-
-    @property
-    def verifiers(self) -> tuple[Verifier, ...]:
-        """The verifiers that rows may name."""
-        others: dict[Verifier, object] = {"instructions": self.instructions, "code": self.code, "python": self.function}
-        return ("math", *(name for name, given in others.items() if given is not None))
-
-    @model_validator(mode="after")
-    def _type_has_what_it_needs(self) -> RewardSection:
-        if self.type != "by_row" and self.type not in self.verifiers:
-            option = "function" if self.type == "python" else self.type
-            raise ValueError(f"type: {self.type} needs {option}")
-        if (self.type == "by_row") != (self.verifier is not None):
-            raise ValueError("verifier goes with type: by_row, and only with it")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_is_left_over(self) -> RewardSection:
-        if self.type == "by_row":
-            return self
-        for name in self.verifiers[1:]:
-            if name != self.type:
-                option = "function" if name == "python" else name
-                raise ValueError(f"{option} goes with type: {name} or by_row")
-        if self.type != "math" and self.marker is not None:
-            raise ValueError("marker goes with type: math or by_row; nothing else looks for an answer")
-        return self
-
-    @model_validator(mode="after")
-    def _a_function_has_its_own(self) -> RewardSection:
-        if self.function is None and self.pass_score is not None:
-            raise ValueError("pass_score goes with type: python; with the others 1 passes")
-        if self.function is None and self.timeout_s != type(self).model_fields["timeout_s"].default:
-            raise ValueError("timeout_s goes with type: python; the others have limits of their own")
-        if self.function is None and self.confined:
-            raise ValueError("confined goes with type: python; programs of type: code always are")
         return self

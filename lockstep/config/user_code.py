@@ -116,7 +116,7 @@ def find_own_file(kind: type) -> Path | None:
     return next((path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None)
 
 
-_LARGEST_REWARD = 3.4e38
+LARGEST_REWARD = 3.4e38
 """Rewards are fp32; beyond they would be infinite, and an infinite one is no verdict."""
 
 
@@ -132,7 +132,7 @@ def read_reward(reward: object) -> float | None:
         number = float(reward) if isinstance(reward, numbers.Real) else math.nan
     except Exception:  # too large, or of a class of the user's
         number = math.nan
-    if not abs(number) <= _LARGEST_REWARD:
+    if not abs(number) <= LARGEST_REWARD:
         raise ValueError(f"{show(reward)}; return a finite number, or None for no verdict")
     return number
 

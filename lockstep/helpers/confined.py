@@ -31,8 +31,8 @@ class ConfinedChild(process.Child):
         weakref.finalize(self, remove_private_folder, folder)  # before the process starts, so after it has ended
 
 
-def _confine(reference: str) -> None:
-    """Puts the filters on this process, which is to run the user's code of this name.
+def _confine(reference: str, *options: str) -> None:
+    """Puts the filters on this process, which is to run the user's code of this name, no matter how it is called.
 
     Raises:
         OSError: The system cannot do it.

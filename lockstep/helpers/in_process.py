@@ -49,8 +49,14 @@ def say_slow(what: str, limit_s: float) -> None:
     note(f"importing {what} takes long; it is ended after {limit_s:g} s")
 
 
-def build_child(module: str, reference: str, confined: bool = False) -> Child:
+def build_child(module: str, reference: str, *options: str, confined: bool = False) -> Child:
     """Builds the child that runs the user's code: a process, or this one for an object that only this program has.
+
+    Args:
+        module: Holds `answers`, see `Child`.
+        reference: The place of the code, the first argument of `answers`.
+        options: The others.
+        confined: True to put the process behind the sandbox's filters.
 
     Raises:
         InputError: Such an object is to be confined.
@@ -58,5 +64,5 @@ def build_child(module: str, reference: str, confined: bool = False) -> Child:
     if is_in_program(reference):
         if confined:
             raise InputError(f"{reference} lives in this program and cannot be confined; put it into a file of its own")
-        return InProcess(module, reference)
-    return ConfinedChild(module, reference) if confined else Child(module, reference)
+        return InProcess(module, reference, *options)
+    return ConfinedChild(module, reference, *options) if confined else Child(module, reference, *options)

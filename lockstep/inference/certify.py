@@ -28,6 +28,7 @@ from lockstep.errors import InputError
 from lockstep.learners.packing import pack
 from lockstep.learners.rank import restore_order
 from lockstep.models.device import load_on_device
+from lockstep.models.digests import model_files
 from lockstep.models.exact.probe import use_threads
 from lockstep.models.heads import LogitsHead
 from lockstep.models.source import ModelSource, open_source
@@ -37,7 +38,6 @@ from lockstep.report.certificate import ReadCertificate
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.certificate import write_certificate
 from lockstep.run.folder import standing
-from lockstep.run.identity import model_files
 from lockstep.samplers.backend import find_backend
 from lockstep.types import Request, SamplingParams
 

@@ -7,8 +7,9 @@ from pydantic import Field, PositiveInt, model_validator
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, RepeatedSampling, SamplerSection
 from lockstep.config.recipe import Recipe
+from lockstep.config.reward import RewardSection
 from lockstep.config.section import LocalPath, Section
-from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection, RewardSection
+from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection
 
 
 class EvalData(QuestionSection):
@@ -67,6 +68,12 @@ class EvalRecipe(Recipe):
             raise ValueError("greedy and sampling are both null, so there is nothing to evaluate; set one of them")
         if self.reward is None and self.environment is None:
             raise ValueError("say what responses are worth: set reward, or an environment that rewards")
+        for key, leaf in self.reward.leaves("reward") if self.reward is not None else ():
+            if leaf.judge is not None and leaf.judge.path is None and leaf.judge.has_engine:
+                raise ValueError(
+                    f"{key}.judge: null is a run's initial model, and here is none; set {key}.judge.path, or name a "
+                    f"server by {key}.judge.sampler"
+                )
         if self.sampling is not None and self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0; greedy responses have a section of their own, greedy")
         return self

@@ -19,18 +19,22 @@ from typing import Any
 from lockstep.algorithms.episodes import episodes_of
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.cluster.judges import judge_answers, open_judge_reward
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
-from lockstep.cluster.workers import workers_of
+from lockstep.cluster.workers import Workers, workers_of
+from lockstep.config import RewardJudge
 from lockstep.config.loading import Loaded
 from lockstep.inference.eval_options import EvalRecipe
 from lockstep.inference.results import results_of
 from lockstep.inference.sample_log import Block, SampleLog, Setting
+from lockstep.judge.asking import Answering
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.report.progress import Progress, show_progress
-from lockstep.rewards.rewards import build as build_reward
-from lockstep.rewards.rewards import rule_of
+from lockstep.rewards.build import OpenJudge
+from lockstep.rewards.build import build as build_reward
+from lockstep.rewards.row_rules import rule_of
 from lockstep.rollouts.evaluation import Grading, Sample, grading, lengths, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
@@ -90,7 +94,7 @@ def _examine(
         spec = SamplerSpec(source.folder, recipe.sampler, computation)
         engine = SamplerSession(nearest(spec, progress, workers))
         environment = episodes_of(recipe.environment, recipe.data.in_order, source, progress.note)
-        reward = build_reward(recipe.reward, progress.note)
+        reward = build_reward(recipe.reward, progress.note, _judges(recipe, folder, progress, workers))
         collector = RolloutCollector(engine, rows, reward, source.decode, recipe.seed, environment)
         prompts = rows.first(recipe.data.max_validation_samples)
         graded = grading(recipe.reward, recipe.environment)
@@ -115,6 +119,15 @@ def _examine(
         "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},
     }
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
+def _judges(recipe: EvalRecipe, folder: Path, progress: Progress, workers: Workers) -> OpenJudge:
+    """Opens judges, which keep their replies in the folder of the results."""
+
+    def answer(section: RewardJudge, key: str) -> Answering:
+        return judge_answers(section, recipe.learner, progress, workers, key)
+
+    return lambda section, key: open_judge_reward(section, key, folder, recipe.seed, answer)
 
 
 def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[Block]:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lockstep.algorithms.rows import files_of
 from lockstep.cluster.judges import judge_answers
@@ -28,17 +27,13 @@ from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
 from lockstep.judge.agreement import (
-    Assessment,
     assess,
     assessment_of,
-    counts,
-    pair_figures,
-    score_figures,
+    describe_agreement,
 )
 from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import Judge
 from lockstep.judge.verdicts import Winner
-from lockstep.objectives.estimates import Estimate
 from lockstep.report.evaluation import RESULTS
 from lockstep.report.judge_eval import JUDGEMENTS, judge_table
 from lockstep.report.progress import Progress, show_progress
@@ -93,7 +88,10 @@ def _judge(
             if not parts.whole.exists():
                 parts.join()
             found = [assessment_of(json.loads(line)) for line in parts.whole.read_bytes().split(b"\n") if line]
-    results = _results(recipe, found) | {"skipped_rows": skipped.count}
+    who, data = _who(recipe), ", ".join(map(str, files_of(recipe.data.ranked).paths))
+    results = describe_agreement(
+        who, data, found, skipped.count, recipe.judge.judge_score_high, recipe.pairs is not None
+    )
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
@@ -136,29 +134,3 @@ def _leave(stop: Stop, done: int, total: int) -> None:
 def _who(recipe: JudgeEvalRecipe) -> str:
     served = None if recipe.judge.sampler is None else recipe.judge.sampler.openai
     return str(recipe.judge.path) if served is None else f"{served.model} at {served.base_url}"
-
-
-def _results(recipe: JudgeEvalRecipe, found: Sequence[Assessment]) -> dict[str, Any]:
-    said = [said for one in found for own in one.judgements for said in own]
-    ways = {
-        "scores": {"figures": _plain(score_figures(found, recipe.judge.judge_score_high)), "judgements": counts(said)}
-    }
-    if recipe.pairs is not None:
-        compared = [pair.said for one in found for pair in one.pairs]
-        ways["pairs"] = {"figures": _plain(pair_figures(found)), "judgements": counts(compared)}
-    return {
-        "judge": _who(recipe),
-        "data": ", ".join(map(str, files_of(recipe.data.ranked).paths)),
-        "prompts": len(found),
-        "responses": sum(len(one.responses) for one in found),
-        "unscored_responses": sum(score is None for one in found for score in one.scores),
-        "ways": ways,
-    }
-
-
-def _plain(figures: dict[str, Estimate]) -> dict[str, Any]:
-    """Replaces NaN by None, since JSON has no NaN."""
-    return {
-        name: {key: value if value == value else None for key, value in asdict(figure).items()}
-        for name, figure in figures.items()
-    }

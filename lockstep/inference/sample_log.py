@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lockstep.records import check_shape, is_file
 from lockstep.rollouts.evaluation import Sample
-from lockstep.run.track import append
 from lockstep.types import SamplingParams
+from lockstep.whole_files import append
 
 
 @dataclass(frozen=True)

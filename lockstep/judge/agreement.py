@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
@@ -256,3 +256,40 @@ def _there(values: Iterable[float | None]) -> list[float]:
 
 def _averages(values: Iterable[Sequence[float]]) -> list[float]:
     return [sum(own) / len(own) for own in values if own]
+
+
+def describe_agreement(
+    judge: str, data: str, found: Sequence[Assessment], skipped_rows: int, top: float, compares: bool
+) -> dict[str, Any]:
+    """Collects the agreement of a judge with people as plain values (`report.judge_eval` reads them).
+
+    Args:
+        judge: Names the judge.
+        data: Names the ranked responses.
+        found: Assessments of all prompts.
+        skipped_rows: Rows that were left out.
+        top: The highest score of the scale.
+        compares: True if the judge compared responses, too.
+    """
+    said = [said for one in found for own in one.judgements for said in own]
+    ways = {"scores": {"figures": _plain(score_figures(found, top)), "judgements": counts(said)}}
+    if compares:
+        compared = [pair.said for one in found for pair in one.pairs]
+        ways["pairs"] = {"figures": _plain(pair_figures(found)), "judgements": counts(compared)}
+    return {
+        "judge": judge,
+        "data": data,
+        "prompts": len(found),
+        "responses": sum(len(one.responses) for one in found),
+        "unscored_responses": sum(score is None for one in found for score in one.scores),
+        "ways": ways,
+        "skipped_rows": skipped_rows,
+    }
+
+
+def _plain(figures: Figures) -> dict[str, Any]:
+    """Replaces NaN by None, since JSON has no NaN."""
+    return {
+        name: {key: value if value == value else None for key, value in asdict(figure).items()}
+        for name, figure in figures.items()
+    }

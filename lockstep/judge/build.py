@@ -17,15 +17,15 @@ from lockstep.judge.templates import (
 from lockstep.judge.verdicts import ScoreParser, Winner, WinnerParser
 
 
-def score_judge(section: JudgeSection, answering: Answering, seed: int) -> Judge[float]:
-    """A judge that scores responses (`response_case`).
+def score_judge(section: JudgeSection, answering: Answering, seed: int, key: str = "judge") -> Judge[float]:
+    """A judge that scores responses (`response_case`); `key` is its section's, for messages.
 
     Raises:
         ValueError: The template has other fields than it must have.
     """
-    template = Template(ADDITIVE if section.template is None else section.template, SCORE_FIELDS, "judge.template")
+    template = Template(ADDITIVE if section.template is None else section.template, SCORE_FIELDS, f"{key}.template")
     settings = settings_of(section, section.num_evals_to_average)
-    return Judge(answering, template, score_parser(section), ("response",), settings, seed, "judge", "judge")
+    return Judge(answering, template, score_parser(section), ("response",), settings, seed, "judge", key)
 
 
 def score_parser(section: JudgeSection) -> ScoreParser:

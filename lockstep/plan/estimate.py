@@ -75,7 +75,7 @@ class MemoryEstimate:
         }
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
         working = frozenset(role.name for role in recipe.models if works_in_engines_turn(role))
-        judges = tuple(_judge(section, learner, load) for section in recipe.judges.values())
+        judges = tuple(_judge(section, sizes, learner, load) for section in recipe.judges.values())
         turns = takes_turns(recipe, placement)
         alone = cls(
             learner, load, ranks, None, None, placement, takes_turns=turns, in_engines_turn=working, judges=judges
@@ -216,11 +216,13 @@ def _count_state(role: ModelRole) -> int:
     return 0 if role.optimizer is None else len(role.optimizer.state)
 
 
-def _judge(section: AskedSection, learner: LearnerSection, load: Load) -> Generation:
-    """The engine of a judge. Those with several replicas have one on a device."""
-    assert section.path is not None, "a judge with an engine has a folder"
+def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Load) -> Generation:
+    """The engine of a judge, of the run's own initial model where it names no other.
+
+    Those with several replicas have one on a device.
+    """
     asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
-    sizes, engine = _sizes(section.path, headless=False), section.engine
+    sizes, engine = own if section.path is None else _sizes(section.path, headless=False), section.engine
     return Generation.of(sizes, learner, engine, asked, engine.max_batch_size, shares=False)
 
 

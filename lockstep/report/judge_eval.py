@@ -30,24 +30,43 @@ _NOTHING = FigureRead(None, None, None, 0)
 
 
 @dataclass(frozen=True)
-class _JudgingWay:
+class JudgingWay:
+    """Agreement of one way of judging."""
+
     figures: Mapping[str, FigureRead]
     judgements: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class _JudgingResults:
+class JudgingResults:
+    """Agreement of a judge with people, as a file has it."""
+
     judge: str
     data: str
     prompts: int
     responses: int
     skipped_rows: int
-    ways: Mapping[str, _JudgingWay]
+    ways: Mapping[str, JudgingWay]
+
+    @property
+    def sentence(self) -> str:
+        """The agreement of its scores with people, in words."""
+        own = self.ways["scores"]
+        accuracy = figure_text(own.figures.get("pairwise_accuracy", _NOTHING), self.prompts, "prompts")
+        return (
+            f"it prefers the response that people rank higher in {accuracy} of pairs, over {self.prompts} prompts; "
+            f"no verdict: {_no_verdict(own.judgements)}"
+        )
+
+
+def read_judging(file: Path) -> JudgingResults:
+    """Reads the agreement of a judge; raises InputError where the file holds something else."""
+    return read_record(file, JudgingResults, CURE)
 
 
 def judge_table(folder: Path) -> str:
     """Reads the results of an evaluation of a judge. Returns text for a terminal."""
-    results = read_record(folder / RESULTS, _JudgingResults, CURE)
+    results = read_judging(folder / RESULTS)
     ways = results.ways
     rows = [("", *ways)]
     for name, label in _LABELS.items():
@@ -70,7 +89,7 @@ def _no_verdict(counts: Mapping[str, float]) -> str:
     return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (f" ({causes})" if causes else "")
 
 
-def _warning(way: tuple[str, _JudgingWay]) -> str:
+def _warning(way: tuple[str, JudgingWay]) -> str:
     """Warns where most judgements have no verdict, so that no figure says anything."""
     name, counts = way[0], way[1].judgements
     if counts["no_verdict"] * 2 <= counts["judgements"]:

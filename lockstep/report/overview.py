@@ -14,6 +14,7 @@ from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
 from lockstep.report.held_out import HELD_OUT, best, figures, from_to, headlines
+from lockstep.report.judge_reward import describe_judges
 from lockstep.report.log import TIMINGS, read_environment, read_metrics, read_numbers, read_recipe, require_run
 from lockstep.report.run_state import read_left_s, read_state
 
@@ -47,7 +48,7 @@ def overview(folder: Path) -> dict[str, Any]:
         "agreed": None if compared is None else compared.word,
         "bound": None if compared is None or math.isnan(compared.bound) else compared.bound,
         "certificate": _certificate(folder),
-        "headlines": [*headlines(rows), *_more_headlines(rows, recipe)],
+        "headlines": [*headlines(rows), *_more_headlines(rows, recipe), *describe_judges(folder)],
         "best": _best_steps(rows),
         "alarms": [alarm.plain for alarm in find_alarms(rows)],
         "finished": state.word == "finished",

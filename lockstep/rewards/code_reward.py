@@ -17,6 +17,7 @@ from lockstep.data.templates import complaint
 from lockstep.helpers.sandbox.jail import Limits
 from lockstep.helpers.sandbox.results import ProgramResult
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.rewards.base import DetailedReward, Verdicts
 from lockstep.types import Prompt
 
 _BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)
@@ -35,7 +36,7 @@ class CodeVerdict:
 
 
 @dataclass(frozen=True)
-class CodeReward:
+class CodeReward(DetailedReward):
     """The share of a row's tests that the response's program passes; 0 where there is no program.
 
     Attributes:
@@ -61,13 +62,7 @@ class CodeReward:
         """Describes in a sentence what keeps programs from the rest of the machine."""
         return f"reward.code.isolation={self.section.isolation} is {self._sandboxes[0].strength()}"
 
-    def __call__(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
-    ) -> list[float | None]:
-        """See `Reward`; errors as `judge`."""
-        return [verdict.reward for verdict in self.judge(prompts, responses)]
-
-    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[CodeVerdict]:
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
         """Runs the programs of responses against the tests of their rows.
 
         Raises:
@@ -86,9 +81,10 @@ class CodeReward:
 
         pool = ThreadPoolExecutor(len(self._sandboxes))
         try:
-            return list(pool.map(score_one, prompts, responses))
+            found = list(pool.map(score_one, prompts, responses))
         finally:
             pool.shutdown(cancel_futures=True)
+        return Verdicts([verdict.reward for verdict in found], [verdict.tampering for verdict in found])
 
     def _advise(self, limits: Limits) -> str:
         """Names the next weaker isolation, if it can be had here."""

@@ -5,10 +5,13 @@ Imports nothing heavy, so that the child holds what the function needs and no mo
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from lockstep.config import user_code
 from lockstep.errors import InputError
@@ -17,58 +20,154 @@ from lockstep.helpers.process import Answers
 _TRACE = 20_000
 """Characters of a trace that are kept: its end."""
 
-Function = Callable[[str, str, str, dict[str, Any]], float | None]
+_CONCURRENCY = 16
+"""Calls of an `async def` that are under way at once, unless the recipe says how many."""
 
 _OF_NAMES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
+Question = Sequence[Sequence[Any]]
+"""A prompt, a response, an answer and a row, for each response."""
 
-def answers(function: str) -> Answers:
+
+def answers(function: str, batch: str = "", concurrency: str = "") -> Answers:
     """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or an error for each.
+
+    Args:
+        function: Its place.
+        batch: Not empty where it takes all of them at once.
+        concurrency: Calls that may be under way at once, where the recipe says how many.
 
     Raises:
         ValueError: If there is no such function, or it does not take four arguments.
     """
-    judge = load(function)
+    found = load(function, bool(batch))
+    if not inspect.iscoroutinefunction(found):
+        if concurrency:
+            raise InputError(
+                f"reward.function {function} is no `async def`, so its calls wait for one another; leave "
+                "reward.concurrency out, or make it one"
+            )
+        return (lambda question: _score_batch(found, question)) if batch else (lambda question: _score(found, question))
+    awaiting = _Awaiting(found, int(concurrency or _CONCURRENCY))
+    return (lambda question: _score_batch(awaiting.call, question)) if batch else awaiting.score
 
-    def score_all(question: list[list[Any]]) -> Iterator[dict[str, Any]]:
-        return (_score(judge, given) for given in question)
 
-    return score_all
-
-
-def load(function: str) -> Function:
+def load(function: str, batch: bool = False) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`; raises as `answers`."""
     found = user_code.load(function, "reward.function", "function")
-    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
-        raise InputError(f"reward.function {function} is async or a generator; let it return the reward itself")
-    _takes_four(found, function)
-    return cast(Function, found)
+    if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
+        raise InputError(f"reward.function {function} is a generator; let it return the reward itself")
+    _takes_four(found, function, ("prompts", "responses", "answers", "rows") if batch else _ONE)
+    return found
 
 
-def _takes_four(found: Callable[..., Any], function: str) -> None:
+_ONE = ("prompt", "response", "answer", "row")
+
+
+def _takes_four(found: Callable[..., Any], function: str, names: tuple[str, ...]) -> None:
     try:
         signature = inspect.signature(found)
     except ValueError:  # some functions in C have no signature
         return
     try:
-        signature.bind("prompt", "response", "answer", {})
+        signature.bind(*names)
     except TypeError:
         raise InputError(
-            f"reward.function {function} takes {signature}, but is called with (prompt, response, answer, row); "
+            f"reward.function {function} takes {signature}, but is called with ({', '.join(names)}); "
             "let it take these four"
         ) from None
 
 
-def _score(judge: Function, given: list[Any]) -> dict[str, Any]:
+def _score(function: Callable[..., Any], question: Question) -> Iterator[dict[str, Any]]:
+    """Calls a function for each response."""
+    for given in question:
+        try:
+            yield _read(function(*given))
+        except Exception as error:  # any error of the user's code
+            yield _fault(error)
+
+
+def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[dict[str, Any]]:
+    """Calls a function once for all responses."""
     try:
-        reward = judge(*given)
+        rewards = _read_list(function(*map(list, zip(*question, strict=True))), len(question))
+    except _Refused as refused:
+        yield {**_refuse(str(refused)), "of_all": True}
     except Exception as error:  # any error of the user's code
-        trace = traceback.format_exc()[-_TRACE:]
-        return {"wrong": user_code.describe_error(error), "trace": trace, "may_pass": _may_pass(error)}
+        yield {**_fault(error), "of_all": True}
+    else:
+        yield from map(_read, rewards)
+
+
+class _Refused(Exception):
+    """What a batch function returned is no list of rewards; the text says what it is."""
+
+
+def _read_list(returned: Any, count: int) -> list[Any]:
+    try:
+        rewards = list(returned)
+    except Exception:
+        raise _Refused(f"returned {user_code.show(returned)}; return a list of rewards") from None
+    if len(rewards) != count:
+        raise _Refused(f"returned {len(rewards)} rewards for {count} responses; return one for each")
+    return rewards
+
+
+@dataclass
+class _Awaiting:
+    """An `async def` and the event loop of its calls, which lasts as long as the process.
+
+    Attributes:
+        function: The function.
+        concurrency: Calls that may be under way at once.
+    """
+
+    function: Callable[..., Any]
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def call(self, *given: Any) -> Any:
+        """Calls the function once, and waits for it."""
+        return asyncio.run_coroutine_threadsafe(self.function(*given), self._loop).result()
+
+    def score(self, question: Question) -> Iterator[dict[str, Any]]:
+        """Calls the function for each response, several at a time; yields in their order."""
+        gate = asyncio.Semaphore(self.concurrency)
+
+        async def score_one(given: Sequence[Any]) -> dict[str, Any]:
+            async with gate:
+                try:
+                    return _read(await self.function(*given))
+                except Exception as error:  # any error of the user's code
+                    return _fault(error)
+
+        futures = [asyncio.run_coroutine_threadsafe(score_one(given), self._loop) for given in question]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _read(reward: object) -> dict[str, Any]:
     try:
         return {"reward": user_code.read_reward(reward)}
     except ValueError as error:
-        return {"wrong": f"returned {error}", "trace": "", "may_pass": False}
+        return _refuse(f"returned {error}")
+
+
+def _refuse(wrong: str) -> dict[str, Any]:
+    return {"wrong": wrong, "trace": "", "may_pass": False, "of_all": False}
+
+
+def _fault(error: Exception) -> dict[str, Any]:
+    trace = "".join(traceback.format_exception(error))[-_TRACE:]
+    wrong = user_code.describe_error(error)
+    return {"wrong": wrong, "trace": trace, "may_pass": _may_pass(error), "of_all": False}
 
 
 def _may_pass(error: BaseException | None) -> bool:

@@ -171,10 +171,10 @@ def grading(section: RewardSection | None, environment: EnvironmentSection | Non
             return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.instructions))
         case "code":
             return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.code))
-        case "python":
+        case "python" | "server" | "judge" | "sum":
             return _build_grading(section.pass_score)
         case "by_row":
-            if section.function is None:
+            if not section.has_own_scale:
                 return Grading(pass_score=1.0, majority=False, graded=True)
             return _build_grading(section.pass_score)
         case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -13,13 +13,15 @@ from lockstep import keyed
 from lockstep.batch import Batch, concat
 from lockstep.borders import require_finite
 from lockstep.errors import InputError
-from lockstep.metrics import Max, Mean, Metrics, Min, Sum
+from lockstep.metrics import Max, Mean, Metrics, Min, Sum, merge_metrics
+from lockstep.rewards.base import NoReward, Reward, judge
 from lockstep.rewards.reward_model import RewardModelScorer
-from lockstep.rewards.rewards import NoReward, Reward, judge
 from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
 
+PART = "reward/"
+"""Beginning of the names of columns with the rewards of a sum's parts."""
 _UNKNOWN = float("nan")
 _GIVE_FINITE = "let the reward be a number that 32 bits hold, or None for no verdict"
 
@@ -32,11 +34,13 @@ class Rollouts:
         batch: The sampler's batch, with per-sample `score` (NaN: no verdict). Responses to one prompt are neighbors.
         prompts: The prompt of each row.
         responses: Text of each response; of an episode, all that follows the prompt.
+        judging: Metrics of judges that were asked for rewards.
     """
 
     batch: Batch
     prompts: list[Prompt]
     responses: list[str]
+    judging: Metrics = field(default_factory=Metrics)
 
     def metrics(self) -> Metrics:
         """Metrics of rewards, lengths and truncation; a response without a verdict is counted and not averaged."""
@@ -53,11 +57,17 @@ class Rollouts:
             + self._episodes()
         )
 
-    def tampering(self) -> Metrics:
-        """The count of responses that attempted to cheat, where the reward looks for that."""
-        if "tampering" not in self.batch.sample:
-            return Metrics()
-        return Metrics(tampering=Sum(self.batch["tampering"].sum())).with_prefix("reward")
+    def rewards(self) -> Metrics:
+        """Metrics of a sum's parts, of judges, and the count of attempts to cheat, where a reward looks for that."""
+        metrics = self.judging.with_prefix("judge")
+        if "tampering" in self.batch.sample:
+            metrics["reward/tampering"] = Sum(self.batch["tampering"].sum())
+        for name, reward_B in self.batch.sample.items():
+            if name.startswith(PART):
+                known_B = reward_B.isfinite()
+                metrics[name] = Mean(reward_B[known_B].sum(), known_B.sum())
+                metrics[f"reward_no_verdict/{name.removeprefix(PART)}"] = Sum((~known_B).sum())
+        return metrics
 
     def lengths(self) -> Metrics:
         """Metrics of lengths and truncation."""
@@ -157,27 +167,43 @@ class RolloutCollector:
             batch = self.environment.play(self.engine, repeated, requests, sampling)
         sequences = zip(requests, batch.sequences(), strict=True)
         responses = [self.decode(tokens[len(request.tokens) :].tolist()) for request, tokens in sequences]
-        return Rollouts(batch.with_columns(sample=self._scores(batch, repeated, responses)), repeated, responses)
+        columns, judging = self._scores(batch, repeated, responses)
+        return Rollouts(batch.with_columns(sample=columns), repeated, responses, judging)
 
-    def _scores(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> dict[str, Tensor]:
-        """Columns of responses: `score`, fp32 [B], NaN: no verdict; `tampering`, bool [B], from a reward that looks."""
+    def _scores(
+        self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
+    ) -> tuple[dict[str, Tensor], Metrics]:
+        """Columns of responses, and metrics of judges.
+
+        `score`, and `reward/…` of a sum's parts, fp32 [B], NaN: no verdict; `tampering`, bool [B], from a reward that
+        looks.
+        """
         if self.environment is None:
             return self._score(batch, prompts, responses)
         if isinstance(self.reward, NoReward):
-            return {"score": batch["environment_reward"]}
-        columns = self._score(batch, prompts, responses)
-        return columns | {"score": columns["score"].masked_fill(batch["environment_fault"], _UNKNOWN)}
+            return {"score": batch["environment_reward"]}, Metrics()
+        columns, judging = self._score(batch, prompts, responses)
+        return columns | {"score": columns["score"].masked_fill(batch["environment_fault"], _UNKNOWN)}, judging
 
-    def _score(self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]) -> dict[str, Tensor]:
+    def _score(
+        self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
+    ) -> tuple[dict[str, Tensor], Metrics]:
         if isinstance(self.reward, RewardModelScorer):
-            return {"score": self.reward(batch)}
+            return {"score": self.reward(batch)}, Metrics()
         verdicts = judge(self.reward, prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
-        known = [_UNKNOWN if reward is None else reward for reward in verdicts.rewards]
-        score_B = torch.tensor(known, dtype=torch.float32)
-        unknown_B = torch.tensor([reward is None for reward in verdicts.rewards])
-        require_finite("rewards", batch, score_B.masked_fill(unknown_B, 0.0), cure=_GIVE_FINITE)
-        found = {} if verdicts.tampering is None else {"tampering": torch.tensor(verdicts.tampering)}
-        return {"score": score_B, **found}
+        columns = {"score": _to_column(batch, verdicts.rewards)}
+        columns |= {f"{PART}{name}": _to_column(batch, own) for name, own in verdicts.parts.items()}
+        columns |= {} if verdicts.tampering is None else {"tampering": torch.tensor(verdicts.tampering)}
+        return columns, verdicts.metrics
+
+
+def _to_column(batch: Batch, rewards: Sequence[float | None]) -> Tensor:
+    """Rewards as a column, fp32 [B], NaN: no verdict; raises NotFiniteError for one that fp32 does not hold."""
+    known = [_UNKNOWN if reward is None else reward for reward in rewards]
+    reward_B = torch.tensor(known, dtype=torch.float32)
+    unknown_B = torch.tensor([reward is None for reward in rewards])
+    require_finite("rewards", batch, reward_B.masked_fill(unknown_B, 0.0), cure=_GIVE_FINITE)
+    return reward_B
 
 
 def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:
@@ -210,6 +236,7 @@ def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollout
         rollouts.batch.select(rows),
         [rollouts.prompts[row] for row in rows.tolist()],
         [rollouts.responses[row] for row in rows.tolist()],
+        rollouts.judging,
     )
 
 
@@ -218,4 +245,5 @@ def _join(parts: Sequence[Rollouts]) -> Rollouts:
         concat([part.batch for part in parts]),
         [prompt for part in parts for prompt in part.prompts],
         [response for part in parts for response in part.responses],
+        merge_metrics(part.judging for part in parts),
     )

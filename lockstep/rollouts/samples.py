@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.rollouts.rollout import RolloutCollector, Rollouts
+from lockstep.rollouts.rollout import PART, RolloutCollector, Rollouts
 from lockstep.rollouts.sample_choice import choose_rows
 
 # Columns of the batch that are logged, and their names there.
@@ -31,6 +31,7 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
     """Rollouts that say something (`choose_rows`) as rows of JSON types. A score of NaN is no verdict.
 
     `logged_as` in a row says what it was chosen for. Since most are chosen, their mean is not the step's.
+    Rewards of a sum's parts are `reward/<name>`.
     `token` in a row has columns over the response, from the first token that the policy chose: `text`, `mask` (1:
     trained on), `logprob` (of the learner before the update), `gap` (that less the sampler's log-probability, taken
     before either is rounded), and `value`, `advantage`, `reward`, `return`, `kl` as far as the batch has them. Numbers
@@ -104,6 +105,7 @@ def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
         "tokens": sampled.per_sample(sampled.mask.long()).tolist(),
         "truncated": batch["truncated"].tolist(),
         **({"tampering": sampled["tampering"].tolist()} if "tampering" in sampled.sample else {}),
+        **{name: column.tolist() for name, column in sampled.sample.items() if name.startswith(PART)},
     }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from lockstep.rewards.base import Reward
+from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.math_verifier import verify
 from lockstep.rewards.reward_model import RewardModelScorer
-from lockstep.rewards.rewards import MathReward, Reward
 
 Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
 """Maps responses to one question, and their rewards, to votes: one text per answer; None: no vote."""

@@ -12,7 +12,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.config import Computation
 from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
-from lockstep.run.identity import digest
+from lockstep.models.digests import digest
 
 REPORTS = Path("doctor")
 """Folder of the reports; each examination has a subfolder with a `report.json`."""

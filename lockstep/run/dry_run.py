@@ -38,7 +38,7 @@ from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.memory import FP32
 from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import Sizes, readable
-from lockstep.rewards.rewards import build as build_reward
+from lockstep.rewards.build import build as build_reward
 from lockstep.run.doctor_reports import examination
 from lockstep.run.dry_setup import DrySetup, machine_bytes
 from lockstep.run.findings import Findings

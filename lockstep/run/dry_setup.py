@@ -19,16 +19,18 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch
 from lockstep.cluster.judges import policy_answers
-from lockstep.config import AskedSection, EnvironmentSection, RewardSection
+from lockstep.config import AskedSection, EnvironmentSection, RewardJudge, RewardSection, SingleReward
 from lockstep.data.prompts import Prompts
 from lockstep.errors import InputError
 from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.judge.build import score_judge
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.models.source import ModelSource, open_source
 from lockstep.plan.sizes import readable
-from lockstep.rewards.rewards import MathReward, NoReward, Reward
+from lockstep.rewards.base import NoReward, Reward
+from lockstep.rewards.math_reward import MathReward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.run.findings import Findings
 from lockstep.run.live_setup import role_folder
@@ -126,7 +128,7 @@ class DrySetup:
                     f"{what}, and that takes {readable(size)} of memory, but this machine has {readable(total)}; {cure}"
                 )
 
-    def _say_reward(self, section: RewardSection, rows: Prompts, option: str) -> None:
+    def _say_reward(self, section: SingleReward, rows: Prompts, option: str) -> None:
         first = rows.first(_ANSWERS)
         match section.type:
             case "math":
@@ -139,10 +141,26 @@ class DrySetup:
                 self.found.say(option, "instructions; those of every row can be checked")
             case "by_row":
                 self._say_by_row(section, first, rows, option)
+            case "server":
+                assert section.server is not None, "the recipe names it"
+                self.found.say(option, f"{section.server.url}; it was not asked")
+            case "judge":
+                assert section.judge is not None, "the recipe has one"
+                self._say_judge(section.judge, option)
+            case "sum":
+                parts = section.parts if isinstance(section, RewardSection) else None
+                for name, part in (parts or {}).items():
+                    self._say_reward(part, rows, f"{option} {name}, weight {part.weight:g}")
             case _:
                 assert_never(section.type)
 
-    def _say_by_row(self, section: RewardSection, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
+    def _say_judge(self, section: RewardJudge, option: str) -> None:
+        located = section.locate(self.source.folder)
+        score_judge(located, self.answering(located, Policy(Absent(), self.source), "judge"), self.algorithm.seed)
+        who = located.path if located.has_engine else "a server"
+        self.found.say(option, f"{who} judges {section.num_evals_to_average} times; it was not asked")
+
+    def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
         named = Counter(str(prompt.row[section.verifier or ""]) for prompt in first)
         shares = ", ".join(f"{count} {name}" for name, count in named.items())
         self.found.say(option, f"by row; of the first {len(first)} rows: {shares}")

@@ -20,6 +20,7 @@ from lockstep.config.loading import Loaded, load_run
 from lockstep.config.run import Best
 from lockstep.errors import InputError, shorten
 from lockstep.learners.boxes import Boxes, find_written
+from lockstep.models.digests import model_files
 from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
@@ -29,7 +30,7 @@ from lockstep.report.held_out import Better, best, figures
 from lockstep.report.log import read_metrics, require_run
 from lockstep.run.checkpoint import Checkpoint, Checkpoints, NoCheckpointError
 from lockstep.run.folder import FRAME
-from lockstep.run.identity import differences, model_files
+from lockstep.run.identity import differences
 from lockstep.types import Head
 
 _BETTER: dict[Literal["max", "min"], Better] = {"max": "higher", "min": "lower"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 from collections.abc import Iterator, Mapping
@@ -14,12 +13,13 @@ from lockstep.config import registry
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
+from lockstep.models.digests import digest, model_files
 
 Identity = dict[str, Any]
 
+_WITH_MODELS = ("reward_model.", "critic_model.", "teachers.", "reward.", "validation_reward.")
+"""Sections whose options `path` name models besides the initial one."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
-_SMALL_BYTES = 1 << 24
-_PARTS, _PART_BYTES = 64, 1 << 16
 
 
 class ChangedError(InputError):
@@ -46,15 +46,10 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     found |= {f"data.{name}": own for name, own in data.items()}
     found |= {} if model is None else model_files(model)
     options = dict(_flat(loaded.dump()))
-    others = [name for name in options if name.startswith(("reward_model.", "critic_model.", "teachers."))]
+    others = [name for name in options if name.startswith(_WITH_MODELS)]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
         found |= model_files(weights_of(str(options[f"{name}.path"])), name)
     return found | {f"code.{name}": digest([file]) for name, file in registry.list_code(loaded.dump()).items()}
-
-
-def model_files(folder: Path, name: str = "model") -> Identity:
-    """A digest of each file of a model, by default the initial one."""
-    return {f"{name}.{path.name}": _file(path) for path in sorted(folder.iterdir()) if _matters(path)}
 
 
 def recipe_identity(loaded: Loaded) -> Identity:
@@ -80,35 +75,8 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield f"{above}{key}", value
 
 
-def _matters(path: Path) -> bool:
-    return path.is_file() and path.suffix != ".md" and not path.name.startswith(".")
-
-
 def _own_code() -> str:
     return digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
-
-
-def _file(path: Path) -> str:
-    """A digest of a file; of a large one, of its size and of parts all over it, since reading it all is slow."""
-    size = path.stat().st_size
-    if size <= _SMALL_BYTES:
-        return digest([path])
-    total = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for part in range(_PARTS):
-            file.seek(part * (size - _PART_BYTES) // (_PARTS - 1))
-            total.update(file.read(_PART_BYTES))
-    return total.hexdigest()[:16]
-
-
-def digest(paths: list[Path]) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of files, their names among it."""
-    total = hashlib.sha256()
-    for path in paths:
-        total.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # weights may be larger than the memory
-    return total.hexdigest()[:16]
 
 
 def _format_value(value: Any) -> str:

@@ -13,14 +13,14 @@ from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import episodes_of
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
-from lockstep.cluster.judges import answering
+from lockstep.cluster.judges import answering, judge_answers, open_judge_reward
 from lockstep.cluster.open_models import open_learner, share_weights
 from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
 from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
-from lockstep.config import AskedSection, EnvironmentSection, ModelFolder, RewardSection
+from lockstep.config import AskedSection, EnvironmentSection, ModelFolder, RewardJudge, RewardSection
 from lockstep.config.user_code import find_own_file
 from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering
@@ -32,7 +32,8 @@ from lockstep.models.source import ModelSource, own_folder, reward_folder
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
 from lockstep.report.progress import Progress
-from lockstep.rewards.rewards import Reward, build
+from lockstep.rewards.base import Reward
+from lockstep.rewards.build import build
 from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
@@ -111,7 +112,16 @@ class LiveSetup:
         return processes(self._spec, self.progress, self.workers)
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
-        return build(section, self.note)
+        return build(section, self.note, self._judge_reward, option)
+
+    def _judge_reward(self, section: RewardJudge, key: str) -> Reward:
+        turns = self.turns if self._takes_turns else None
+        computation, progress, workers = self.algorithm.learner, self.progress, self.workers
+
+        def answer(located: RewardJudge, name: str) -> Answering:
+            return judge_answers(located, computation, progress, workers, name, turns)
+
+        return open_judge_reward(section.locate(self.source.folder), key, self.folder, self.algorithm.seed, answer)
 
     def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
         return episodes_of(section, self.algorithm.data, self.source, self.note)

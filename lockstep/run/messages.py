@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.report.log import MESSAGES
-from lockstep.run.track import append
+from lockstep.whole_files import append
 
 
 def add_message(folder: Path, step: int | None, text: str) -> None:

@@ -11,10 +11,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lockstep.disk import naming, sync
-from lockstep.errors import RunError
-from lockstep.records import is_file, refuse_other
+from lockstep.disk import sync
+from lockstep.records import is_file
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
+from lockstep.whole_files import append
 
 Outcome = Literal["finished", "failed", "interrupted"]
 """The way a run's process ended; one that was killed reports none."""
@@ -90,18 +90,3 @@ class Logs:
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         append(self._folder / name, b"".join(encode(step, row) for row in rows))
-
-
-def append(path: Path, lines: bytes) -> None:
-    """Appends lines in one write; once it returns, a kill of the process loses nothing.
-
-    Raises:
-        RunError: If the disk is full; none of the lines is then written.
-        InputError: If the name is that of something else than a file, such as a pipe.
-    """
-    refuse_other(path)
-    with naming(path), path.open("ab", buffering=0) as file:
-        written = file.write(lines)
-        if written != len(lines):
-            file.truncate(file.tell() - written)
-            raise RunError(f"{path} cannot be written to its end; make room; the same command then resumes the run")

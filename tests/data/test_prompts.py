@@ -12,7 +12,7 @@ from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.templates import render
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.rewards.rewards import NO_ANSWERS
+from lockstep.rewards.row_rules import NO_ANSWERS
 
 ROWS = [{"question": f"What is {n} more than {n}?" + " Say." * (n % 3), "answer": str(2 * n)} for n in range(10)]
 CHAT = (

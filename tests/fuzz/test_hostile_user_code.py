@@ -12,7 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.printable import make_printable
 from lockstep.helpers.process import ChildDied
-from lockstep.rewards.rewards import PythonReward
+from lockstep.rewards.python_reward import PythonReward
 from lockstep.types import Prompt
 
 FUNCTION = "def f(prompt, response, answer, row):\n    {}\n"

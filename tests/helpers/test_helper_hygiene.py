@@ -14,10 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.config.sources import RewardSection
+from lockstep.config import RewardSection
 from lockstep.helpers import process
 from lockstep.helpers.printable import make_printable
-from lockstep.rewards.rewards import PythonReward, RewardError, build
+from lockstep.rewards.base import RewardError
+from lockstep.rewards.build import build
+from lockstep.rewards.python_reward import PythonReward
 from lockstep.types import Prompt
 
 PROMPT = Prompt("rows.jsonl:7", "What?", (1, 2), {})
@@ -134,7 +136,7 @@ def test_what_a_reward_starts_ends_with_it(after: str) -> None:
 
 RUNS = """
 import sys
-from lockstep.rewards.rewards import PythonReward
+from lockstep.rewards.python_reward import PythonReward
 from lockstep.types import Prompt
 own = PythonReward("mine.py:f", 60.0)
 print(own([Prompt("", "", (), {})], ["x"], [""]), flush=True)

@@ -9,7 +9,8 @@ import pytest
 
 from lockstep import exit_codes
 from lockstep.fault_policy import POLICY
-from lockstep.rewards.rewards import PythonReward, RewardError, RewardLost
+from lockstep.rewards.base import RewardError, RewardLost
+from lockstep.rewards.python_reward import PythonReward
 from lockstep.types import Prompt
 
 PROMPTS = [Prompt(f"rows.jsonl:{n}", "", (0,), {}) for n in range(3)]

@@ -17,18 +17,14 @@ from lockstep.config import CodeSection, InstructionSection, RewardSection
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.helpers.process import Child
 from lockstep.rewards import math_verifier
+from lockstep.rewards.base import Reward, RewardError
+from lockstep.rewards.build import build
 from lockstep.rewards.code_reward import CodeReward
+from lockstep.rewards.combined_rewards import ByRow
 from lockstep.rewards.instruction_reward import InstructionReward
-from lockstep.rewards.rewards import (
-    ByRow,
-    MathReward,
-    PythonReward,
-    Reward,
-    RewardError,
-    build,
-    find_unverified,
-    rule_of,
-)
+from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.python_reward import PythonReward
+from lockstep.rewards.row_rules import find_unverified, rule_of
 from lockstep.rollouts.evaluation import Grading, grading
 from lockstep.types import Prompt
 

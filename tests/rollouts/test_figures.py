@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.config import RewardSection
-from lockstep.rewards.rewards import MathReward, PythonReward
+from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.python_reward import PythonReward
 from lockstep.rollouts.evaluation import Grading, Sample, grading
 from lockstep.rollouts.votes import votes_of
 from lockstep.types import Prompt

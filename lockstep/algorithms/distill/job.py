@@ -39,7 +39,8 @@ from lockstep.losses.distill import Distillation
 from lockstep.metrics import Metrics
 from lockstep.models.folder import read_config
 from lockstep.monitor.agreement import Agreement
-from lockstep.rewards.rewards import NO_ANSWERS, NoReward
+from lockstep.rewards.base import NoReward
+from lockstep.rewards.row_rules import NO_ANSWERS
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, final
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole, find_judges
 from lockstep.config import (
     AgreementSection,
+    AskedSection,
     EngineSection,
     ModelFolder,
     Optimizer,
@@ -180,6 +181,10 @@ class DistillRecipe(Algorithm):
     @property
     def inference(self) -> Inference:
         return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
+
+    @property
+    def judges(self) -> dict[str, AskedSection]:
+        return find_judges(validation_reward=self.validation_reward)
 
     @property
     def rewards(self) -> tuple[RewardSection, ...]:

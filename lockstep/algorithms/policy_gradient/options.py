@@ -6,13 +6,15 @@ from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole, find_judges
 from lockstep.config.agreement import AgreementSection
 from lockstep.config.environment import EnvironmentSection
+from lockstep.config.judge import AskedSection
 from lockstep.config.machinery import EngineSection, RepeatedSampling, SamplerSection, Sampling
 from lockstep.config.optimizer import Optimizer
+from lockstep.config.reward import RewardSection
 from lockstep.config.section import Section
-from lockstep.config.sources import ModelFolder, RewardSection
+from lockstep.config.sources import ModelFolder
 
 _RIGHT = "the reward takes k1 and the loss k2 · π/π_old, whose gradients are those of KL(π ‖ π_ref)"
 _ESTIMATORS = {
@@ -284,12 +286,26 @@ class PolicyGradientRecipe(Algorithm):
     def rewards(self) -> tuple[RewardSection, ...]:
         return tuple(section for section in (self.reward, self.validation_reward) if section is not None)
 
+    @property
+    def judges(self) -> dict[str, AskedSection]:
+        return find_judges(reward=self.reward, validation_reward=self.validation_reward)
+
     @model_validator(mode="after")
     def _require_reward(self) -> PolicyGradientRecipe:
         count = (self.reward is not None) + (self.reward_model is not None)
         if count > 1 or (count == 0 and self.environment is None):
             raise ValueError(
                 "say one of reward and reward_model, or an environment that rewards, to score the responses"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_judge_has_its_time(self) -> PolicyGradientRecipe:
+        if self.options.one_step_ahead and self.judges:
+            key = next(iter(self.judges))
+            raise ValueError(
+                f"one_step_ahead samples while the learner works, and so would the model of {key}; let a server judge "
+                f"({key}.sampler.backend=openai), or leave one_step_ahead off"
             )
         return self
 

@@ -100,7 +100,7 @@ def draw(
             position, count, sampling, generations, options.dynamic_sampling.max_batches
         )
     metrics = (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).with_prefix("train")
-    return SampledStep(rollouts, end, metrics + rollouts.tampering() + refitted)
+    return SampledStep(rollouts, end, metrics + rollouts.rewards() + refitted)
 
 
 def sample_and_read_back(

@@ -292,6 +292,14 @@ class SelfRewardingRecipe(Algorithm):
         sections = {"judge": self.judge, "meta_judge": self.meta_judge}
         return {name: section for name, section in sections.items() if section is not None and section.has_engine}
 
+    @model_validator(mode="after")
+    def _one_judge_judges(self) -> SelfRewardingRecipe:
+        for option, section in (("verifier", self.verifier), ("validation_reward", self.validation_reward)):
+            for key, leaf in section.leaves(option) if section is not None else ():
+                if leaf.judge is not None:
+                    raise ValueError(f"{key}.judge: here the section judge judges; let {key} be another reward")
+        return self
+
     @property
     def largest_step(self) -> Load:
         rows = self.self_rewarding.global_batch_size

@@ -179,7 +179,7 @@ def answer_and_judge(
             rollouts, found, options.length_control_of(asked.iteration), options.num_responses_to_gen
         )
         judgements, metrics = _judge_judgements(asked, answers, workers, options)
-    metrics += found.metrics() + rollouts.tampering()
+    metrics += found.metrics() + rollouts.rewards()
     metrics += answer_metrics(answers.rollouts, found, settings.leaks).with_prefix("train")
     metrics += pair_metrics(answers.pairs).with_prefix("train")
     return JudgedAnswers(answers, judgements, refitted, metrics)

@@ -6,40 +6,13 @@ and how its responses ended is checked as far as its own words allow (docs/guide
 
 from __future__ import annotations
 
-import asyncio
-import os
 import warnings
-from asyncio import Semaphore
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
-from contextlib import contextmanager
-from typing import TypeVar
-
-from pydantic import BaseModel, ValidationError
 
 from lockstep import config
-from lockstep.errors import InputError, RunError
-from lockstep.fault_policy import Attempts, Seldom
 from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
+from lockstep.samplers.openai.server import Address, Lost, Server, ServerError
 from lockstep.types import Reply, Request, SamplingParams
-
-try:
-    import anyio
-    import openai
-    from anyio.from_thread import BlockingPortal, start_blocking_portal
-
-    from lockstep.samplers.openai.bounded import BoundedClient, ReplyRefused
-except ModuleNotFoundError as missing:
-    raise InputError(
-        f"a client for servers needs the package {missing.name}, which is not installed: "
-        "pip install 'lockstep-rl[openai]'"
-    ) from missing
-
-_CONNECT_S = 10.0
-"""Timeout of a connection; an answer may take longer."""
-
-_SILENCE_S = 10.0
-"""Silence of a request before the user is told."""
 
 _SHOWN_MODELS = 5
 
@@ -48,21 +21,6 @@ _WARN_FROM = 0.01
 
 _SEED_BITS = 2**63 - 1
 """Mask of seeds that every server takes: not negative, in a signed 64-bit integer."""
-
-_PASSING, _OF_SERVERS = {408, 409, 429}, 500
-"""Status codes after which the same request may succeed; and the first of those that are the server's own fault."""
-
-_LONGEST_WAIT_S = 60.0
-
-_Shape = TypeVar("_Shape", bound=BaseModel)
-
-
-class ServerError(RunError):
-    """A server cannot be reached, refuses, or answers wrongly; one sentence."""
-
-
-Lost = Callable[[int, ServerError], object]
-"""Callback with the place of a request, and why there is no answer to it."""
 
 
 class OpenAIClient:
@@ -91,7 +49,7 @@ class OpenAIClient:
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.answers = self.bad_ends = 0
-        self._server = _Server(options, timeout_s, note)
+        self._server = Server(Address.of_openai(options), timeout_s, note)
         self._options, self._vocabulary, self._note = options, vocabulary, note
         self._warned = False
         self._model = self._ask_model()
@@ -175,7 +133,11 @@ class OpenAIClient:
         self, path: str, bodies: Sequence[Mapping[str, object]], ends: Ends, lost: Lost | None = None
     ) -> Iterator[tuple[int, Reply]]:
         """Sends all requests, and counts how their responses end."""
-        for place, answer in self._server.answers(path, bodies, ends.max_tokens, lost):
+
+        def fault(place: int, answer: Completion) -> str | None:
+            return answer.fault(ends.max_tokens)
+
+        for place, answer in self._server.answers(Completion, path, bodies, fault, lost):
             choice = answer.choices[0]
             logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs else None
             if "logprobs" in bodies[place] and len(logprobs or ()) != answer.num_tokens:
@@ -198,151 +160,6 @@ class OpenAIClient:
                 "short of max_tokens, cut off, or with tokens outside the vocabulary); compare the server's model and "
                 "settings with yours"
             )
-
-
-class _Server:
-    """Connections to a server, with error sentences for their failures."""
-
-    def __init__(self, options: config.OpenAI, timeout_s: float, note: Callable[[str], object]) -> None:
-        self._options, self._timeout_s, self._note = options, timeout_s, note
-        self._seldom, self._told_of_slowness = Seldom(note), False
-        self._key = os.environ.get(options.api_key_env, "").strip()
-        if not all("!" <= character <= "~" for character in self._key):
-            raise ServerError(f"the environment variable {options.api_key_env} holds characters that no key has")
-
-    def answers(
-        self, path: str, bodies: Sequence[Mapping[str, object]], max_tokens: int, lost: Lost | None
-    ) -> Iterator[tuple[int, Completion]]:
-        """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are canceled."""
-        gate = Semaphore(self._options.max_concurrency)
-
-        async def answer(client: openai.AsyncOpenAI, body: Mapping[str, object]) -> Completion:
-            async with gate:
-                answered = await self.ask(client, Completion, path, body)
-            fault = answered.fault(max_tokens)
-            if fault is not None:
-                raise ServerError(f"{self._options.base_url}: {fault}; look at what serves there")
-            return answered
-
-        with self.connection() as (portal, client):
-            futures = {portal.start_task_soon(answer, client, body): place for place, body in enumerate(bodies)}
-            for future in as_completed(futures):
-                answered = _wait_for(future, lost, futures[future])
-                if answered is not None:
-                    yield futures[future], answered
-
-    @contextmanager
-    def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
-        """Opens a thread with an event loop, and a client in it."""
-        client = openai.AsyncOpenAI(
-            base_url=self._options.base_url,
-            api_key=self._key or "none",
-            max_retries=0,
-            http_client=BoundedClient(self._timeout_s, min(_CONNECT_S, self._timeout_s)),
-        )
-        with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
-            yield portal, client
-
-    async def ask(
-        self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
-    ) -> _Shape:
-        """Returns the server's answer, asking again where the fault may pass; without a body it is a plain GET.
-
-        Says once that an answer takes long.
-        """
-        attempts = Attempts("server", self._seldom, self._options.max_retries)
-        while True:
-            slow = asyncio.get_running_loop().call_later(_SILENCE_S, self._say_slow)
-            try:
-                return _read(shape, await self._ask_once(client, path, body))
-            except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
-                message = f"{self._options.base_url}: {self._sentence(error, attempts.used + 1)}"
-                message = message.replace(self._key, "[key]") if self._key else message
-                wait_s = attempts.next_wait(message, _find_retry_after(error)) if _may_pass(error) else None
-                if wait_s is None:
-                    raise ServerError(message) from error
-            finally:
-                slow.cancel()
-            await anyio.sleep(wait_s)
-
-    async def _ask_once(self, client: openai.AsyncOpenAI, path: str, body: Mapping[str, object] | None) -> object:
-        if body is None:
-            return await client.get(path, cast_to=object)
-        return await client.post(path, cast_to=object, body=body)
-
-    def _say_slow(self) -> None:
-        if not self._told_of_slowness:
-            self._told_of_slowness = True
-            self._note(
-                f"{self._options.base_url}: no answer for {_SILENCE_S:g} s; each of {self._options.max_retries + 1} "
-                f"attempts may take {self._timeout_s:g} s (timeout_s)"
-            )
-
-    def _sentence(self, error: Exception, count: int) -> str:
-        variable, attempts = self._options.api_key_env, f"{count} attempts"
-        match error:
-            case ReplyRefused():
-                return str(error)
-            case openai.APITimeoutError():
-                return f"no answer within {self._timeout_s:g} s, in {attempts}; look at its log, or raise timeout_s"
-            case openai.APIConnectionError():
-                return f"cannot be reached ({error.__cause__}); start the server, or correct the option base_url"
-            case openai.AuthenticationError() | openai.PermissionDeniedError() if self._key:
-                return f"refuses the key in the environment variable {variable}; put the right one there"
-            case openai.AuthenticationError() | openai.PermissionDeniedError():
-                return f"wants a key; put it into the environment variable {variable}"
-            case openai.NotFoundError():
-                return f"has nothing at this address ({_detail(error.body)}); base_url usually ends in /v1"
-            case openai.RateLimitError() | openai.InternalServerError():
-                return (
-                    f"answers {error.status_code} after {attempts} ({_detail(error.body)}); look at its log, lower "
-                    "max_concurrency, or raise max_retries"
-                )
-            case openai.APIStatusError():
-                return f"refuses a request with {error.status_code} ({_detail(error.body)})"
-            case ValidationError():
-                problem = error.errors(include_url=False)[0]
-                where = ".".join(map(str, problem["loc"])) or "the whole"
-                return f"its answer is not as OpenAI's protocol has it ({where}: {problem['msg']})"
-        return f"its answer cannot be read ({error}); look at what serves there"
-
-
-def _read(shape: type[_Shape], answer: object) -> _Shape:
-    """Reads a reply as one of its kind; some servers tell of an error with the status of a success."""
-    match answer:
-        case {"error": error, **rest} if not rest:
-            raise ReplyRefused(f"it answers with an error ({_detail(error)}); look at its log")
-        case _:
-            return shape.model_validate(answer)
-
-
-def _may_pass(error: Exception) -> bool:
-    """True where a server may do better later: it was lost, was late or busy, or what came is no reply of its kind."""
-    if isinstance(error, openai.APIStatusError):
-        return error.status_code in _PASSING or error.status_code >= _OF_SERVERS
-    return not isinstance(error, ReplyRefused)
-
-
-def _find_retry_after(error: Exception) -> float:
-    """Seconds that a busy server asks to be left alone, as far as that is a minute."""
-    asked = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
-    return min(float(asked), _LONGEST_WAIT_S) if asked.isdecimal() else 0.0
-
-
-def _wait_for(future: Future[Completion], lost: Lost | None, place: int) -> Completion | None:
-    try:
-        return future.result()
-    except ServerError as error:
-        if lost is None:
-            raise
-        lost(place, error)
-        return None
-
-
-def _detail(body: object) -> str:
-    """Returns the server's own account of an error, in one line."""
-    said = body.get("message") if isinstance(body, dict) else body
-    return " ".join(str(said or "no more is said").split())[:300]
 
 
 def _seed(key: int) -> int:

@@ -14,7 +14,7 @@ from tiny_recipe import SELF_REWARDING
 from lockstep.config.loading import load
 from lockstep.data.rows import DataError
 from lockstep.report.log import read_metrics
-from lockstep.rewards.rewards import RewardError
+from lockstep.rewards.base import RewardError
 from lockstep.run.dry_run import dry_run
 from lockstep.run.identity import ChangedError
 from lockstep.run.stop import Stopped

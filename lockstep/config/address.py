@@ -1,0 +1,23 @@
+"""Addresses of servers that recipes name."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+
+def require_address(url: str, example: str) -> str:
+    """Returns a server's address.
+
+    Raises:
+        ValueError: It is none, or holds a key.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"a server's address begins with http:// or https://, such as {example}")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"{url} names no port from 0 to 65535") from None
+    if parts.username is not None or parts.query:
+        raise ValueError("an address holds no key; put the key into the environment variable api_key_env")
+    return url

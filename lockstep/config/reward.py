@@ -1,0 +1,246 @@
+"""The options of a response's reward: by programs, functions, servers, judges, and sums of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from lockstep.config.address import require_address
+from lockstep.config.judge import JudgeSection
+from lockstep.config.ranked import RankedSection
+from lockstep.config.section import LocalPath, Section
+
+
+class InstructionSection(Section):
+    """Instructions in a row that a program can check, see docs/guides/rewards.md."""
+
+    field: str = Field(description="the field with a list of {id, ...}, one for each instruction")
+    all_or_nothing: bool = Field(default=False, description="1 where every one is followed, else 0; not the share")
+
+
+class CodeSection(Section):
+    """Programs that are run against the tests of their row, each in a process with limits."""
+
+    tests: str = Field(description="the field with a list of tests, see docs/guides/rewards.md")
+    program: Literal["fenced", "text"] = Field(
+        default="fenced", description="where it stands: in the last ``` block, or the whole text is one"
+    )
+    all_or_nothing: bool = Field(default=False, description="1 where every test is passed, else 0; not the share")
+    sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
+    cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
+    wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
+    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of a program, all its processes")
+    file_mb: PositiveInt = Field(default=8, description="the largest file, and the most that is printed")
+    processes: PositiveInt = Field(default=8, description="processes and threads of a program")
+    isolation: Literal["namespaces", "filters", "limits"] = Field(
+        default="namespaces",
+        description="`namespaces`: no network, no other process, no files of yours; `filters`: the same by filters of "
+        "the kernel, for where namespaces are forbidden; `limits`: time, memory, files and processes are limited, and "
+        "programs can reach what this user can",
+    )
+
+
+class RewardServer(Section):
+    """A server of yours that scores responses, asked by POST in JSON, see docs/guides/rewards.md."""
+
+    moving: ClassVar = ("url", "api_key_env", "batch_size", "max_concurrency", "max_retries")
+    """Options that may differ from one session of a run to the next: a server may move."""
+    url: str = Field(description="where requests go, such as http://localhost:8000/score")
+    api_key_env: str = Field(
+        default="REWARD_API_KEY", description="environment variable with the server's key; not set: no key is sent"
+    )
+    batch_size: PositiveInt = Field(default=64, description="responses of one request")
+    max_concurrency: PositiveInt = Field(default=8, description="requests that are under way at once")
+    max_retries: NonNegativeInt = Field(
+        default=5, description="how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _an_address_and_no_secret(cls, url: str) -> str:
+        return require_address(url, "http://localhost:8000/score")
+
+
+class RewardJudge(JudgeSection):
+    """A language model that scores responses for a reward: its mean score, as a number from 0 to 1."""
+
+    path: LocalPath | None = Field(
+        default=None,
+        description="folder of the model that judges; null: the run's initial model, which is not trained along, or, "
+        "where a server judges, no folder with its tokenizer, so that nothing is known about lengths",
+    )
+    people: RankedSection | None = Field(
+        default=None,
+        description="responses that people have ranked; the judge scores them before the first step, and the report "
+        "says how far it agrees with people",
+    )
+
+    @property
+    def is_policy(self) -> bool:
+        return False
+
+    @property
+    def has_engine(self) -> bool:
+        return not self.engine.is_server
+
+    def locate(self, initial: str) -> RewardJudge:
+        """The same judge with the folder of its model, which is the initial one unless the section names another."""
+        own = self.path is None and self.has_engine
+        return self.model_copy(update={"path": initial}) if own else self
+
+
+Verifier = Literal["math", "instructions", "code", "python", "server", "judge"]
+VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
+_OPTIONS: dict[Verifier, str] = {"python": "function"}
+"""The option that sets up a verifier, where it is not called as the verifier is."""
+_PART = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_TAKEN = ("tampering",)
+
+
+class SingleReward(Section):
+    """The options of a reward that is one number for a response."""
+
+    type: Literal["math", "instructions", "code", "python", "server", "judge", "by_row", "sum"] = Field(
+        description="`math`: right or wrong by math-verify; `instructions`: the share that is followed; `code`: the "
+        "share of tests that its program passes; `python`: your function; `server`: your server; `judge`: a language "
+        "model's score; `by_row`: each row names one of these; `sum`: several of these, weighted"
+    )
+    marker: str | None = Field(
+        default=None, description="math: the answer is what follows the last of these; null: the whole text"
+    )
+    instructions: InstructionSection | None = Field(default=None, description="for type: instructions, or by_row")
+    code: CodeSection | None = Field(default=None, description="for type: code, or by_row")
+    function: LocalPath | None = Field(
+        default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
+    )
+    batch: bool = Field(
+        default=False,
+        description="python: the function is called once for all responses that are scored together, as "
+        "`f(prompts, responses, answers, rows)`, and returns a list; else once for each",
+    )
+    concurrency: PositiveInt | None = Field(
+        default=None, description="python: calls of an `async def` that are under way at once; null: 16"
+    )
+    server: RewardServer | None = Field(default=None, description="for type: server, or by_row")
+    judge: RewardJudge | None = Field(default=None, description="for type: judge, or by_row")
+    timeout_s: PositiveFloat = Field(
+        default=60.0,
+        description="python: the longest that a call of the function may take; server: that a request may take",
+    )
+    confined: bool = Field(
+        default=False,
+        description="python: run the function behind the sandbox's filters: no network, no files but those that it can "
+        "import, no signals to other processes; Linux",
+    )
+    verifier: str | None = Field(
+        default=None,
+        description="by_row: the field that names the row's verifier, one of those that this section sets up; or "
+        "`none`, or, where a recipe has a judge, `judge`",
+    )
+
+    @property
+    def verifiers(self) -> tuple[Verifier, ...]:
+        """The verifiers that rows may name."""
+        given: dict[Verifier, object] = {
+            "instructions": self.instructions,
+            "code": self.code,
+            "python": self.function,
+            "server": self.server,
+            "judge": self.judge,
+        }
+        return ("math", *(name for name, option in given.items() if option is not None))
+
+    @model_validator(mode="after")
+    def _type_has_what_it_needs(self) -> SingleReward:
+        if self.type not in ("by_row", "sum") and self.type not in self.verifiers:
+            raise ValueError(f"type: {self.type} needs {_OPTIONS.get(self.type, self.type)}")
+        if (self.type == "by_row") != (self.verifier is not None):
+            raise ValueError("verifier goes with type: by_row, and only with it")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_left_over(self) -> SingleReward:
+        if self.type == "by_row":
+            return self
+        for name in self.verifiers[1:]:
+            if name != self.type:
+                raise ValueError(f"{_OPTIONS.get(name, name)} goes with type: {name} or by_row")
+        if self.type != "math" and self.marker is not None:
+            raise ValueError("marker goes with type: math or by_row; nothing else looks for an answer")
+        return self
+
+    @model_validator(mode="after")
+    def _a_function_has_its_own(self) -> SingleReward:
+        timed = self.function is not None or self.server is not None
+        if not timed and self.timeout_s != type(self).model_fields["timeout_s"].default:
+            raise ValueError("timeout_s goes with type: python or server; the others have limits of their own")
+        if self.function is None and self.confined:
+            raise ValueError("confined goes with type: python; programs of type: code always are")
+        if self.function is None and (self.batch or self.concurrency is not None):
+            raise ValueError("batch and concurrency go with type: python; they are about your function")
+        if self.batch and self.concurrency is not None:
+            raise ValueError("a batch is one call, so concurrency has nothing to do; leave it out")
+        return self
+
+
+class RewardPart(SingleReward):
+    """A reward that is part of a sum."""
+
+    weight: float = Field(
+        default=1.0, description="it is multiplied by this; 0: it is measured, and is no part of the sum"
+    )
+
+    @model_validator(mode="after")
+    def _a_part_is_no_sum(self) -> RewardPart:
+        if self.type == "sum":
+            raise ValueError("a part of a sum is no sum; name its parts beside the others")
+        return self
+
+
+class RewardSection(SingleReward):
+    """The options of a response's reward."""
+
+    pass_score: float | None = Field(
+        default=None,
+        description="python, server, judge, sum: a response passes with this reward or more, for pass@k; null: no "
+        "pass@k",
+    )
+    parts: dict[str, RewardPart] | None = Field(
+        default=None, description="sum: rewards by their names, each a section like this one with its `weight`"
+    )
+
+    @property
+    def has_own_scale(self) -> bool:
+        """True if rewards may be any numbers, so that the recipe says which of them passes."""
+        return self.parts is not None or any(name in self.verifiers for name in ("python", "server", "judge"))
+
+    def leaves(self, option: str) -> Iterator[tuple[str, SingleReward]]:
+        """Yields the rewards that compute by themselves, and their keys: the parts of a sum, else this section."""
+        if self.parts is None:
+            yield option, self
+            return
+        for name, part in self.parts.items():
+            yield f"{option}.parts.{name}", part
+
+    @model_validator(mode="after")
+    def _a_sum_has_parts(self) -> RewardSection:
+        if (self.type == "sum") != (self.parts is not None):
+            raise ValueError("parts goes with type: sum, and only with it")
+        if not self.has_own_scale and self.pass_score is not None:
+            raise ValueError("pass_score goes with type: python, server, judge or sum; with the others 1 passes")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_have_names(self) -> RewardSection:
+        if self.parts == {}:
+            raise ValueError("a sum has parts; name at least one")
+        for name in self.parts or {}:
+            if not _PART.fullmatch(name) or name in _TAKEN:
+                raise ValueError(
+                    f"{name!r} is no name of a part, which becomes the metric reward/{name}; use letters, digits "
+                    f"and _, and not {' or '.join(_TAKEN)}"
+                )
+        return self

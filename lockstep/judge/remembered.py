@@ -1,0 +1,143 @@
+"""A judge's replies, kept in a file: a question that was answered before is not asked again, also by a resumed run.
+
+A line is a question, by a digest of all that its reply depends on, with the reply; or counts the questions of a call,
+and those of them that were asked. No reply of an unreachable server is kept as that: a run that resumes finds what it
+found before, to the bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.records import check_shape, is_file
+from lockstep.whole_files import append
+
+_AT_ONCE = 256
+"""Questions that are asked before their replies are written: a killed run asks no more than these again."""
+
+
+@dataclass(frozen=True)
+class RepliedLine:
+    """A line of the file: a question and its reply, or the counts of a call.
+
+    Attributes:
+        question: Digest of the question; None: the line counts.
+        text: Text of the reply; None: there was none.
+        finished: True if it came to its end.
+        questions: Questions of a call.
+        asked: Those of them that were asked.
+    """
+
+    question: str | None = None
+    text: str | None = None
+    finished: bool = False
+    questions: int = 0
+    asked: int = 0
+
+
+@dataclass(frozen=True)
+class RememberedAnswers:
+    """Answers by another `Answering`, which is asked each question once; implements `Answering`.
+
+    Attributes:
+        answering: Is asked.
+        file: The replies; what another process left half written at its end is cut off.
+        who: Identifies the model and its distribution.
+    """
+
+    answering: Answering
+    file: Path
+    who: str
+    _places: dict[bytes, int] = field(init=False, repr=False, compare=False)  # of lines, since replies may be large
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_places", {})
+        self.file.parent.mkdir(exist_ok=True)
+        if not is_file(self.file):
+            return
+        with self.file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    os.truncate(self.file, lines.tell() - len(line))
+                    break
+                self._note(_read(line, f"{self.file}:{number}"), lines.tell() - len(line))
+
+    def escape(self, text: str) -> str:
+        return self.answering.escape(text)
+
+    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+        return self.answering.excesses(conversations)
+
+    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+        """See `Answering`; a reply is the same whenever its question and its key are."""
+        if not conversations:
+            return []
+        names = [self._name(*asked) for asked in zip(conversations, keys, strict=True)]
+        missing = {name: place for place, name in enumerate(names) if name not in self._places}
+        new = list(missing.items())
+        for start in range(0, len(new), _AT_ONCE):
+            part = new[start : start + _AT_ONCE]
+            places = [place for _, place in part]
+            replies = self.answering.answers([conversations[i] for i in places], [keys[i] for i in places])
+            self._keep([_reply_line(name, reply) for (name, _), reply in zip(part, replies, strict=True)])
+        self._keep([RepliedLine(questions=len(names), asked=len(new))])
+        with self.file.open("rb") as lines:
+            return [self._read_reply(lines, self._places[name]) for name in names]
+
+    def _name(self, conversation: Conversation, key: int) -> bytes:
+        asked = json.dumps([self.who, [dict(message) for message in conversation], key], sort_keys=True)
+        return hashlib.sha256(asked.encode()).digest()[:16]
+
+    def _read_reply(self, lines: BinaryIO, place: int) -> Answer | None:
+        lines.seek(place)
+        reply = _read(lines.readline(), str(self.file))
+        return None if reply.text is None else Answer(reply.text, reply.finished)
+
+    def _keep(self, lines: Sequence[RepliedLine]) -> None:
+        end = self.file.stat().st_size if self.file.exists() else 0
+        written = [_write(line) for line in lines]
+        append(self.file, b"".join(written))
+        for line, text in zip(lines, written, strict=True):
+            self._note(line, end)
+            end += len(text)
+
+    def _note(self, line: RepliedLine, place: int) -> None:
+        if line.question is not None:
+            self._places[bytes.fromhex(line.question)] = place
+
+
+def count_asked(file: Path) -> tuple[int, int]:
+    """The questions of all calls that a file of replies counts, and those of them that were asked."""
+    if not is_file(file):
+        return 0, 0
+    with file.open("rb") as lines:
+        read = [_read(line, str(file)) for line in lines if line.endswith(b"\n") and line.startswith(_COUNTS)]
+    return sum(line.questions for line in read), sum(line.asked for line in read)
+
+
+_COUNTS = b'{"questions"'
+
+
+def _reply_line(name: bytes, reply: Answer | None) -> RepliedLine:
+    if reply is None:
+        return RepliedLine(name.hex())
+    return RepliedLine(name.hex(), reply.text, reply.finished)
+
+
+def _write(line: RepliedLine) -> bytes:
+    if line.question is None:
+        content = {"questions": line.questions, "asked": line.asked}
+    else:
+        content = {"question": line.question, "text": line.text, "finished": line.finished}
+    return json.dumps(content).encode() + b"\n"
+
+
+def _read(line: bytes, where: str) -> RepliedLine:
+    return check_shape(line, RepliedLine, f"{where} is no reply of a judge, but {line[:60]!r}", "restore the file")

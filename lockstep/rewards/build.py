@@ -1,0 +1,88 @@
+"""Builders of rewards from the sections of recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+from lockstep.config import RewardJudge, RewardSection, SingleReward, Verifier
+from lockstep.config.named_code import name_code
+from lockstep.rewards.base import NoReward, Reward
+from lockstep.rewards.code_reward import CodeReward
+from lockstep.rewards.combined_rewards import ByRow, Part, WeightedSum
+from lockstep.rewards.instruction_reward import InstructionReward
+from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.python_reward import PythonReward
+from lockstep.rewards.server_reward import ServerReward
+
+SET_UP = "the recipe sets up what its rows may name"
+
+Say = Callable[[str], None]
+OpenJudge = Callable[[RewardJudge, str], Reward]
+"""Opens a judge as a reward, from its section and the section's key in the recipe."""
+
+
+def build(
+    section: SingleReward | None,
+    say: Say = lambda text: None,
+    open_judge: OpenJudge = lambda judge, key: NoReward(),
+    option: str = "reward",
+) -> Reward:
+    """Builds the reward of a recipe; without a section, no reward.
+
+    Args:
+        section: The section.
+        say: Is told what keeps a policy's programs from the rest of the machine, and what is tried again.
+        open_judge: Opens a judge; by default none is, for checks before there is a model.
+        option: Key of the section in the recipe.
+
+    Raises:
+        RewardError: Its function cannot be found.
+        SandboxError: Programs cannot be run in a sandbox here.
+    """
+    if section is None:
+        return NoReward()
+    match section.type:
+        case "sum":
+            assert isinstance(section, RewardSection), "a part is no sum"
+            assert section.parts is not None, "a sum has parts"
+            built = {
+                name: Part(build(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
+                for name, part in section.parts.items()
+            }
+            return WeightedSum(built)
+        case "by_row":
+            assert section.verifier is not None, "the recipe names the field"
+            named = {name: _verifier(section, name, say, open_judge, option) for name in section.verifiers}
+            return ByRow(section.verifier, named)
+        case "math" | "instructions" | "code" | "python" | "server" | "judge":
+            return _verifier(section, section.type, say, open_judge, option)
+        case _:
+            assert_never(section.type)
+
+
+def _verifier(section: SingleReward, name: Verifier, say: Say, open_judge: OpenJudge, option: str) -> Reward:
+    match name:
+        case "math":
+            return MathReward(section.marker)
+        case "instructions":
+            assert section.instructions is not None, SET_UP
+            return InstructionReward(section.instructions)
+        case "code":
+            assert section.code is not None, SET_UP
+            reward = CodeReward(section.code)
+            say(reward.strength())
+            return reward
+        case "python":
+            assert section.function is not None, SET_UP
+            name_code("reward.function", section.function)
+            options = (section.timeout_s, section.confined, say, section.batch, section.concurrency)
+            return PythonReward(section.function, *options)
+        case "server":
+            assert section.server is not None, SET_UP
+            return ServerReward(section.server, section.timeout_s, say)
+        case "judge":
+            assert section.judge is not None, SET_UP
+            return open_judge(section.judge, f"{option}.judge")
+        case _:
+            assert_never(name)

@@ -1,0 +1,77 @@
+"""Rewards made of others: by the verifier that a row names, or the weighted sum of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.metrics import Metrics
+from lockstep.rewards.base import DetailedReward, Reward, Verdicts, judge
+from lockstep.types import Prompt
+
+
+@dataclass(frozen=True)
+class ByRow(DetailedReward):
+    """Reward by the verifier that the row names; None where the row names none.
+
+    Attributes:
+        field: Field of the row with the name of its verifier.
+        verifiers: Rewards by name.
+    """
+
+    field: str
+    verifiers: Mapping[str, Reward]
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+        """Rewards responses, each by its verifier."""
+        rewards: list[float | None] = [None] * len(prompts)
+        tampering = [False] * len(prompts)
+        looks, metrics = False, Metrics()
+        for name, verifier in self.verifiers.items():
+            own = [i for i, prompt in enumerate(prompts) if prompt.row[self.field] == name]
+            found = judge(verifier, [prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
+            for place, i in enumerate(own):
+                rewards[i] = found.rewards[place]
+                tampering[i] = found.tampering is not None and found.tampering[place]
+            looks, metrics = looks or found.tampering is not None, metrics + found.metrics
+        return Verdicts(rewards, tampering if looks else None, metrics=metrics)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a sum: a reward and its weight; 0: it is measured only."""
+
+    reward: Reward
+    weight: float
+
+
+@dataclass(frozen=True)
+class WeightedSum(DetailedReward):
+    """The weighted sum of several rewards, in float64 and rounded once; None where a part of it has no verdict.
+
+    Attributes:
+        parts: Parts by their names.
+    """
+
+    parts: Mapping[str, Part]
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+        """Rewards responses by each part, and sums."""
+        found = {name: judge(part.reward, prompts, responses, answers) for name, part in self.parts.items()}
+        looking = [one.tampering for one in found.values() if one.tampering is not None]
+        counted = [(part.weight, found[name].rewards) for name, part in self.parts.items() if part.weight]
+        rewards = [_sum([(weight, own[place]) for weight, own in counted]) for place in range(len(prompts))]
+        metrics = (one.metrics.with_prefix(name) for name, one in found.items())
+        return Verdicts(
+            rewards,
+            [any(marks) for marks in zip(*looking, strict=True)] if looking else None,
+            {name: one.rewards for name, one in found.items()},
+            sum(metrics, Metrics()),
+        )
+
+
+def _sum(terms: Sequence[tuple[float, float | None]]) -> float | None:
+    """The sum of weights times rewards, the same in any order."""
+    known = [weight * reward for weight, reward in terms if reward is not None]
+    return math.fsum(known) if len(known) == len(terms) else None

@@ -1,0 +1,54 @@
+"""Rewards by a language model that judges (`lockstep.judge`): its mean score, as a number from 0 to 1."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.judge.build import response_case
+from lockstep.judge.judge import Judge, judge_metrics, mean_score
+from lockstep.rewards.base import DetailedReward, Verdicts
+from lockstep.types import Prompt
+
+
+@dataclass(frozen=True)
+class JudgeReward(DetailedReward):
+    """The mean score of a judge, mapped from its scale to 0 … 1; None where it gives no verdict.
+
+    Random numbers depend on prompt and response alone, so that equal ones are judged alike, in any step.
+
+    Attributes:
+        scorer: The judge.
+        low: Its lowest score.
+        high: Its highest score.
+    """
+
+    scorer: Judge[float]
+    low: float
+    high: float
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+        """Has the responses judged.
+
+        Raises:
+            JudgeError: More judgements than the recipe allows have no verdict.
+            ServerError: A server answered no question.
+        """
+        if not prompts:
+            return Verdicts([])
+        asked = zip(prompts, responses, strict=True)
+        cases = [
+            response_case(prompt.conversation, response, (_digest(prompt, response),)) for prompt, response in asked
+        ]
+        judged = self.scorer(cases)
+        return Verdicts([self._reward(mean_score(one)) for one in judged], metrics=judge_metrics(judged))
+
+    def _reward(self, score: float | None) -> float | None:
+        return None if score is None else (score - self.low) / (self.high - self.low)
+
+
+def _digest(prompt: Prompt, response: str) -> str:
+    shown = json.dumps([[dict(message) for message in prompt.conversation], response], sort_keys=True)
+    return hashlib.sha256(shown.encode()).hexdigest()[:32]

@@ -1,0 +1,161 @@
+"""Rewards by a function of the user's, which lives in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lockstep.data.notes import note
+from lockstep.fault_policy import Attempts
+from lockstep.helpers.in_process import build_child, say_slow
+from lockstep.helpers.printable import make_printable
+from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
+from lockstep.rewards import reward_function
+from lockstep.rewards.base import RewardError, RewardLost
+from lockstep.types import Prompt
+
+
+@dataclass(frozen=True)
+class PythonReward:
+    """Reward by a function of the user's.
+
+    It is called as `f(prompt, response, answer, row)` for each response and returns a number, or None for no verdict;
+    a batch function once, with lists, and returns a list. An `async def` is called for several responses at a time.
+    It lives in a process of its own, from the first response of a run to the last: its module's state persists,
+    and where it hangs or crashes the run can say so.
+
+    Attributes:
+        function: `file.py:name` or `package.module:name`.
+        timeout_s: The longest that a call may take.
+        confined: True to run it behind the sandbox's filters.
+        note: Shows the user a line.
+        batch: True to call it once for all responses.
+        concurrency: Calls of an `async def` at a time; None: as many as there are by default.
+    """
+
+    function: str
+    timeout_s: float
+    confined: bool = False
+    note: Callable[[str], object] = field(default=note, repr=False, compare=False)
+    batch: bool = False
+    concurrency: int | None = None
+    _child: Child = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        how = ("batch" if self.batch else "", "" if self.concurrency is None else str(self.concurrency))
+        child = build_child(reward_function.__name__, self.function, *how, confined=self.confined)
+        object.__setattr__(self, "_child", child)
+        self._start()
+
+    def _start(self) -> None:
+        """Starts the process, where none runs.
+
+        Raises:
+            RewardError: Its import fails.
+        """
+        attempts, imported = Attempts("helper", self.note), f"reward.function {self.function}: importing it"
+        while True:
+            try:
+                self._child.start(partial(say_slow, f"reward.function {self.function}"))
+                return
+            except ChildError as error:
+                raise RewardError(str(error)) from None
+            except ChildHangs:
+                raise RewardError(f"{imported} takes too long") from None
+            except ChildDied as error:
+                died = f"{imported} ended the process ({error})"
+                if not error.may_pass:
+                    raise RewardError(died) from None
+            if not attempts.again(died):
+                raise RewardLost(f"{died}, {attempts.used + 1} times in a row")
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`.
+
+        Raises:
+            RewardError: The function raised, returned something that is no reward, hung, or ended its process.
+        """
+        judged = zip(prompts, responses, answers, strict=True)
+        questions = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
+        found, faults, deaths = dict[int, float | None](), Attempts("reward", self.note), Attempts("helper", self.note)
+        while missing := [place for place in range(len(questions)) if place not in found]:
+            if self.batch:  # one call, which may compare responses, has all of them or none
+                found, missing = dict[int, float | None](), range(len(questions))
+            try:
+                lost, attempts = self._ask(prompts, questions, missing, found), faults
+            except _Killed as killed:
+                lost, attempts = str(killed), deaths
+            if lost and not attempts.again(lost):
+                raise RewardLost(f"{lost}, {attempts.used + 1} times in a row; the same command resumes the run")
+        return [found[place] for place in range(len(questions))]
+
+    def _ask(
+        self,
+        prompts: Sequence[Prompt],
+        questions: Sequence[tuple[object, ...]],
+        missing: Sequence[int],
+        found: dict[int, float | None],
+    ) -> str:
+        """Takes the missing rewards into `found`; returns a fault that may pass where one is still missing."""
+        self._start()
+        try:
+            with self._child.ask_streaming([questions[place] for place in missing]) as reply:
+                return self._read_rewards(prompts, missing, reply, found)
+        except ChildDied as error:  # while it was told what to score
+            raise _Killed(f"reward.function {self.function}: its process ended ({error})") from None
+
+    def _read_rewards(
+        self,
+        prompts: Sequence[Prompt],
+        missing: Sequence[int],
+        reply: Callable[[float], Any],
+        found: dict[int, float | None],
+    ) -> str:
+        """Reads the replies about responses; see `_ask`."""
+        lost = ""
+        for place in missing:
+            try:
+                found[place] = self._read_reward(prompts[place], reply)
+            except _Lost as error:
+                lost = lost or str(error)
+                if self.batch:  # one reply about all of them
+                    break
+        return lost
+
+    def _read_reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
+        """Reads the reply about a response; raises _Lost or _Killed where another attempt may have one."""
+        asked = f"{prompt.id}: reward.function {self.function}"
+        try:
+            result = reply(self.timeout_s)
+        except ChildHangs:
+            raise RewardError(
+                f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return None for what takes "
+                "long, or raise reward.timeout_s"
+            ) from None
+        except ChildDied as error:
+            if error.may_pass:
+                raise _Killed(f"{asked} ended its process ({error})") from None
+            raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
+        if not isinstance(result, dict) or not result.keys() & {"wrong", "reward"}:
+            raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
+        if "wrong" not in result:
+            return result["reward"]
+        named = f"reward.function {self.function}, called for a batch," if result["of_all"] else asked
+        wrong = f"{named} {make_printable(result['wrong'])}"
+        if result["may_pass"]:
+            raise _Lost(wrong)
+        error = RewardError(wrong)
+        error.add_note(make_printable(result["trace"]))
+        raise error
+
+
+class _Lost(Exception):
+    """A reward function failed in a way that may pass, such as a lost connection; the text says over what."""
+
+
+class _Killed(Exception):
+    """A reward function's process was killed; the text says over what."""

@@ -1,0 +1,130 @@
+"""What a recipe's reward asks of rows: fields, instructions and tests that can be read, a verifier's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from lockstep.config import RewardSection, SingleReward, Verifier
+from lockstep.data.rows import Row
+from lockstep.data.selection import Rule
+from lockstep.data.templates import complaint
+from lockstep.rewards import code_reward, instruction_reward
+from lockstep.rewards.build import SET_UP
+from lockstep.types import Prompt
+
+JUDGE, UNREWARDED = "judge", "none"
+"""Words of a row in place of a verifier: a judge rewards it, or nothing does."""
+
+NO_ANSWERS = Rule(lambda row: None, "no reward reads an answer", lambda row: False)
+"""The rule for rows whose responses are not compared with a right answer."""
+_UNREAD = """data.answer='""' asks for none, where the function or the server reads none"""
+
+
+def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:
+    """Marks the prompts that are left to a judge, since no program can score their responses."""
+    if section is None or section.verifier is None:
+        return [section is None] * len(prompts)
+    return [prompt.row[section.verifier] == JUDGE for prompt in prompts]
+
+
+def rule_of(section: SingleReward | None, judge: bool = False) -> Rule:
+    """The requirements of a recipe's reward on rows.
+
+    Args:
+        section: The reward section; None: there is no reward.
+        judge: True if a judge rewards the rows that say `judge`.
+    """
+    if section is None:
+        return NO_ANSWERS
+    if isinstance(section, RewardSection) and section.parts is not None:
+        return _rule_of_sum([rule_of(part, judge) for part in section.parts.values()])
+    fields = (
+        section.verifier,
+        section.instructions and section.instructions.field,
+        section.code and section.code.tests,
+    )
+    unread = "" if section.function is None and section.server is None else _UNREAD
+    key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN)
+    match section.type:
+        case "by_row":
+            assert section.verifier is not None, "the recipe names the field"
+            return Rule(_FaultByRow(section.verifier, section, judge), key, partial(_reads_answer, section), unread)
+        case "math" | "instructions" | "code" | "python" | "server" | "judge":
+            return Rule(partial(_fault, section, section.type), key, partial(_reads_answer, section), unread)
+        case "sum":
+            raise AssertionError("a sum has parts")
+        case _:
+            assert_never(section.type)
+
+
+def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
+    """The requirements of all parts."""
+    return Rule(
+        lambda row: next((fault for rule in rules if (fault := rule.fault(row)) is not None), None),
+        tuple(rule.key for rule in rules),
+        lambda row: any(rule.reads_answer(row) for rule in rules),
+        next((rule.unread for rule in rules if rule.unread), ""),
+    )
+
+
+def _reads_answer(section: SingleReward, row: Row) -> bool:
+    """True if a row's verifier reads the right answer."""
+    named = section.type if section.verifier is None else row.get(section.verifier)
+    return any(name == named and _compares(name) for name in section.verifiers)
+
+
+def _compares(name: Verifier) -> bool:
+    """True if a verifier reads the right answer."""
+    match name:
+        case "math" | "python" | "server":
+            return True
+        case "instructions" | "code" | "judge":
+            return False
+        case _:
+            assert_never(name)
+
+
+def _fault(section: SingleReward, name: Verifier, row: Row) -> str | None:
+    """The fault of a row for a verifier; None if there is none."""
+    match name:
+        case "math" | "python" | "server" | "judge":
+            return None
+        case "instructions":
+            assert section.instructions is not None, SET_UP
+            return instruction_reward.fault(row, section.instructions.field)
+        case "code":
+            assert section.code is not None, SET_UP
+            return code_reward.fault(row, section.code.tests)
+        case _:
+            assert_never(name)
+
+
+@dataclass(frozen=True)
+class _FaultByRow:
+    """Finds the fault of a row that names its verifier; None if there is none.
+
+    Attributes:
+        field: Field of the row with the name.
+        section: Configures the verifiers.
+        judge: True if a row may name the judge.
+    """
+
+    field: str
+    section: SingleReward
+    judge: bool
+
+    def __call__(self, row: Row) -> str | None:
+        named = row.get(self.field)
+        for name in self.section.verifiers:
+            if named == name:
+                return _fault(self.section, name, row)
+        others = (UNREWARDED, JUDGE) if self.judge else (UNREWARDED,)
+        if named in others:
+            return None
+        known = ", ".join((*self.section.verifiers, *others))
+        return complaint(row, {self.field: "text"}) or (
+            f"names in the field {self.field!r} the verifier {named!r}; this recipe has: {known}"
+        )

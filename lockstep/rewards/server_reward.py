@@ -1,0 +1,86 @@
+"""Rewards by a server of the user's, which is asked in JSON.
+
+    POST {"prompts": […], "responses": […], "answers": […], "rows": […]}  →  {"rewards": [1.0, null, …]}
+
+The lists have the same length; null is no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict
+
+from lockstep.config import RewardServer, user_code
+from lockstep.data.notes import note
+from lockstep.rewards.base import RewardError
+from lockstep.types import Prompt
+
+
+class RewardReply(BaseModel):
+    """A server's answer; other fields of it are passed over."""
+
+    model_config = ConfigDict(strict=True)
+
+    rewards: list[float | None]
+
+
+@dataclass(frozen=True)
+class ServerReward:
+    """Reward by a server of the user's, which is asked about several responses in one request.
+
+    Attributes:
+        section: Its address, and how it is asked.
+        timeout_s: The longest that a request may take.
+        note: Shows the user a line.
+    """
+
+    section: RewardServer
+    timeout_s: float
+    note: Callable[[str], object] = field(default=note, repr=False, compare=False)
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`.
+
+        Raises:
+            ServerError: It cannot be reached, refuses, or does not answer in the protocol, after all retries.
+            RewardError: It answers with something that is no reward.
+        """
+        from lockstep.samplers.openai.server import Address, Server  # imports openai's client
+
+        own = self.section
+        key, protocol = own.api_key_env, "docs/guides/rewards.md"
+        hint = "url is the whole address, path included"
+        address = Address(own.url, "url", key, own.max_concurrency, own.max_retries, protocol, hint)
+        parts = [slice(start, start + own.batch_size) for start in range(0, len(prompts), own.batch_size)]
+        bodies = [
+            {
+                "prompts": [prompt.text for prompt in prompts[part]],
+                "responses": list(responses[part]),
+                "answers": list(answers[part]),
+                "rows": [dict(prompt.row) for prompt in prompts[part]],
+            }
+            for part in parts
+        ]
+
+        def fault(place: int, reply: RewardReply) -> str | None:
+            asked = len(prompts[parts[place]])
+            return (
+                None if len(reply.rewards) == asked else f"it gives {len(reply.rewards)} rewards for {asked} responses"
+            )
+
+        found: list[float | None] = [None] * len(prompts)
+        for place, reply in Server(address, self.timeout_s, self.note).answers(RewardReply, own.url, bodies, fault):
+            found[parts[place]] = reply.rewards
+        return [self._read(prompt, reward) for prompt, reward in zip(prompts, found, strict=True)]
+
+    def _read(self, prompt: Prompt, reward: float | None) -> float | None:
+        if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:
+            raise RewardError(
+                f"{prompt.id}: reward.server {self.section.url} gives {reward}; let it give a finite number, or null "
+                "for no verdict"
+            )
+        return reward

@@ -1,0 +1,257 @@
+"""Requests in JSON to a server that is there already: concurrent, within deadlines, tried again by the fault policy.
+
+Imports openai's HTTP client, for any server: it reads what speaks OpenAI's protocol and what does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from asyncio import Semaphore
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from lockstep import config
+from lockstep.errors import InputError, RunError
+from lockstep.fault_policy import Attempts, Seldom
+
+try:
+    import anyio
+    import openai
+    from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+    from lockstep.samplers.openai.bounded import BoundedClient, ReplyRefused
+except ModuleNotFoundError as missing:
+    raise InputError(
+        f"a client for servers needs the package {missing.name}, which is not installed: "
+        "pip install 'lockstep-rl[openai]'"
+    ) from missing
+
+_CONNECT_S = 10.0
+"""Timeout of a connection; an answer may take longer."""
+
+_SILENCE_S = 10.0
+"""Silence of a request before the user is told."""
+
+_PASSING, _OF_SERVERS = {408, 409, 429}, 500
+"""Status codes after which the same request may succeed; and the first of those that are the server's own fault."""
+
+_LONGEST_WAIT_S = 60.0
+
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class ServerError(RunError):
+    """A server cannot be reached, refuses, or answers wrongly; one sentence."""
+
+
+Lost = Callable[[int, ServerError], object]
+"""Callback with the place of a request, and why there is no answer to it."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server, and how a recipe speaks of it.
+
+    Attributes:
+        url: Its address, before the path of a request.
+        option: The option with the address, for messages.
+        api_key_env: The environment variable with its key.
+        max_concurrency: Requests that are under way at once.
+        max_retries: How often a request goes out again.
+        protocol: Whose protocol its answers follow, for messages.
+        hint: Advice on the address, for where nothing is there.
+    """
+
+    url: str
+    option: str
+    api_key_env: str
+    max_concurrency: int
+    max_retries: int
+    protocol: str
+    hint: str
+
+    @classmethod
+    def of_openai(cls, options: config.OpenAI) -> Address:
+        """The address of a server that speaks OpenAI's protocol."""
+        return cls(
+            options.base_url,
+            "base_url",
+            options.api_key_env,
+            options.max_concurrency,
+            options.max_retries,
+            "OpenAI's protocol",
+            "base_url usually ends in /v1",
+        )
+
+
+class Server:
+    """Connections to a server, with error sentences for their failures.
+
+    Args:
+        address: The server.
+        timeout_s: A request that is not answered within this is sent again.
+        note: Shows the user a line.
+
+    Raises:
+        ServerError: The key cannot be one.
+    """
+
+    def __init__(self, address: Address, timeout_s: float, note: Callable[[str], object]) -> None:
+        self._address, self._timeout_s, self._note = address, timeout_s, note
+        self._seldom, self._told_of_slowness = Seldom(note), False
+        self._key = os.environ.get(address.api_key_env, "").strip()
+        if not all("!" <= character <= "~" for character in self._key):
+            raise ServerError(f"the environment variable {address.api_key_env} holds characters that no key has")
+
+    def answers(
+        self,
+        shape: type[_Shape],
+        path: str,
+        bodies: Sequence[Mapping[str, object]],
+        fault: Callable[[int, _Shape], str | None],
+        lost: Lost | None = None,
+    ) -> Iterator[tuple[int, _Shape]]:
+        """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are canceled.
+
+        Args:
+            shape: An answer.
+            path: Where requests go.
+            bodies: The requests.
+            fault: Says what is wrong with an answer, given the place of its request; None: nothing.
+            lost: See `OpenAIClient.chat`.
+        """
+        gate = Semaphore(self._address.max_concurrency)
+
+        async def answer(client: openai.AsyncOpenAI, place: int) -> _Shape:
+            async with gate:
+                answered = await self.ask(client, shape, path, bodies[place])
+            wrong = fault(place, answered)
+            if wrong is not None:
+                raise ServerError(f"{self._address.url}: {wrong}; look at what serves there")
+            return answered
+
+        with self.connection() as (portal, client):
+            futures = {portal.start_task_soon(answer, client, place): place for place in range(len(bodies))}
+            for future in as_completed(futures):
+                answered = _wait_for(future, lost, futures[future])
+                if answered is not None:
+                    yield futures[future], answered
+
+    @contextmanager
+    def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
+        """Opens a thread with an event loop, and a client in it."""
+        client = openai.AsyncOpenAI(
+            base_url=self._address.url,
+            api_key=self._key or "none",
+            max_retries=0,
+            http_client=BoundedClient(self._timeout_s, min(_CONNECT_S, self._timeout_s)),
+        )
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
+            yield portal, client
+
+    async def ask(
+        self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
+    ) -> _Shape:
+        """Returns the server's answer, asking again where the fault may pass; without a body it is a plain GET.
+
+        Says once that an answer takes long.
+        """
+        attempts = Attempts("server", self._seldom, self._address.max_retries)
+        while True:
+            slow = asyncio.get_running_loop().call_later(_SILENCE_S, self._say_slow)
+            try:
+                return _read(shape, await self._ask_once(client, path, body))
+            except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
+                message = f"{self._address.url}: {self._sentence(error, attempts.used + 1)}"
+                message = message.replace(self._key, "[key]") if self._key else message
+                wait_s = attempts.next_wait(message, _find_retry_after(error)) if _may_pass(error) else None
+                if wait_s is None:
+                    raise ServerError(message) from error
+            finally:
+                slow.cancel()
+            await anyio.sleep(wait_s)
+
+    async def _ask_once(self, client: openai.AsyncOpenAI, path: str, body: Mapping[str, object] | None) -> object:
+        if body is None:
+            return await client.get(path, cast_to=object)
+        return await client.post(path, cast_to=object, body=body)
+
+    def _say_slow(self) -> None:
+        if not self._told_of_slowness:
+            self._told_of_slowness = True
+            self._note(
+                f"{self._address.url}: no answer for {_SILENCE_S:g} s; each of {self._address.max_retries + 1} "
+                f"attempts may take {self._timeout_s:g} s (timeout_s)"
+            )
+
+    def _sentence(self, error: Exception, count: int) -> str:
+        variable, option, attempts = self._address.api_key_env, self._address.option, f"{count} attempts"
+        match error:
+            case ReplyRefused():
+                return str(error)
+            case openai.APITimeoutError():
+                return f"no answer within {self._timeout_s:g} s, in {attempts}; look at its log, or raise timeout_s"
+            case openai.APIConnectionError():
+                return f"cannot be reached ({error.__cause__}); start the server, or correct the option {option}"
+            case openai.AuthenticationError() | openai.PermissionDeniedError() if self._key:
+                return f"refuses the key in the environment variable {variable}; put the right one there"
+            case openai.AuthenticationError() | openai.PermissionDeniedError():
+                return f"wants a key; put it into the environment variable {variable}"
+            case openai.NotFoundError():
+                return f"has nothing at this address ({_detail(error.body)}); {self._address.hint}"
+            case openai.RateLimitError() | openai.InternalServerError():
+                return (
+                    f"answers {error.status_code} after {attempts} ({_detail(error.body)}); look at its log, lower "
+                    "max_concurrency, or raise max_retries"
+                )
+            case openai.APIStatusError():
+                return f"refuses a request with {error.status_code} ({_detail(error.body)})"
+            case ValidationError():
+                problem = error.errors(include_url=False)[0]
+                where = ".".join(map(str, problem["loc"])) or "the whole"
+                return f"its answer is not as {self._address.protocol} has it ({where}: {problem['msg']})"
+        return f"its answer cannot be read ({error}); look at what serves there"
+
+
+def _read(shape: type[_Shape], answer: object) -> _Shape:
+    """Reads a reply as one of its kind; some servers tell of an error with the status of a success."""
+    match answer:
+        case {"error": error, **rest} if not rest:
+            raise ReplyRefused(f"it answers with an error ({_detail(error)}); look at its log")
+        case _:
+            return shape.model_validate(answer)
+
+
+def _may_pass(error: Exception) -> bool:
+    """True where a server may do better later: it was lost, was late or busy, or what came is no reply of its kind."""
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code in _PASSING or error.status_code >= _OF_SERVERS
+    return not isinstance(error, ReplyRefused)
+
+
+def _find_retry_after(error: Exception) -> float:
+    """Seconds that a busy server asks to be left alone, as far as that is a minute."""
+    asked = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
+    return min(float(asked), _LONGEST_WAIT_S) if asked.isdecimal() else 0.0
+
+
+def _wait_for(future: Future[_Shape], lost: Lost | None, place: int) -> _Shape | None:
+    try:
+        return future.result()
+    except ServerError as error:
+        if lost is None:
+            raise
+        lost(place, error)
+        return None
+
+
+def _detail(body: object) -> str:
+    """Returns the server's own account of an error, in one line."""
+    said = body.get("message") if isinstance(body, dict) else body
+    return " ".join(str(said or "no more is said").split())[:300]

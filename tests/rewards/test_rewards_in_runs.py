@@ -1,0 +1,113 @@
+"""Rewards of runs: a sum with a curve for each part, and a judge whose replies are kept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from judge_server import JudgeServer, serve_judge
+from tiny_recipe import GRPO, RECIPE, REWARDS, SELF_REWARDING
+
+from lockstep.config.loading import load
+from lockstep.judge.remembered import count_asked
+from lockstep.report.judge_reward import describe_judges
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.train import train
+
+RANKED = [{"prompt": "p", "responses": ["worst", "best"], "ranks": [1, 0]}] * 2
+
+
+@pytest.fixture(autouse=True)
+def files(in_tmp: Path) -> None:
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "ranked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in RANKED))
+
+
+def run(recipe: dict[str, Any], reward: dict[str, Any], *overrides: str) -> list[dict[str, Any]]:
+    """Runs a small recipe with a reward; returns the rows of metrics.jsonl."""
+    Path("tiny.yaml").write_text(yaml.safe_dump(recipe | {"reward": reward}))
+    return read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def python(name: str, **options: Any) -> dict[str, Any]:
+    return {"type": "python", "function": f"rewards.py:{name}", **options}
+
+
+def test_a_sum_has_a_curve_for_each_part_and_a_missing_verdict_leaves_a_response_out() -> None:
+    parts = {"parity": python("parity", weight=0.5), "rare": python("often_none", weight=2.0)}
+    rows = run(GRPO, {"type": "sum", "parts": parts}, "run.max_steps=1", "run.num_logged_samples=16")
+    [row] = [row for row in rows if "train/reward" in row]
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    scored = [sample for sample in samples if sample["score"] is not None]
+    assert len(samples) == 16
+    assert 0 < row["train/no_verdict"] == row["reward_no_verdict/rare"] == 16 - len(scored)
+    assert row["reward_no_verdict/parity"] == 0
+    assert row["reward/rare"] == 1.0
+    for sample in scored:
+        assert sample["score"] == pytest.approx(0.5 * sample["reward/parity"] + 2.0)
+    assert row["reward/parity"] == pytest.approx(sum(sample["reward/parity"] for sample in samples) / 16)
+
+
+@pytest.fixture
+def judging() -> Iterator[JudgeServer]:
+    """A judge that never says the same twice, so that only what was kept can be had again."""
+    numbers = itertools.count()
+
+    def judge(question: str) -> tuple[int, str]:
+        if "worst" in question or "best" in question:
+            return 200, "Score: 5" if "best" in question else "Score: 1"
+        number = next(numbers)
+        return 200, "no idea" if number % 7 == 3 else f"Score: {number % 5}.{number % 9}"
+
+    with serve_judge(judge) as server:
+        yield server
+
+
+def test_a_judge_rewards_and_a_resumed_run_has_its_replies_to_the_bit(judging: JudgeServer) -> None:
+    judge = {
+        "sampler": {"backend": "openai", "openai": {"base_url": judging.url, "model": judging.model}},
+        "template": "{prompt}|{response}", "max_prompt_tokens": 64, "sampling": {"max_tokens": 8},
+        "num_evals_to_average": 2, "people": {"ranked": "ranked.jsonl", "ranks": "ranks"},
+    }  # fmt: skip
+    reward = {"type": "judge", "judge": judge}
+    rows = run(GRPO, reward, "run.max_steps=3", "run.save_every=1", "run.keep=9")
+    steps = [row for row in rows if "train/reward" in row]
+    assert all(0 <= row["train/reward_min"] <= row["train/reward_max"] <= 1 for row in steps)
+    assert any(row["judge/no_verdict_no_match"] for row in steps)
+    weights, asked = Path("run/final/model.safetensors").read_bytes(), len(judging.bodies)
+    for left in ("final", "checkpoints/step_000002", "checkpoints/step_000003"):
+        shutil.rmtree(f"run/{left}")
+    assert run(GRPO, reward, "run.max_steps=3", "run.save_every=1", "run.keep=9") == rows
+    assert Path("run/final/model.safetensors").read_bytes() == weights
+    assert len(judging.bodies) == asked, "nothing is asked twice"
+    questions, new = count_asked(Path("run/judges/reward.judge.replies.jsonl"))
+    assert new == asked < questions
+    [saved, agreement] = describe_judges(Path("run"))
+    assert saved == f"reward.judge: {asked} of {questions} questions were asked, the others were answered before"
+    assert "it prefers the response that people rank higher in 1.000" in agreement
+
+
+def test_the_initial_model_can_judge_and_equal_answers_are_judged_alike() -> None:
+    judge = {**SELF_REWARDING["judge"], "num_evals_to_average": 2}
+    part = {"type": "judge", "judge": judge, "weight": 3.0}
+    reward = {"type": "sum", "parts": {"judge": part, "parity": python("parity")}}
+    Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"reward": reward}))
+    report = dry_run(load("tiny.yaml"))
+    assert "judge, weight 3" in report
+    rows = run(RECIPE, reward, "run.max_steps=1", "sampling.max_tokens=1", "run.num_logged_samples=16")
+    [row] = [row for row in rows if "reward/judge" in row]
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    alike: dict[tuple[str, str], set[float | None]] = {}
+    for sample in samples:
+        alike.setdefault((sample["prompt"], sample["response"]), set()).add(sample["reward/judge"])
+    assert all(len(rewards) == 1 for rewards in alike.values())
+    assert row["judge/judge/no_verdict"] < 1
+    questions, asked = count_asked(Path("run/judges/reward.parts.judge.judge.replies.jsonl"))
+    assert asked < questions
