@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Sequence
 
 from lockstep import __version__, exit_codes, process_defaults
@@ -22,19 +21,19 @@ from lockstep.commands import (
     plan,
     report,
     schema,
+    sweep,
     train,
     watch,
 )
 from lockstep.commands import eval as evaluate
 from lockstep.config.trust import trust
-from lockstep.disk import is_user_error
-from lockstep.errors import LockstepError
-from lockstep.helpers.printable import make_printable
-from lockstep.run.stop import Stopped, hear_interrupts
+from lockstep.run.ending import end_with_code
+from lockstep.run.stop import hear_interrupts
 from lockstep.unread import is_unread, outlive_reader, silence
 
 COMMANDS = (
     train,
+    sweep,
     plan,
     config,
     convert,
@@ -74,27 +73,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     process_defaults.stay_offline()
     process_defaults.keep_freed_memory()
     hear_interrupts()
-    try:
+
+    def command() -> int:
         trust(*(options.trust if "trust" in options else ()))
         return options.command(options)
-    except (LockstepError, OSError) as error:
-        if options.traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
-            raise
-        print(f"lockstep: {make_printable(str(error))}", file=sys.stderr)  # it may quote a stranger's file
-        if isinstance(error, LockstepError):
-            return error.exit_code
-        return exit_codes.INPUT if is_user_error(error) else exit_codes.CRASH
-    except Stopped as stopped:
-        print(f"lockstep: {stopped}", file=sys.stderr)
-        return stopped.code
-    except KeyboardInterrupt:
-        print("lockstep: interrupted; the same command resumes from the newest checkpoint", file=sys.stderr)
-        return exit_codes.INTERRUPTED
-    except Exception:
-        if options.traceback:
-            raise
-        traceback.print_exc()
-        return exit_codes.CRASH
+
+    return end_with_code(command, options.traceback)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -16,6 +16,11 @@ from pathlib import Path
 MOST_THREADS = 8
 """Limit on threads: more only wait for each other in models trained on a CPU; `OMP_NUM_THREADS` overrides it."""
 
+THREADS = "OMP_NUM_THREADS"
+"""Environment variable with the threads of torch and numpy."""
+
+_GIVEN_THREADS = os.environ.get(THREADS)
+
 _HEAVY = ("torch._C",)
 """Modules that bring a million objects."""
 
@@ -31,7 +36,7 @@ def limit_threads() -> None:
 
     Threads that spin for long while they wait starve a busy machine.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(usual_threads()))
+    os.environ.setdefault(THREADS, str(usual_threads()))
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
@@ -73,13 +78,19 @@ def spare_modules() -> Iterator[None]:
 
 def usual_threads() -> int:
     """Number of threads: one for each core that this process may use, `MOST_THREADS` at most."""
-    return max(1, min(len(os.sched_getaffinity(0)), _quota(), MOST_THREADS))
+    return min(count_cores(), MOST_THREADS)
 
 
-def _quota() -> int:
-    """Cores that a container was given, as the whole ones of its share of time."""
+def given_threads() -> int | None:
+    """The number of threads that the user has set; None: none, or no number."""
+    return int(_GIVEN_THREADS) if _GIVEN_THREADS is not None and _GIVEN_THREADS.isdecimal() else None
+
+
+def count_cores() -> int:
+    """Number of cores that this process may use, at least one: its affinity, and a container's share of time."""
+    cores = len(os.sched_getaffinity(0))
     try:
         share, period = _QUOTA.read_text().split()
     except (OSError, ValueError):
-        return MOST_THREADS
-    return MOST_THREADS if share == "max" else int(share) // int(period)
+        return cores
+    return cores if share == "max" else max(1, min(cores, int(share) // int(period)))

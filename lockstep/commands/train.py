@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_recipe
 from lockstep.process_defaults import spare_modules
 from lockstep.unread import outlive_reader
@@ -38,14 +37,8 @@ def run(options: argparse.Namespace) -> int:
         return _supervise(options)
     sys.stdout = outlive_reader(sys.stdout)  # a run is worth more than what it prints
     with spare_modules():
-        from lockstep.report.agreement import read_agreement
-        from lockstep.run.train import require_trained, train
-    folder = train(load(options.recipe, options.overrides), options.allow_changes)
-    compared = read_agreement(folder)
-    if compared is not None and compared.exit_code:
-        return compared.exit_code
-    require_trained(folder)
-    return exit_codes.OK
+        from lockstep.run.train import train_to_code
+    return train_to_code(load(options.recipe, options.overrides), options.allow_changes)
 
 
 def _supervise(options: argparse.Namespace) -> int:

@@ -12,16 +12,18 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
+from lockstep.errors import InputError
 from lockstep.report.document import Document, write_block
 from lockstep.report.log import plain
 from lockstep.report.metric_sentences import describe_metric
 from lockstep.report.overview import overview
 from lockstep.report.plotter import plotter, plotter_styles
 from lockstep.report.samples import pack_samples
+from lockstep.report.sweeps import describe_sweep, read_sweep
 
 _SCRIPTS = (
     "data.js", "dom.js", "colours.js", "state.js", "chart.js", "curves.js", "time.js", "table.js", "tokens.js",
-    "samples.js", "heldout.js", "recipe.js", "main.js",
+    "samples.js", "heldout.js", "recipe.js", "sweep.js", "main.js",
 )  # fmt: skip
 
 
@@ -31,7 +33,24 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
     Raises:
         ValueError: If a folder holds no run, or a log of it cannot be read.
     """
-    blocks = {"report": json.dumps(plain(describe_runs(folders)), allow_nan=False).encode()}
+    _write(folders, describe_runs(folders), out)
+
+
+def write_sweep_report(sweep: Path, out: Path) -> None:
+    """Writes a page about the runs of a sweep that have begun, with a band over the seeds of each group.
+
+    Raises:
+        ValueError: As `write_report`; or none has begun.
+    """
+    runs = [run for run in read_sweep(sweep) if (run.folder / "recipe.yaml").is_file()]
+    if not runs:
+        raise InputError(f"no run of {sweep} has begun; lockstep sweep runs them")
+    folders = [run.folder for run in runs]
+    _write(folders, describe_runs(folders) | {"sweep": describe_sweep(runs, out.parent)}, out)
+
+
+def _write(folders: Sequence[Path], report: dict[str, Any], out: Path) -> None:
+    blocks = {"report": json.dumps(plain(report), allow_nan=False).encode()}
     with TemporaryFile() as aside:
         for run, folder in enumerate(folders):
             blocks[f"samples-{run}"] = pack_samples(folder, partial(_store, aside, run))

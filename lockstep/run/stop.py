@@ -78,6 +78,13 @@ def hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def forget_handlers() -> None:
+    """Restores in a fork what signals do by themselves; what the process was started to ignore it ignores."""
+    for number in _ASKING:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 @contextmanager
 def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
     """While the block lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a stop; the second ends at once, as always.

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from lockstep import exit_codes
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
@@ -26,6 +27,7 @@ from lockstep.models.export import copy_frame
 from lockstep.models.families.own_code import list_own_files
 from lockstep.models.folder import read_fields
 from lockstep.models.source import ModelSource, open_source, scratch_model
+from lockstep.report.agreement import read_agreement
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import has_trained, summary
 from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
@@ -141,6 +143,24 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         with progress.phase("report"):
             write_page(folder, progress.note)
     return False
+
+
+def train_to_code(loaded: Loaded, allow_changes: bool = False) -> int:
+    """Runs a recipe as `train` does. Returns the exit code, and raises, as `judge_finished`."""
+    return judge_finished(train(loaded, allow_changes))
+
+
+def judge_finished(folder: Path) -> int:
+    """The exit code of a finished run: whether both sides agreed, where that is promised.
+
+    Raises:
+        NothingTrainedError: If it has learned from nothing.
+    """
+    compared = read_agreement(folder)
+    if compared is not None and compared.exit_code:
+        return compared.exit_code
+    require_trained(folder)
+    return exit_codes.OK
 
 
 def summarize_run(folder: Path) -> str:

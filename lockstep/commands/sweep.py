@@ -1,0 +1,35 @@
+"""`lockstep sweep`: runs a recipe with every combination of some options' values."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.errors import InputError
+from lockstep.process_defaults import spare_modules
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    sweep = parsers.add_parser(
+        "sweep", help="run a recipe with several values of its options; the same command again continues the sweep"
+    )
+    add_recipe(sweep, "options, some with several values: seed=0..4 ppo.clip=0.1,0.2")
+    sweep.add_argument("--jobs", type=int, metavar="N", help="runs at a time; default: as many as there is room for")
+    sweep.add_argument("--name", help="folder in sweeps/; default: the recipe's name and a digest of all options")
+    sweep.add_argument("--dry-run", action="store_true", help="resolve every combination, and start nothing")
+    sweep.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit code."""
+    if options.jobs is not None and options.jobs < 1:
+        raise InputError(f"--jobs is {options.jobs}; at least one run at a time is needed")
+    with spare_modules():
+        from lockstep.sweep.plan import plan_words
+        from lockstep.sweep.sweep import preview, run_sweep
+    plan = plan_words(options.recipe, options.overrides, options.name)
+    if options.dry_run:
+        print(preview(plan, options.jobs))
+        return 0
+    return run_sweep(plan, options.jobs)

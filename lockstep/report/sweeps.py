@@ -1,0 +1,219 @@
+"""Sweeps as their folder tells them: runs with their values, grouped over seeds, with means and their intervals."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+from urllib.parse import quote
+
+from lockstep.records import is_file, read_record
+from lockstep.report.held_out import HELD_OUT
+from lockstep.report.log import read_metrics
+from lockstep.report.run_state import read_state
+from lockstep.report.summary import PAGE
+
+SWEEP = "sweep.json"
+"""File of a sweep's folder: its runs."""
+
+FINAL = (*HELD_OUT, "train/reward", "train/kl", "train/loss", "agreement/token_mult_prob_error")
+"""Metrics whose last values a sweep compares."""
+
+SEED = "seed"
+"""The option over which runs are repeated: runs that differ in it alone are a group."""
+
+LEVEL = 0.95
+"""Confidence of an interval."""
+
+Row = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A run of a sweep.
+
+    Attributes:
+        folder: Its folder.
+        values: The values that are its own, by option.
+    """
+
+    folder: Path
+    values: Mapping[str, Any]
+
+    @property
+    def group(self) -> str:
+        """Name of the group of runs that differ in the seed alone."""
+        return " ".join(f"{key}={value}" for key, value in self.values.items() if key != SEED) or "all"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean of a figure over runs.
+
+    Attributes:
+        count: Number of runs.
+        mean: Their mean.
+        low: Lower end of the Student-t interval of the mean, at `LEVEL`; NaN of a single run.
+        high: Upper end.
+    """
+
+    count: int
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        mean = fmean(values)
+        if len(values) < 2:
+            return cls(1, mean, math.nan, math.nan)
+        half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+        return cls(len(values), mean, mean - half, mean + half)
+
+    @property
+    def text(self) -> str:
+        """The mean, its interval where there is one, and the number of runs."""
+        ends = "" if math.isnan(self.low) else f" [{self.low:.4g}, {self.high:.4g}]"
+        return f"{self.mean:.4g}{ends}, n={self.count}"
+
+
+def is_sweep(folder: Path) -> bool:
+    """True for the folder of a sweep."""
+    return folder.is_dir() and is_file(folder / SWEEP)
+
+
+@dataclass(frozen=True)
+class _NotedSweep:
+    """The fields of a sweep's file that readers look for: the values of each run, by its name."""
+
+    runs: dict[str, dict[str, Any]]
+
+
+def read_sweep(folder: Path) -> list[SweepRun]:
+    """The runs of a sweep, in its order, begun or not.
+
+    Raises:
+        InputError: If the file holds something else.
+    """
+    noted = read_record(folder / SWEEP, _NotedSweep, "restore the file, or remove it and give the same command again")
+    return [SweepRun(folder / name, values) for name, values in noted.runs.items()]
+
+
+def group_runs(runs: Sequence[SweepRun]) -> dict[str, list[int]]:
+    """Numbers of the runs of each group, by its name."""
+    groups: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        groups.setdefault(run.group, []).append(number)
+    return groups
+
+
+def last_value(rows: Sequence[Row], metric: str) -> float | None:
+    """The last finite value of a metric; None where there is none."""
+    return next((row[metric] for row in reversed(rows) if math.isfinite(row.get(metric, math.nan))), None)
+
+
+def spread_finals(runs: Sequence[Sequence[Row]]) -> dict[str, Spread]:
+    """The spread of each final metric over finished runs, given as their lines of metrics."""
+    found = {metric: [last_value(rows, metric) for rows in runs] for metric in FINAL}
+    known = {metric: [value for value in values if value is not None] for metric, values in found.items()}
+    return {metric: Spread.of(values) for metric, values in known.items() if values}
+
+
+def draw_band(runs: Sequence[Sequence[Row]], metric: str) -> dict[str, Any] | None:
+    """A metric over the runs of a group: mean and interval at each step that all of those which log it have reached.
+
+    Args:
+        runs: Their lines of metrics.
+        metric: Its name.
+
+    Returns:
+        Columns `step`, `mean`, `low` and `high`, and `n`, the number of runs; None where fewer than two log it.
+    """
+    curves = [{int(row["step"]): row[metric] for row in rows if metric in row} for rows in runs]
+    curves = [curve for curve in curves if curve]
+    if len(curves) < 2:
+        return None
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    columns: dict[str, Any] = {"step": steps, "mean": [], "low": [], "high": [], "n": len(curves)}
+    for step in steps:
+        values = [curve[step] for curve in curves]
+        spread = asdict(Spread.of(values)) if all(map(math.isfinite, values)) else {}  # else a gap
+        for name in ("mean", "low", "high"):
+            columns[name].append(spread.get(name))
+    return columns
+
+
+def describe_sweep(runs: Sequence[SweepRun], beside: Path) -> dict[str, Any]:
+    """All that a page shows of a sweep besides its runs.
+
+    Args:
+        runs: Its runs that have begun.
+        beside: Folder of the page, from which runs are linked.
+
+    Returns:
+        Plain values: `runs` (`values`, `link` to its own page, None where there is none, and `final`, its last values
+        by metric), `metrics` (those of `final`), and `groups` (`name`, the numbers of its `runs`, how many are
+        `finished`, `final`, the spread of their last values by metric, and `bands` by metric, see `draw_band`).
+    """
+    logs = [read_metrics(run.folder) for run in runs]
+    finished = [read_state(run.folder).word == "finished" for run in runs]
+    finals = [{metric: last_value(rows, metric) for metric in FINAL} for rows in logs]
+    return {
+        "level": LEVEL,
+        "runs": [
+            {"values": dict(run.values), "link": _link(run.folder / PAGE, beside), "final": final}
+            for run, final in zip(runs, finals, strict=True)
+        ],
+        "metrics": [metric for metric in FINAL if any(final[metric] is not None for final in finals)],
+        "groups": [
+            {
+                "name": name,
+                "runs": members,
+                "finished": sum(finished[run] for run in members),
+                "final": {k: asdict(v) for k, v in spread_finals([logs[i] for i in members if finished[i]]).items()},
+                "bands": _draw_bands([logs[run] for run in members]),
+            }
+            for name, members in group_runs(runs).items()
+        ],
+    }
+
+
+def _draw_bands(runs: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    """The band of every metric but of ends of intervals, which are a run's own."""
+    metrics = dict.fromkeys(metric for rows in runs for row in rows for metric in row if metric != "step")
+    own = [metric for metric in metrics if not metric.endswith(("_low", "_high"))]
+    return {metric: band for metric in own if (band := draw_band(runs, metric)) is not None}
+
+
+def _link(page: Path, beside: Path) -> str | None:
+    return quote(os.path.relpath(page, beside)) if page.is_file() else None
+
+
+@cache
+def student(freedom: int) -> float:
+    """The quantile of Student's distribution that bounds the middle `LEVEL` of it, by bisection of its exact integral."""
+    low, high = 0.0, 1.0
+    while _middle(high, freedom) < LEVEL:
+        high *= 2
+    for _ in range(80):
+        half = (low + high) / 2
+        low, high = (half, high) if _middle(half, freedom) < LEVEL else (low, half)
+    return high
+
+
+def _middle(t: float, freedom: int) -> float:
+    """The probability of a value between −t and t: a finite sum of powers of a cosine (Abramowitz and Stegun 26.7.3-4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for power in range(1 + odd, freedom, 2):
+        total += term
+        term *= cosine**2 * power / (power + 1)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -1,0 +1,164 @@
+"""The grid of a sweep: options with several values each, and every combination of them. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from lockstep import yaml12
+from lockstep.errors import InputError, shorten
+
+_RANGE = re.compile(r"(?P<first>-?\d+)\.\.(?P<last>-?\d+)")
+_MOST_RUNS = 10_000
+_LONGEST_NAME = 120
+_BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An option and the values that it takes.
+
+    Attributes:
+        key: The option, such as ppo.clip.
+        values: Its values, by the text of each.
+    """
+
+    key: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One value of each axis.
+
+    Attributes:
+        name: Name of its run's folder, made of its values.
+        values: The values, by option.
+        overrides: The same as a command takes them.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    overrides: tuple[str, ...]
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[Axis]]:
+    """Splits a command's overrides into those with one value, as they are, and those with several.
+
+    `key=0..4` are whole numbers, both ends included; `key=a,b` a list. Brackets, braces and quotes hold one value
+    together.
+
+    Raises:
+        InputError: A range runs backward, or a list names a value twice or none.
+    """
+    fixed, axes = list[str](), list[Axis]()
+    for word in words:
+        key, _, text = word.partition("=")
+        texts = _expand_range(key, text) or _split_list(text)
+        if len(texts) == 1:
+            fixed.append(word)
+        else:
+            axes.append(make_axis(key, [(text.strip(), _read(text)) for text in texts]))
+    return fixed, axes
+
+
+def make_axis(key: str, values: Iterable[tuple[str, Any]]) -> Axis:
+    """An axis of values with their texts.
+
+    Raises:
+        InputError: There is none, one is empty, or one is there twice.
+    """
+    known: dict[str, Any] = {}
+    for text, value in values:
+        if not text:
+            raise InputError(f"{key}: a value of the list is missing; write {key}=1,2")
+        if text in known:
+            raise InputError(f"{key}: {shorten(text)} is there twice; name each value once")
+        known[text] = value
+    if not known:
+        raise InputError(f"{key} has no values; give it at least one")
+    return Axis(key, known)
+
+
+def combine(axes: Sequence[Axis]) -> list[Combination]:
+    """Every combination of the values of some options, the last option's values next to each other.
+
+    Raises:
+        InputError: There is no option, one is there twice, they are those of a run's folder, or there are too many runs.
+    """
+    if not axes:
+        raise InputError(
+            "a sweep needs an option with several values, such as seed=0..4; for a single run there is lockstep train"
+        )
+    keys = [axis.key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise InputError(f"{key} has values twice; name them together, as in {key}=1,2")
+    require_no_folder(keys)
+    number = prod(len(axis.values) for axis in axes)
+    if number > _MOST_RUNS:
+        raise InputError(f"these are {number:,} runs, and a sweep has at most {_MOST_RUNS:,}; name fewer values")
+    return list(_name_all(axes))
+
+
+def require_no_folder(keys: Iterable[str]) -> None:
+    """Raises InputError if an option is that of the run's folder, which the sweep chooses."""
+    if {"run", "run.folder"} & set(keys):
+        raise InputError("run.folder: each run of a sweep has a folder in the sweep's; say --name to name that")
+
+
+def _name_all(axes: Sequence[Axis]) -> Iterator[Combination]:
+    names = set[str]()
+    for number, chosen in enumerate(product(*(axis.values.items() for axis in axes)), 1):
+        pairs = [(axis.key, text, value) for axis, (text, value) in zip(axes, chosen, strict=True)]
+        name = "_".join(f"{key}={_clean(text)}" for key, text, _ in pairs)
+        if name in names or len(name) > _LONGEST_NAME:
+            name = f"{name[:_LONGEST_NAME]}-{number}"
+        names.add(name)
+        overrides = tuple(f"{key}={text}" for key, text, _ in pairs)
+        yield Combination(name, {key: value for key, _, value in pairs}, overrides)
+
+
+def _clean(text: str) -> str:
+    """The part of a folder's name that a value is: letters, digits, and what no shell reads as more."""
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "empty"
+
+
+def _expand_range(key: str, text: str) -> list[str]:
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
+        return []
+    first, last = int(match["first"]), int(match["last"])
+    if last <= first:
+        raise InputError(f"{key}={text}: the range ends where it begins or before; write {key}={last}..{first + 1}")
+    if last - first >= _MOST_RUNS:
+        raise InputError(f"{key}={text} has more than {_MOST_RUNS:,} values; name fewer")
+    return [str(number) for number in range(first, last + 1)]
+
+
+def _split_list(text: str) -> list[str]:
+    """Splits a value at its commas, but for those within brackets, braces or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if character == "," and not depth and not quote:
+            parts.append("")
+            continue
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        depth += 0 if quote else _BRACKETS.get(character, 0)
+        parts[-1] += character
+    return parts
+
+
+def _read(text: str) -> Any:
+    """A value as YAML; text that is none is refused when the recipe is resolved."""
+    try:
+        return yaml12.parse(text)
+    except ValueError:
+        return text

@@ -1,0 +1,103 @@
+"""The processes of a sweep's runs: forks of one that has imported what they need, or new programs."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from lockstep import exit_codes
+from lockstep.run.stop import forget_handlers
+
+Work = Callable[[], int]
+"""Work of a process; returns its exit code."""
+
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_TASKS = Path("/proc/self/task")
+
+
+def can_fork() -> bool:
+    """True if a fork of this process can compute: no library has started threads, of which a fork has none.
+
+    Threads of OpenMP, for one, are waited for in a fork, for ever.
+    """
+    return _TASKS.is_dir() and len(list(_TASKS.iterdir())) == 1
+
+
+def start(work: Work, log: Path, environment: Mapping[str, str]) -> int:
+    """Starts work in a fork, which is a process group of its own and ends with this process. Returns its number.
+
+    Args:
+        work: The work, which may replace the process by a program.
+        log: File for all that it writes, after what is there.
+        environment: Variables that differ from this process's.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent, child = os.getpid(), os.fork()
+    if child:
+        return child
+    code = exit_codes.CRASH
+    try:
+        os.setsid()  # Ctrl-C reaches the sweep alone, which hands it on once
+        _end_with(parent)
+        forget_handlers()
+        os.environ.update(environment)
+        _write_to(log)
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def replace_program(command: Sequence[str]) -> int:
+    """Work that is another program: it takes the place of the fork."""
+    os.execv(command[0], list(command))
+
+
+def find_ended(process: int) -> int | None:
+    """The exit code of a process that has ended, by a signal as shells number it; None: it still runs."""
+    ended, status = os.waitpid(process, os.WNOHANG)
+    if not ended:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def send(process: int, number: signal.Signals) -> None:
+    """Sends a signal to a process that this one has not waited for."""
+    os.kill(process, number)
+
+
+def kill_group(process: int) -> None:
+    """Ends a process with all that it has started, and waits for it."""
+    os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
+def _end_with(parent: int) -> None:
+    """Has the system ask this process to save and stop once its parent is gone; only Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _write_to(log: Path) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for source, target in ((nothing, 0), (out, 1), (out, 2)):
+        os.dup2(source, target)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors="backslashreplace", write_through=True)
+        for number in (1, 2)
+    )

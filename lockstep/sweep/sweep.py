@@ -1,0 +1,249 @@
+"""`lockstep sweep`: runs the runs of a plan, as many at a time as there is room for, and sums them up."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from signal import SIGINT, Signals
+from typing import Literal
+
+import torch
+
+from lockstep import exit_codes
+from lockstep.config.loading import Loaded, describe
+from lockstep.config.user_code import is_in_program
+from lockstep.errors import InputError
+from lockstep.process_defaults import THREADS
+from lockstep.report.html import write_sweep_report
+from lockstep.report.summary import PAGE
+from lockstep.run.ending import end_with_code
+from lockstep.run.folder import lock_folder
+from lockstep.run.stop import Stop, Stopped, heed_signals
+from lockstep.run.train import judge_finished, train_to_code
+from lockstep.sweep import processes
+from lockstep.sweep.plan import Plan, PlannedRun
+from lockstep.sweep.results import summarize
+from lockstep.sweep.room import Room, make_room
+from lockstep.sweep.show import SweepView, show_sweep
+from lockstep.whole_files import write_changed
+
+LOG = "sweep.log"
+"""File in a run's folder with all that its process wrote."""
+
+_POLL_S = 0.2
+
+State = Literal["waiting", "running", "finished", "stopped", "failed"]
+
+
+@dataclass
+class Job:
+    """A run of a sweep on its way.
+
+    Attributes:
+        run: The run.
+        state: How far it is.
+        code: Exit code of its process; None: there was none in this sweep, or it still runs.
+        process: Number of the process that runs it; 0: none does.
+        slot: Number of its place in the room.
+        since: When it was started, on `time.monotonic`.
+    """
+
+    run: PlannedRun
+    state: State = "waiting"
+    code: int | None = None
+    process: int = 0
+    slot: int = -1
+    since: float = 0.0
+
+    @property
+    def log(self) -> Path:
+        """All that its process wrote."""
+        return self.run.folder / LOG
+
+    @property
+    def sentence(self) -> str:
+        """Why it failed: what its process said last."""
+        with suppress(OSError):
+            lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+            said = [line for line in lines if line.startswith("lockstep: ")] or lines
+            if said:
+                return said[-1].removeprefix("lockstep: ")
+        return f"its process ended with {self.code}"
+
+
+@dataclass
+class _Runner:
+    """The runs of a sweep in this process's care.
+
+    Attributes:
+        jobs: All runs.
+        room: The places that they have.
+        begin: The work of a run's process.
+        view: Shows them.
+    """
+
+    jobs: Sequence[Job]
+    room: Room
+    begin: Callable[[Loaded], processes.Work]
+    view: SweepView
+    asked: tuple[str, int] | None = field(default=None)
+
+    def run(self, stop: Stop) -> None:
+        """Runs all that wait; a stop is handed on once to those that run, and then nothing is started."""
+        try:
+            while self._running() or (self.asked is None and self._waiting()):
+                self._reap()
+                if self.asked is None:
+                    self._hand_on(stop)
+                if self.asked is None:
+                    self._fill()
+                self.view.update()
+                time.sleep(_POLL_S)
+        finally:  # only where it was interrupted again
+            for job in self._running():
+                processes.kill_group(job.process)
+                self._end(job, exit_codes.INTERRUPTED)
+
+    def _running(self) -> list[Job]:
+        return [job for job in self.jobs if job.state == "running"]
+
+    def _waiting(self) -> list[Job]:
+        return [job for job in self.jobs if job.state == "waiting"]
+
+    def _reap(self) -> None:
+        for job in self._running():
+            code = processes.find_ended(job.process)
+            if code is not None:
+                self._end(job, code)
+
+    def _end(self, job: Job, code: int) -> None:
+        stopped = code == exit_codes.OUT_OF_TIME or (self.asked is not None and code >= exit_codes.HUNG_UP)
+        job.state = "finished" if code == exit_codes.OK else "stopped" if stopped else "failed"
+        job.code, job.process = code, 0
+        self.view.ended(job)
+
+    def _hand_on(self, stop: Stop) -> None:
+        self.asked = stop.check_after_step()
+        if self.asked is not None:
+            for job in self._running():
+                processes.send(job.process, Signals(SIGINT))
+
+    def _fill(self) -> None:
+        """Starts runs in free slots. What another run trains first is waited for here, and takes no slot."""
+        for slot in set(range(len(self.room.slots))) - {job.slot for job in self._running()}:
+            training = {_trained_first(job) for job in self._running()} - {None}
+            ready = [job for job in self._waiting() if _trained_first(job) not in training]
+            if ready:
+                self._start(ready[0], slot)
+
+    def _start(self, job: Job, slot: int) -> None:
+        job.state, job.slot, job.since = "running", slot, time.monotonic()
+        self.view.started(job)
+        environment = {**self.room.slots[slot], THREADS: str(self.room.threads)}
+        job.process = processes.start(self.begin(job.run.loaded), job.log, environment)
+
+
+def run_sweep(plan: Plan, jobs: int | None) -> int:
+    """Runs a sweep to its end, or resumes it; writes its report, and prints its table.
+
+    Args:
+        plan: The sweep.
+        jobs: Runs at a time; None: as many as there is room for.
+
+    Returns:
+        0 where every run is finished; else the exit code of the first that failed.
+
+    Raises:
+        InputError: If its folder holds another sweep, or more runs at a time are asked for than GPUs have room for.
+        Stopped: If it was asked to end early; every run was saved.
+    """
+    noted = plan.require_same()
+    room = make_room(plan, jobs, None if noted is None else noted.threads)
+    todo = [_look_up(run) for run in plan.runs]
+    is_warm = not room.on_gpu and processes.can_fork()
+    if not is_warm:
+        _require_no_program(plan)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(plan.folder):
+        plan.write(room.threads)
+        begin = partial(_work_in_fork, room.threads) if is_warm else partial(_work_in_program, plan.folder)
+        asked = _run_jobs(plan, todo, room, begin)
+        if any((run.folder / "recipe.yaml").is_file() for run in plan.runs):
+            write_sweep_report(plan.folder, plan.folder / PAGE)
+    return _finish(plan, todo, asked)
+
+
+def preview(plan: Plan, jobs: int | None) -> str:
+    """What `run_sweep` would do: the runs, those that are finished, and how many at a time; it raises the same."""
+    noted = plan.require_same()
+    room = make_room(plan, jobs, None if noted is None else noted.threads)
+    lines = [f"{run.folder}{', finished' if (run.folder / 'final').is_dir() else ''}" for run in plan.runs]
+    return "\n".join([*lines, f"{len(lines)} runs, {room.sentence}"])
+
+
+def _look_up(run: PlannedRun) -> Job:
+    """The job of a run that may be finished since an earlier sweep."""
+    if not (run.folder / "final").is_dir():
+        return Job(run)
+    code = end_with_code(lambda: judge_finished(run.folder))
+    return Job(run, "failed" if code else "finished", code)
+
+
+def _run_jobs(
+    plan: Plan, jobs: list[Job], room: Room, begin: Callable[[Loaded], processes.Work]
+) -> tuple[str, int] | None:
+    """Runs jobs; returns why and with which code it was asked to end early."""
+    with show_sweep(f"{plan.folder}: {len(jobs)} runs, {room.sentence}", jobs) as view:
+        stop, runner = Stop(None), _Runner(jobs, room, begin, view)
+        with heed_signals(stop, view.note):
+            runner.run(stop)
+    return runner.asked
+
+
+def _finish(plan: Plan, jobs: Sequence[Job], asked: tuple[str, int] | None) -> int:
+    print(summarize(plan.folder))
+    failed = [job for job in jobs if job.state == "failed"]
+    for job in failed:
+        print(f"{job.run.name} failed: {job.sentence}; {job.log}", file=sys.stderr)
+    if asked is not None:
+        raise Stopped(f"{plan.folder} stopped, because {asked[0]}; the same command resumes it", asked[1])
+    codes = [job.code for job in jobs if job.state in ("failed", "stopped")]
+    return next((code for code in codes if code is not None), exit_codes.OK)
+
+
+def _trained_first(job: Job) -> Path | None:
+    """Folder of the run that this one begins with and that is yet to be finished."""
+    first = job.run.loaded.warm_start
+    return None if first is None or (first.run_folder / "final").is_dir() else first.run_folder
+
+
+def _work_in_fork(threads: int, loaded: Loaded) -> processes.Work:
+    def work() -> int:
+        torch.set_num_threads(threads)
+        return end_with_code(lambda: train_to_code(loaded))
+
+    return work
+
+
+def _work_in_program(folder: Path, loaded: Loaded) -> processes.Work:
+    """A process of its own, which reads the resolved recipe from a file beside the runs."""
+    recipe = folder / "recipes" / loaded.run_folder.name / f"{loaded.name}.yaml"
+    write_changed(recipe, describe(loaded).encode())
+    return partial(processes.replace_program, [sys.executable, "-m", "lockstep", "train", str(recipe)])
+
+
+def _require_no_program(plan: Plan) -> None:
+    """Raises InputError where a run needs code of this program, which its process would not have."""
+    for run in plan.runs:
+        for option, value in run.options.items():
+            if isinstance(value, str) and is_in_program(value):
+                raise InputError(
+                    f"{option.removeprefix('recipe.')} is a Python object of this program, and its runs are processes "
+                    "of their own here, since this one has threads or they compute on GPUs; put it into a file: "
+                    "file.py:name"
+                )
