@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs docs-pages logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_wheel
@@ -48,6 +48,14 @@ face: $(VENV)/.test
 # The tables of keys in docs/coming_from.md, from lockstep/foreign.
 coming-from: $(VENV)/.test
 	$(BIN)/python .ci/coming_from.py
+
+# Pages of docs/ that are made from the code: options, metrics, lists of names, pictures.
+docs-pages: $(VENV)/.test
+	$(BIN)/python .ci/docs_pages.py
+
+# The site of docs/, into build/site; a link or an anchor that leads nowhere ends it.
+docs: $(VENV)-docs/.made
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
 # What the tests take: tests/durations.txt.
 durations: test-all
@@ -145,5 +153,11 @@ $(VENV)-triton/.made: $(VENV)-alone/.made
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet --no-deps --target $(VENV)-triton -c constraints.txt triton
 	@touch $@
 
+# Docstrings are read as text, so neither torch nor Lockstep is needed there.
+$(VENV)-docs/.made: constraints.txt
+	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-docs/bin/python -m pip install --quiet -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-alone $(VENV)-triton runs build *.egg-info
+	rm -rf $(VENV) $(VENV)-alone $(VENV)-triton $(VENV)-docs runs build *.egg-info

@@ -66,7 +66,7 @@ def _entry(loaded: Loaded, keys: Keys, holder: type[Section], inner: type[Sectio
         return f"{key}:\n    {meaning}\n"
     now = f" = {_format_entry(value)} ({loaded.origin(keys)})" if value is not _ABSENT else ""
     default = "required" if keys[-1] in schema.get("required", ()) else f"default {_format_entry(field.get('default'))}"
-    return f"{key}{now}\n    {_kind(field)}; {default}\n    {meaning}\n"
+    return f"{key}{now}\n    {describe_kind(field)}; {default}\n    {meaning}\n"
 
 
 _ABSENT = object()
@@ -92,10 +92,10 @@ def _schema(section: type[Section]) -> dict[str, Any]:
     return section.model_json_schema()
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
+def describe_kind(schema: Mapping[str, Any]) -> str:
     """Describes the values that an option may have, in words."""
     if "anyOf" in schema:
-        return " or ".join(_kind(choice) for choice in schema["anyOf"])
+        return " or ".join(describe_kind(choice) for choice in schema["anyOf"])
     if "const" in schema or "enum" in schema:
         *others, last = [format_value(value) for value in schema.get("enum", [schema.get("const")])]
         return f"{', '.join(others)} or {last}" if others else last
@@ -103,5 +103,5 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return "group of options"
     limits = [f"{word} {schema[name]:g}" for name, word in _LIMITS.items() if name in schema]
     items = schema.get("prefixItems")
-    of = f" of {len(items)}, each {_kind(items[0])}" if items else ""
+    of = f" of {len(items)}, each {describe_kind(items[0])}" if items else ""
     return f"{_KINDS[schema['type']]}{of}{' ' if limits else ''}{' and '.join(limits)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_FULL = {
+BY_NAME = {
     "train/reward": "Mean score of the responses that were sampled for this step.",
     "train/reward_min": "Lowest score of a sampled response.",
     "train/reward_max": "Highest score of a sampled response.",
@@ -106,7 +106,7 @@ _FULL = {
 }
 """Sentences by whole names."""
 
-_LAST = {
+BY_LAST_WORD = {
     "loss": "Loss of this step.",
     "lr": "Learning rate.",
     "grad_norm": "Norm of the gradient before it is clipped.",
@@ -145,7 +145,7 @@ _LAST = {
 }
 """Sentences by the last word of a name, where the whole name has none."""
 
-_PATTERNS = (
+BY_PATTERN = (
     (re.compile(r".*/no_verdict_(?P<why>\w+)"), "Judgements without a verdict, for this cause: {why}."),
     (re.compile(r".*/pass@(?P<k>\w+)"), "Chance that at least one of {k} responses to a held-out prompt is right."),
     (re.compile(r".*/maj@(?P<k>\w+)"), "Share of held-out prompts whose most frequent answer of {k} is right."),
@@ -164,14 +164,14 @@ def describe_metric(name: str) -> str | None:
     if aside:
         return "As under agreement/, between the policy of now and the older one that sampled."
     held = re.fullmatch(r"(?:val|validation)/(.+)", name)
-    found = _FULL.get(name) or (held and _FULL.get(held[1])) or _LAST.get(name.rsplit("/", 1)[-1])
+    found = BY_NAME.get(name) or (held and BY_NAME.get(held[1])) or BY_LAST_WORD.get(name.rsplit("/", 1)[-1])
     if not found and held:
-        found = _FULL.get(f"train/{held[1]}")
+        found = BY_NAME.get(f"train/{held[1]}")
     return found or _match(name)
 
 
 def _match(name: str) -> str | None:
-    matches = ((pattern.fullmatch(name), sentence) for pattern, sentence in _PATTERNS)
+    matches = ((pattern.fullmatch(name), sentence) for pattern, sentence in BY_PATTERN)
     return next(
         (
             sentence.format(**{key: text.replace("_", " ") for key, text in match.groupdict().items()})

@@ -1,4 +1,4 @@
-"""docs/README.md leads to every page, and no link of the pages leads nowhere."""
+"""docs/README.md leads to every page, that of decisions to each of them, and no link of the pages leads nowhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def find_broken(page: Path) -> list[str]:
 
 
 def test_the_index_leads_to_every_page() -> None:
-    linked = {(INDEX.parent / target.partition("#")[0]).resolve() for target in links(INDEX)}
+    lists = [INDEX, *(page for page in PAGES if page.name == "README.md")]
+    linked = {(page.parent / target.partition("#")[0]).resolve() for page in lists for target in links(page)}
     assert not [str(page.relative_to(ROOT)) for page in PAGES if page != INDEX and page.resolve() not in linked]
 
 

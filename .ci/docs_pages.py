@@ -1,0 +1,144 @@
+"""Writes the pages of docs/reference that say what the code has: options, metrics and the names of packages.
+
+make docs-pages
+"""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from lockstep.config import Section, registry
+from lockstep.config.errors import section_of
+from lockstep.config.help import describe_kind
+from lockstep.report.metric_sentences import BY_LAST_WORD, BY_NAME, BY_PATTERN
+
+OUT = Path(__file__).parent.parent / "docs/reference"
+NOTE = "<!-- Made by `make docs-pages`; do not edit. -->"
+OPTIONS = f"""# Options
+
+{NOTE}
+
+Every option of every recipe: what it may be, its default, and what it does. An algorithm's table links to its sections,
+which stand once below, under the name of their class. `lockstep config RECIPE` prints the same for one recipe.
+
+"""
+METRICS = f"""# Metrics
+
+{NOTE}
+
+What the algorithms that ship log in `metrics.jsonl`, and what the report says of each. Which of them a run logs, its
+algorithm and its options decide.
+
+"""
+PACKAGES = {
+    "lockstep": "The names of `import lockstep`, which semantic versioning covers.",
+    "lockstep.losses": "Losses, which are values, and what they are made of.",
+    "lockstep.objectives": "The mathematics of losses: pure functions of tensors.",
+    "lockstep_logprobs": "Log-probabilities over shards of vocabulary and sequences; needs torch alone.",
+    "lockstep_doctor": "Where two engines disagree about a model; needs torch, numpy and safetensors alone.",
+}
+"""Packages with a page → what it begins with."""
+
+
+def main() -> None:
+    """Writes the pages."""
+    out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "options.md").write_text(OPTIONS + "\n".join(describe_options()))
+    (out / "metrics.md").write_text(METRICS + "\n".join(describe_metrics()))
+    for name, about in PACKAGES.items():
+        (out / f"{name.replace('.', '_')}.md").write_text("\n".join(list_names(name, about)))
+
+
+def describe_options() -> Iterator[str]:
+    """Lines with each recipe's table, and one of each section below them."""
+    sections: dict[str, type[Section]] = {}
+    yield "## Recipes\n"
+    for name, kind in registry.every():
+        yield f"### `algorithm: {name}`\n"
+        yield from describe_section(kind, sections)
+    yield "## Sections\n"
+    written: set[str] = set()
+    while left := sorted(sections.keys() - written):
+        for name in left:
+            written.add(name)
+            yield f"### {name}\n\n{first_paragraph(sections[name])}\n"
+            yield from describe_section(sections[name], sections)
+
+
+def describe_section(kind: type[Section], sections: dict[str, type[Section]]) -> Iterator[str]:
+    """The table of a section; those within it are added to `sections`."""
+    schema = kind.model_json_schema()
+    if not schema.get("properties"):
+        yield "No options.\n"
+        return
+    yield "| option | is | default | |\n|---|---|---|---|"
+    for name, field in kind.model_fields.items():
+        if name == "algorithm":
+            continue
+        entry = schema["properties"][name]
+        inner = section_of(field.annotation)
+        if inner is not None:
+            sections[inner.__name__] = inner
+        meaning = field.description or (first_paragraph(inner) if inner is not None else "")
+        values = describe_kind(entry) if inner is None else f"[{inner.__name__}](#{inner.__name__.lower()})"
+        yield row(f"`{name}`", values, default(entry, name in schema.get("required", ())), meaning)
+    yield ""
+
+
+def default(entry: Mapping[str, object], required: bool) -> str:
+    """What an option is where a recipe does not say."""
+    if required:
+        return "required"
+    value = entry.get("default")
+    return "" if isinstance(value, dict) else f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def first_paragraph(kind: type) -> str:
+    """The beginning of a docstring, on one line."""
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def describe_metrics() -> Iterator[str]:
+    """Lines with a table for each first word of names, and one of the names that several have."""
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, sentence in BY_NAME.items():
+        groups[name.partition("/")[0]][name] = sentence
+    for group, sentences in groups.items():
+        yield f"## {group}\n\n| metric | |\n|---|---|"
+        yield from (row(f"`{name}`", sentence) for name, sentence in sentences.items())
+        yield ""
+    yield "## Names in several groups\n"
+    yield "Below `train/`, `policy/`, `critic/`, `validation/` and `val/`, where no table above has them.\n"
+    yield "| ends in | |\n|---|---|"
+    yield from (row(f"`{name}`", sentence) for name, sentence in BY_LAST_WORD.items())
+    yield "\n## Names with a part that varies\n\n| metric | |\n|---|---|"
+    for pattern, sentence in BY_PATTERN:
+        name = re.sub(r"\(\?P<(\w+)>.*?\)", r"{\1}", pattern.pattern).removeprefix(".*/")
+        yield row(f"`{name}`", sentence)
+    yield row("`epoch_{n}/…`", "The same metric in pass n over the step's batch.")
+    yield row("`staleness/…`", "As under `agreement/`, between the policy of now and the older one that sampled.")
+    yield ""
+
+
+def list_names(package: str, about: str) -> Iterator[str]:
+    """Lines with a directive for each public name of a package."""
+    yield f"# {package}\n\n{NOTE}\n\n{about}\n"
+    yield from (
+        f"::: {package}.{name}\n" for name in import_module(package).__all__ if f"{package}.{name}" not in PACKAGES
+    )
+
+
+def row(*cells: str) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    main()
