@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import FrameType
@@ -34,7 +34,6 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.builds import BuildLog, compare_builds, watch_build
 from benchmarks.lines import watch_lines
 from benchmarks.mutate_code import Edit, Swap, draw, edits_of, find_functions, lines_of
 from lockstep.samplers.vllm.environment import prepare
@@ -47,6 +46,7 @@ from vllm.model_executor.layers import rotary_embedding  # noqa: E402
 from vllm.model_executor.model_loader import get_model  # noqa: E402
 
 from lockstep.samplers.vllm import tapped_worker  # noqa: E402
+from lockstep.samplers.vllm.loading import watch_loading  # noqa: E402
 from lockstep.samplers.vllm.reproduction import write_vllm_reproduction  # noqa: E402
 from lockstep.samplers.vllm.tap import open_vllm  # noqa: E402
 from lockstep_doctor import ModuleTap, locate, modules  # noqa: E402
@@ -105,22 +105,18 @@ class Score:
     Attributes:
         outcome: `kept`, `equivalent`, or `crashed`: by an exception, with the process, or for want of time.
         gap: Nats.
-        segment: True if the segment that was opened ran the line, or the comparison of builds ends there.
-        opened: The same without the comparison of builds.
-        named: True if its function is among those of the first three places.
-        traced: The same without the comparison of builds.
+        segment: True if the segment that was opened ran the line, or what built a value that is measured wrong did.
+        named: True if its function is among those of the first three suspects.
         reproduces: True if the script fails with the edit and passes without it.
         removed: Share of the gap that undoing removes.
-        cpu_s: Of building, locating and the comparison of builds.
+        cpu_s: Of building and locating.
         said: The first places.
     """
 
     outcome: str
     gap: float = 0.0
     segment: bool = False
-    opened: bool = False
     named: bool = False
-    traced: bool = False
     reproduces: bool = False
     removed: float = 0.0
     cpu_s: float = 0.0
@@ -148,7 +144,6 @@ class Judge:
 
     def __init__(self, family: str, folder: Path) -> None:
         self.folder = folder
-        self._log: BuildLog | None = None
         model = build(family)
         model.save_pretrained(folder)
         self.reference = ModuleTap(model, "transformers")
@@ -240,29 +235,20 @@ class Judge:
     def _locate(self, edit: Edit, swap: Swap, gap: float, begun: float) -> Located:
         with swap.running(swap.after), watch_lines(modules, tapped_worker) as traced:
             found = locate(self.reference, self.tap, TOKENS, self.witness)
-        where = self._compare_builds(swap)
-        stacks = [suspect.operator.stack for place in found.places[:1] for suspect in place.suspects]
-        first = [frame for stack in stacks[:3] for frame in stack[:2]]
-        opened = any(_is_at(frame, edit) for frame in chain(*stacks, *traced[:2]))
+        steps = [suspect.operator for place in found.places[:1] for suspect in place.suspects]
+        first = [frame for step in steps[:3] for frame in step.stack[:2]]
+        ran = chain(*(chain(step.stack, step.lines) for step in steps), *traced[:2])
         return Located(
             found,
             gap,
-            opened or any(_is_at(frame, edit) for frame in where),
-            opened,
-            _has_function(first + where, edit),
+            any(_is_at(frame, edit) for frame in ran),
             _has_function(first, edit),
             time.process_time() - begun,
-            (*map(str, found.segments[:2]), *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first + where)),
+            (*map(str, found.segments[:2]), *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first)),
         )
 
-    def _compare_builds(self, swap: Swap) -> list[Frame]:
-        """The line after which the edited build differs."""
-        self._log = self._log or watch_build(partial(self._build_with, swap, swap.before))
-        built = compare_builds(partial(self._build_with, swap, swap.after), self._log)
-        return [] if built is None else [built[0]]
-
     def _build_with(self, swap: Swap, codes: Any) -> Any:
-        with swap.running(codes):
+        with swap.running(codes), watch_loading():
             return self._build()
 
     def _reproduces(self, swap: Swap, located: Located) -> bool:
@@ -285,9 +271,7 @@ class Located:
     found: Any
     gap: float
     segment: bool
-    opened: bool
     named: bool
-    traced: bool
     cpu_s: float
     said: tuple[str, ...]
 
@@ -296,9 +280,7 @@ class Located:
             "kept",
             self.gap,
             self.segment,
-            self.opened,
             self.named,
-            self.traced,
             reproduces,
             self.found.removed,
             self.cpu_s,
@@ -384,11 +366,11 @@ def report(family: str, results: Path) -> None:
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     kept = [row for row in rows if row["outcome"] == "kept"]
     drawn = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("equivalent", "crashed")}
-    shares = [sum(row[name] for row in kept) for name in ("segment", "opened", "named", "traced", "reproduces")]
+    shares = [sum(row[name] for row in kept) for name in ("segment", "named", "reproduces")]
     seconds = sorted(row["cpu_s"] for row in kept) or [0.0]
     print(
         f"{family:10} {len(kept):4} {drawn['equivalent']:10} {drawn['crashed']:7}  "
-        f"{shares[0]:7} {shares[1]:6} {shares[2]:8} {shares[3]:6} {shares[4]:12}  "
+        f"{shares[0]:7} {shares[1]:8} {shares[2]:12}  "
         f"{seconds[len(seconds) // 2]:.1f}, {seconds[-1]:.1f}"
     )
 
@@ -413,7 +395,7 @@ def main() -> None:
     again += ["--count", str(options.count), "--seed", str(options.seed), "--results", str(options.results)]
     while subprocess.run(again, check=False).returncode and any(path.exists() for path in paths.values()):
         print("the process died; going on", file=sys.stderr)
-    print("family     kept equivalent crashed  segment opened function traced reproduction  CPU s (median, worst)")
+    print("family     kept equivalent crashed  segment function reproduction  CPU s (median, worst)")
     for family, path in paths.items():
         report(family, path)
 

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import CodeType
@@ -18,14 +17,13 @@ from types import CodeType
 import torch
 from torch import Tensor, nn
 
-from benchmarks.builds import compare_builds
 from benchmarks.lines import watch_lines
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
 from lockstep_doctor import Capture, Location, ModuleTap, locate, modules, write_reproduction
+from lockstep_doctor.builds import watch_build
 from lockstep_doctor.locate import LEAST, LOOSE, nats
 from lockstep_doctor.operators import Frame
-from lockstep_doctor.settings import find_differences
 
 _BARE = 1.05
 """The mean of exp |difference| from which a run is stopped."""
@@ -86,7 +84,7 @@ class Judge:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.tokens = torch.randint(0, 97, (TOKENS,), generator=torch.Generator().manual_seed(3))
-        self.model = program.build()
+        self.model = build_watched(program)
         self.reference = ModuleTap(self.model, "original", read=program.read)
         self.witness = ModuleTap(program.witness(), "float64")
         self.right = self.reference.run(self.tokens, {})
@@ -120,13 +118,10 @@ class Judge:
         begun = time.process_time()
         with watch_lines(modules) as traced:
             found = locate(self.reference, tap, self.tokens, self.witness)
-        builds = [partial(tap.build, codes) for codes in (tap.swap.after, tap.swap.before)]
-        built = compare_builds(*builds) if any(find_differences(self.model, tap.model)) else None
         cpu_s = time.process_time() - begun
-        where = [] if built is None else [built[0]]
-        stacks = [suspect.operator.stack for place in found.places[:1] for suspect in place.suspects]
-        first = [frame for stack in stacks[:3] for frame in stack[:2]] + where
-        ran = [*chain(*stacks), *chain(*traced[:2]), *where]
+        steps = [suspect.operator for place in found.places[:1] for suspect in place.suspects]
+        first = [frame for step in steps[:3] for frame in step.stack[:2]]
+        ran = [*chain(*(chain(step.stack, step.lines) for step in steps)), *chain(*traced[:2])]
         return Score(
             *about,
             "kept",
@@ -195,6 +190,13 @@ def run_script(script: Path) -> int | None:
     return None
 
 
+def build_watched(program: Program) -> nn.Module:
+    """Builds a program's model as the engines of the doctor do."""
+    with watch_build() as models:
+        models.append(program.build())
+    return models[0]
+
+
 class EditedTap(ModuleTap):
     """A program with an edit, which is in force while it builds and reads, and at no other time."""
 
@@ -205,7 +207,7 @@ class EditedTap(ModuleTap):
     def build(self, codes: Sequence[CodeType]) -> nn.Module:
         """Builds the model with the code of one side."""
         with self.swap.running(codes):
-            return self._program.build()
+            return build_watched(self._program)
 
     def read(self, model: nn.Module, tokens_T: Tensor) -> Tensor:
         """Reads with the edited code."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep_doctor.builds import watch_build
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import ModuleTap
 
@@ -29,10 +30,12 @@ def load(folder: Path, options: EngineOptions) -> Any:
     """Returns a causal language model of `transformers`, of files on this machine alone; no code of theirs is run."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=options.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-    )
-    return model.to(options.device).eval()
+    with watch_build() as models:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=options.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+        models.append(model.to(options.device))
+    return model.eval()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -18,10 +18,13 @@ from lockstep_doctor.operators import (
     Operator,
     OperatorTrace,
     find_makers,
+    find_unset_end,
     first_other_number,
     first_rearranged,
     suspects,
 )
+from lockstep_doctor.producers import find_producers
+from lockstep_doctor.settings import ShowsModules, find_settings
 from lockstep_doctor.statistics import CAP, score_tokens
 from lockstep_doctor.tap import LoadsWeights, Tap
 
@@ -230,13 +233,12 @@ def locate(
     for some in chosen:
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
-        written = _find_writers(reference, other, end)
-        suspected = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
+        loaded = _find_loaders(reference, other, end)
         values = dict(zip((reference.name, other.name), ends, strict=True))
+        cleared = {name for name, x in values.items() if end in exact and _differ(exact[end], x)[0] <= allow(end)}
+        suspected = _open(reference, other, tokens_T, right, some[0], ends, allow(end), cleared)
         alone = removed if len(chosen) == 1 else undo(some)
-        places.append(
-            FaultPlace(some, alone, [*suspected[:1], *written, *suspected[1:]], values, exact.get(end), allow(end))
-        )
+        places.append(FaultPlace(some, alone, [*loaded, *suspected], values, exact.get(end), allow(end)))
     others = [one for one in segments if not any(one in some for some in chosen)]
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
 
@@ -359,12 +361,14 @@ def _open(
     segment: Segment,
     ends: tuple[Tensor, Tensor],
     tolerance: float,
+    cleared: Collection[str],
 ) -> list[Suspect]:
     """The operators of a segment that begin to differ, of both engines in turn; none beside a file.
 
     Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
     reads what was made before the layers, and differs, as a mask may, the operators that made it are among them. What
-    runs no operator, as a layer that is left out, was decided by the function around the segment.
+    runs no operator, as a layer that is left out, was decided by the function around the segment. Of engines that are
+    not `cleared`, what built wrong tables and numbers comes before all.
     """
     if isinstance(reference, FileTap):
         return []
@@ -379,6 +383,13 @@ def _open(
         _order([one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace)
         for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )
+    sides = ((other, own, here, reference, theirs), (reference, theirs, there, other, own))
+    built = [
+        Suspect(tap.name, one)
+        for tap, trace, some, its, beside in sides
+        if tap.name not in cleared
+        for one in find_producers(trace, beside, some, len(tokens_T), _find_numbers(its))
+    ]
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
@@ -388,6 +399,8 @@ def _open(
     found = _in_turn((other, here), (reference, there), segment.missing)
     if segment.missing:
         return [*around[:1], *found]
+    unset = find_unset_end(own)
+    found = [*built, *([] if unset is None else [Suspect(other.name, unset)]), *found]
     number = first_other_number(own, theirs)
     if number is not None and not any(one.operator.early for one in found):
         trace, operator = number
@@ -395,9 +408,11 @@ def _open(
     if found:
         return found
     moved = first_rearranged(own, theirs, tolerance)
-    # Where every value is there in its place, another one of them is handed on.
-    last = [Suspect(reference.name, one) for one in theirs.operators[-1:]]
-    return [Suspect(other.name, moved)] if moved else [*around, *last]
+    # Where every value is there in its place, another one of them is handed on, behind the last operator.
+    ended, last = (
+        [Suspect(tap.name, one) for one in trace.operators[-1:]] for tap, trace in ((other, own), (reference, theirs))
+    )
+    return [Suspect(other.name, moved)] if moved else [*ended, *around, *last]
 
 
 def _order(some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace) -> list[Operator]:
@@ -412,14 +427,20 @@ def _order(some: Sequence[Operator], makers: Sequence[Operator], trace: Operator
     return [*inside[:1], *early, *inside[1:], *idle]
 
 
-def _find_writers(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:
-    """The lines that load the weight of the module at a segment's end, where the engines have not the same."""
+def _find_loaders(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:
+    """The lines that load the weights of the module at a segment's end, where the engines have not the same."""
     if not isinstance(reference, ModuleTap) or not isinstance(other, LoadsWeights):
         return []
     path = (reference.address(end) or "").partition("|")[0]
-    weight = dict(reference.model.named_parameters(remove_duplicate=False)).get(f"{path}.weight")
-    found = [] if weight is None else other.writers(end, f"{path}.weight", weight)
-    return [Suspect(other.name, one) for one in found]
+    every = reference.model.named_parameters(remove_duplicate=False)
+    weights = {name: weight for name, weight in every if path and name.startswith(f"{path}.")}
+    return [Suspect(other.name, one) for one in (other.loaders(end, weights) if weights else ())]
+
+
+def _find_numbers(tap: Tap) -> set[float]:
+    """The settings of an engine that are numbers, as far as they are known."""
+    every = find_settings(tap.model) if isinstance(tap, ShowsModules) else ()
+    return {float(one.value) for one in every if type(one.value) in (int, float)}
 
 
 def _say_around(trace: OperatorTrace) -> Operator:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lockstep_doctor.builds import find_build
 from lockstep_doctor.cuts import OUTPUT, ROUTED, Capture, CutPoint, End, name_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
@@ -142,7 +143,10 @@ class ModuleTap:
         with Recorder() as recorder:
             recorder.begin_early()
             self._read(tokens_T, Pass(forced, recorder, start, end))
-        return replace(recorder.join(), split=None if self._prompt is None else (len(tokens_T), self._prompt))
+        found, log = recorder.join(), find_build(self.model)
+        if log is not None:
+            found = log.explain(found, self.model, recorder.tensors_read())
+        return replace(found, split=None if self._prompt is None else (len(tokens_T), self._prompt))
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -25,7 +25,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _STDLIB = sysconfig.get_path("stdlib")
 
 
-_UNSET = ("aten.empty", "aten.new_empty")
+UNSET = ("aten.empty", "aten.new_empty")
 """Operators whose numbers mean nothing before another one writes there."""
 
 _KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
@@ -63,6 +63,7 @@ class Operator:
         outputs: The same.
         scalars: The other arguments, in order.
         early: True if it ran before the layers, for a segment that begins in one.
+        lines: Of a step that is no operator, the lines that ran for it beside those of the stack.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Operator:
     outputs: tuple[int, ...]
     scalars: tuple[Any, ...]
     early: bool = False
+    lines: tuple[Frame, ...] = ()
 
 
 @dataclass
@@ -83,12 +85,16 @@ class OperatorTrace:
         around: The lines of functions that ran from before the start to after the end, innermost first: they decide
             what runs between.
         split: Tokens of the sequence, and how many of them were read together, before the others; None: all were.
+        tables: By value that the trace read, the operators that made it when the model was built; it is their last.
+        origins: By number that operators were given, the line that first made it when the model was built.
     """
 
     values: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
     around: tuple[Frame, ...] = ()
     split: tuple[int, int] | None = None
+    tables: Mapping[int, OperatorTrace] = field(default_factory=dict)
+    origins: Mapping[float, Operator] = field(default_factory=dict)
 
     def external(self) -> list[int]:
         """Returns the values that no operator of the trace made: inputs, weights, constants."""
@@ -181,6 +187,11 @@ class Recorder(TorchDispatchMode):
         """Returns the traces of all calls as one, see `join_traces`."""
         return replace(join_traces([call for call in self._calls if call.operators]), around=self._around)
 
+    def tensors_read(self) -> dict[int, Tensor]:
+        """Returns the tensors that the operators of one call read and did not make, by the index of their value."""
+        calls = [call for call in self._calls if call.operators]
+        return {value: self._alive[value] for call in calls[:1] for value in call.external()} if len(calls) == 1 else {}
+
     def _inside(self) -> list[FrameType]:
         """The functions that are being executed, but for those that called the model."""
         return [frame for frame in _active(2) if frame not in self._outside]
@@ -257,7 +268,15 @@ def find_frames(depth: int = 2) -> Iterator[Frame]:
 
 def _active(depth: int = 1) -> Iterator[FrameType]:
     """The functions of models that are being executed, innermost first."""
-    frame: FrameType | None = sys._getframe(depth)
+    yield from _callers(sys._getframe(depth))
+
+
+def stack_of(frame: FrameType) -> Iterator[Frame]:
+    """The lines of models that a frame and those that called it execute, innermost first."""
+    yield from map(frame_of, _callers(frame))
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         if is_model_file(frame.f_code.co_filename):
             yield frame
@@ -380,24 +399,32 @@ def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], t
     ]
     for value in _find_unset(own):
         good[value] = True
+    found = find_first_bad(own, good)
+    off = find_makers(own, ends, frozenset(value for value, is_good in enumerate(good) if is_good))
+    return sorted(found, key=lambda one: one.early and one not in off)
+
+
+def find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
+    """Returns the operators that were given good values, and gave one that is not.
+
+    A value from which only good ones follow becomes good, too.
+    """
     consumers: dict[int, list[Operator]] = {}
-    for one in own.operators:
+    for one in trace.operators:
         for value in one.inputs:
             consumers.setdefault(value, []).append(one)
-    for one in reversed(own.operators):
+    for one in reversed(trace.operators):
         for value in one.outputs:
             after = [output for consumer in consumers.get(value, ()) for output in consumer.outputs if output != value]
             good[value] = good[value] or (bool(after) and all(good[output] for output in after))
-    outside = set(own.external())
-    found = [
+    outside = set(trace.external())
+    return [
         one
-        for one in own.operators
+        for one in trace.operators
         if all(good[value] or value in outside for value in one.inputs)
         # A value that no operator reads, beside one that is read, has no effect.
         and not all(good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs))
     ]
-    off = find_makers(own, ends, frozenset(value for value, is_good in enumerate(good) if is_good))
-    return sorted(found, key=lambda one: one.early and one not in off)
 
 
 def _find_unset(trace: OperatorTrace) -> set[int]:
@@ -405,9 +432,23 @@ def _find_unset(trace: OperatorTrace) -> set[int]:
     unset: set[int] = set()
     for one in trace.operators:
         follows = bool(one.inputs) and unset.issuperset(one.inputs) and not one.name.split(".")[1].endswith("_")
-        if one.name.startswith(_UNSET) or follows:
+        if one.name.startswith(UNSET) or follows:
             unset.update(one.outputs)
     return unset
+
+
+def find_unset_end(trace: OperatorTrace) -> Operator | None:
+    """Returns the operator that took the memory with which a trace ends, where none has written there."""
+    unset = _find_unset(trace)
+    wanted = set(trace.operators[-1].outputs if trace.operators else ())
+    if not wanted or not unset.issuperset(wanted):
+        return None
+    for one in reversed(trace.operators):
+        if wanted.intersection(one.outputs):
+            wanted.update(one.inputs)
+            if one.name.startswith(UNSET):
+                return one
+    return None
 
 
 def find_makers(

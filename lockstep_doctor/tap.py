@@ -45,15 +45,14 @@ class Tap(Protocol):
 
 @runtime_checkable
 class LoadsWeights(Protocol):
-    """A tap that can load a weight once more, and say which lines do so."""
+    """A tap that knows how its weights were loaded."""
 
-    def writers(self, cut: CutPoint, name: str, weight: Tensor) -> Sequence[Operator]:
-        """Returns the operators that write the weight of the module whose output is a cut; none where it is right.
+    def loaders(self, cut: CutPoint, weights: Mapping[str, Tensor]) -> Sequence[Operator]:
+        """Returns what loaded the weights of the module whose output is a cut, the likeliest first; none if right.
 
         Args:
             cut: At the module's output.
-            name: Of the weight in the reference.
-            weight: As the reference has it.
+            weights: The module's as the reference has them, by their names there.
         """
         ...
 

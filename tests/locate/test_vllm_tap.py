@@ -165,6 +165,13 @@ def leave_out_residual(model: Any) -> None:
     norm.forward = lambda x, residual, plain=norm.forward: plain(x, torch.zeros_like(residual))
 
 
+def swap_pair(model: Any) -> None:
+    """The norm hands on its output as the residual, and the residual as its output."""
+    for layer in model.model.layers:
+        norm = layer.post_attention_layernorm
+        norm.forward = lambda x, residual, plain=norm.forward: plain(x, residual)[::-1]
+
+
 @pytest.mark.parametrize(
     ("fault", "stage", "function"),
     [
@@ -173,6 +180,7 @@ def leave_out_residual(model: Any) -> None:
         (shrink_mlp, "resid_mid", "shrink_mlp.<locals>.<lambda>"),
         (drop_residual, "mlp_norm", "drop_residual.<locals>.forward"),
         (leave_out_residual, "mlp_norm", "leave_out_residual.<locals>.<lambda>"),
+        (swap_pair, "mlp_norm", "LlamaDecoderLayer.forward"),
     ],
 )
 def test_a_fault_in_vllm_has_its_line(llama: Path, fault: Callable[[Any], None], stage: str, function: str) -> None:
@@ -196,26 +204,42 @@ def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path)
     assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 
-def test_a_weight_that_is_loaded_wrongly_has_its_loader(llama: Path) -> None:
-    with opened(llama) as tap:
-        model_of(tap).model.layers[1].mlp.down_proj.quant_method = _Twice(model_of(tap).model.layers[1].mlp.down_proj)
-        found = find(llama, tap)
-    assert [str(segment.end) for segment in found.segments] == ["layers.1.down"]
-    (loader,) = [one.operator for one in found.places[0].suspects if one.operator.name == "aten.copy_.default"]
-    assert any("weight_loader" in frame.function for frame in loader.stack)
+def test_what_builds_a_wrong_table_or_number_or_drops_a_weight_is_named(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+    from vllm.model_executor.models.llama import LlamaAttention
+    from vllm.model_executor.models.utils import AutoWeightsLoader
 
+    angles, attention, load = (
+        RotaryEmbedding._compute_inv_freq,
+        LlamaAttention._init_rotary_emb,
+        AutoWeightsLoader._filter_skipped,
+    )
 
-class _Twice:
-    """The kernel of a layer, with another weight."""
+    def turn_farther(self: Any, base: float) -> Tensor:
+        return angles(self, base) * 1.01
 
-    def __init__(self, layer: Any) -> None:
-        self._plain = layer.quant_method
+    def scale_less(self: Any, *inputs: Any, **named: Any) -> None:
+        self.scaling = self.head_dim**-0.6
+        attention(self, *inputs, **named)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
+    def drop_one(self: Any, weights: Any) -> Any:
+        yield from load(self, list(weights)[1:])
 
-    def apply(self, *inputs: Any) -> Tensor:
-        return self._plain.apply(*inputs) * 2
+    faults = [
+        (RotaryEmbedding, "_compute_inv_freq", turn_farther, "aten.mul.Tensor"),
+        (LlamaAttention, "_init_rotary_emb", scale_less, "the number 0.125, which the other engine has not,"),
+        (AutoWeightsLoader, "_filter_skipped", drop_one, "lm_head.weight, of which 0 of 4096 numbers are written"),
+    ]
+    for owner, name, fault, what in faults:
+        with monkeypatch.context() as during:
+            during.setattr(owner, name, fault)
+            with opened(llama) as tap:
+                first = find(llama, tap).places[0].suspects[0]
+        assert first.engine == "vllm"
+        assert what in first.operator.name
+        assert first.operator.stack[0].function.endswith(fault.__name__)
 
 
 def test_the_command_writes_a_script_of_vllm_alone(
@@ -286,22 +310,6 @@ def test_the_worker_keeps_no_tensor_of_a_pass_that_was_read(llama: Path) -> None
         assert not kept_by(worker_of(tap))
         assert tap.trace(TOKENS, {}, None, list(seen)[3]).operators
         assert not kept_by(worker_of(tap))
-
-
-def test_the_model_has_its_weights_again_where_a_watch_of_loaders_breaks_off(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def give_up(model: Any) -> None:
-        raise RuntimeError("no plain loaders")
-
-    with opened(llama) as tap:
-        before = tap.run(TOKENS, {})
-        monkeypatch.setattr("lockstep.samplers.vllm.writers.take_plain_loaders", give_up)
-        name = "model.layers.1.mlp.down_proj.weight"
-        weight = torch.zeros(SIZES["hidden_size"], SIZES["intermediate_size"])
-        with pytest.raises(RuntimeError, match="no plain loaders"):
-            tap.writers(CutPoint("down", 1), name, weight)
-        assert torch.equal(tap.run(TOKENS, {}).logits, before.logits)
 
 
 def test_a_sequence_that_is_taken_in_parts_and_layouts_are_refused(llama: Path) -> None:

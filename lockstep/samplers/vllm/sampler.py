@@ -62,7 +62,6 @@ class VLLMSampler:
         prepare()
         try:
             from vllm.engine.arg_utils import EngineArgs
-            from vllm.v1.engine.llm_engine import LLMEngine
         except (ImportError, RuntimeError) as error:
             raise InputError(
                 f"vLLM is installed and cannot be imported ({first_line(error)}); docs/guides/generation.md says which "
@@ -79,7 +78,7 @@ class VLLMSampler:
         chosen |= {"model": model, "worker_extension_cls": self.worker}
         chosen |= {"logprobs_mode": "raw_logprobs" if raw_logprobs else "processed_logprobs", **(options or {})}
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**chosen))
+            self._engine = self._start(EngineArgs(**chosen))
         except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
             raise InputError(
                 f"vLLM does not start with the model in {model} ({_reason(error)}); use sampler=torch"
@@ -88,6 +87,12 @@ class VLLMSampler:
         executor.register_failure_callback(_end_without_worker)
         workers = self._engine.vllm_config.parallel_config.world_size
         self._lost: Callable[[], bool] = lambda: workers > 1 and executor.is_failed
+
+    def _start(self, arguments: Any) -> Any:
+        """Starts vLLM's engine, with its `EngineArgs`."""
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        return LLMEngine.from_engine_args(arguments)
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         prompts = [(request.tokens, self._drawing(request, sampling)) for request in requests]

@@ -54,12 +54,14 @@ class Site:
     def take(self, value: Any, sum_TD: Tensor) -> list[tuple[CutPoint, Tensor]]:
         """Like `views`, of what a norm returns that has added the residual: an error of that is added to its output.
 
+        It is added twice: both of them, one in the place of the other, would have the right sum.
+
         Args:
             value: The output, and the residual that is handed on.
             sum_TD: What that has to be.
         """
         output, residual = (x[: len(sum_TD)] for x in value)
-        return [(self.cuts[0], output if torch.equal(residual, sum_TD) else output + (residual - sum_TD))]
+        return [(self.cuts[0], output if torch.equal(residual, sum_TD) else output + 2 * (residual - sum_TD))]
 
     def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
         """Gives the arguments of a sum another one: the first is what the others leave, so that these still count."""

@@ -33,6 +33,12 @@ class TappedSampler(VLLMSampler):
 
     worker = "lockstep.samplers.vllm.tapped_worker.TappedWorker"
 
+    def _start(self, arguments: Any) -> Any:
+        from lockstep.samplers.vllm.loading import watch_loading
+
+        with watch_loading():
+            return super()._start(arguments)
+
     def look(
         self, tokens: list[int], asked: Mapping[str, Any], forced: Mapping[CutPoint, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
@@ -58,10 +64,10 @@ class TappedSampler(VLLMSampler):
         """vLLM's own engine."""
         return self._engine
 
-    def find_writers(self, cut: CutPoint, name: str, weight: Tensor) -> list[dict[str, Any]]:
-        """Returns what `TappedWorker.show_writers` does, as plain values."""
-        right = safetensors.torch.save({"weight": weight.contiguous()})
-        return json.loads(self._on_worker("show_writers", json.dumps({"cut": str(cut), "name": name}), right))
+    def find_loaders(self, cut: CutPoint, weights: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """Returns what `TappedWorker.show_loaders` does, as plain values."""
+        right = safetensors.torch.save({name: weight.contiguous().clone() for name, weight in weights.items()})
+        return json.loads(self._on_worker("show_loaders", str(cut), right))
 
     def sites(self) -> list[dict[str, Any]]:
         """Returns the sites of all cuts in the model, as plain values."""
@@ -124,19 +130,29 @@ class VLLMTap:
         asked = {"start": None if start is None else str(start), "end": str(end)}
         header, values, _ = self._sampler.look(tokens_T.tolist(), asked, forced)
         count = sum(name.startswith("#") for name in values)
+        tables = {
+            int(value): OperatorTrace(
+                [values[f"table {value} {number}"] for number in range(table["values"])],
+                list(map(_operator, table["operators"])),
+            )
+            for value, table in header["tables"].items()
+        }
         return OperatorTrace(
             [values[f"#{number}"] for number in range(count)],
             list(map(_operator, header["operators"])),
             tuple(Frame(**line) for line in header["around"]),
+            tables=tables,
+            origins={number: _operator(one) for number, one in header["origins"]},
         )
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         header, _, _ = self._sampler.look(tokens_T.tolist(), {"functions": True}, {})
         return Counter(header["functions"])
 
-    def writers(self, cut: CutPoint, name: str, weight: Tensor) -> list[Operator]:
+    def loaders(self, cut: CutPoint, weights: Mapping[str, Tensor]) -> list[Operator]:
         """Implements `tap.LoadsWeights`."""
-        return list(map(_operator, self._sampler.find_writers(cut, name, weight.detach().cpu().to(self.dtype))))
+        right = {name: weight.detach().cpu().to(self.dtype) for name, weight in weights.items()}
+        return list(map(_operator, self._sampler.find_loaders(cut, right)))
 
     def reproduce(self, folder: Path, found: Location, tokens_T: Tensor) -> Path:
         """Implements `reproduction.Reproducible`."""
@@ -153,6 +169,7 @@ def _operator(plain: Mapping[str, Any]) -> Operator:
         tuple(plain["inputs"]),
         tuple(plain["outputs"]),
         tuple(_scalar(one) for one in plain["scalars"]),
+        lines=tuple(Frame(**frame) for frame in plain["lines"]),
     )
 
 

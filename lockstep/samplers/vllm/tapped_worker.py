@@ -10,16 +10,16 @@ from operator import attrgetter
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 
+from lockstep.samplers.vllm.loading import find_loaders, is_loaded
 from lockstep.samplers.vllm.sites import Site, find_sites
 from lockstep.samplers.vllm.worker import WeightReceiver
-from lockstep.samplers.vllm.writers import watch_writers, weight_at
+from lockstep_doctor.builds import find_build
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.modules import Pass, count_functions
-from lockstep_doctor.operators import Frame, Recorder
+from lockstep_doctor.operators import Frame, Operator, Recorder
 
 OPENED = ("vllm", "vllm_ir")
 """Namespaces of operators that are Python, of which the operators inside are recorded."""
@@ -118,7 +118,9 @@ class TappedWorker(WeightReceiver):
             raise ValueError(
                 f"vLLM took {self._tokens} of {self._asked.count} tokens in one pass; raise max_num_batched_tokens"
             )
-        self._trace = self._recorder.join()
+        self._trace, log = self._recorder.join(), find_build(self._model)
+        if log is not None:
+            self._trace = log.explain(self._trace, self._model, self._recorder.tensors_read())
         seen = self._pass.collect()
         self._seen = {cut: x.transpose(0, 1) if cut in self._turned else x for cut, x in seen.items()}
         return json.dumps(
@@ -126,9 +128,12 @@ class TappedWorker(WeightReceiver):
                 "order": [str(cut) for cut in self._seen],
                 "hidden": [str(cut) for cut in self._hidden],
                 "functions": self._ran,
-                "operators": [
-                    asdict(replace(one, stack=_without_machinery(one.stack))) for one in self._trace.operators
-                ],
+                "operators": list(map(_plain, self._trace.operators)),
+                "tables": {
+                    value: {"operators": list(map(_plain, table.operators)), "values": len(table.values)}
+                    for value, table in self._trace.tables.items()
+                },
+                "origins": [[number, _plain(one)] for number, one in self._trace.origins.items()],
                 "around": [asdict(one) for one in _without_machinery(self._trace.around)],
             },
             default=str,
@@ -138,6 +143,8 @@ class TappedWorker(WeightReceiver):
         """The values that were seen, by cut, and those of the trace, by number; as safetensors; then drops them."""
         seen = {str(cut): value for cut, value in self._seen.items()}
         traced = {f"#{number}": value for number, value in enumerate(self._trace.values)}
+        for value, table in self._trace.tables.items():
+            traced |= {f"table {value} {number}": one for number, one in enumerate(table.values)}
         del self._recorder, self._pass, self._sums, self._trace, self._seen
         return safetensors.torch.save({name: value.contiguous().cpu() for name, value in (seen | traced).items()})
 
@@ -156,28 +163,20 @@ class TappedWorker(WeightReceiver):
             ]
         )
 
-    def show_writers(self, asked: str, right: bytes) -> str:
-        """Returns, as JSON, the operators that load the weight of the module at a cut; none where it is right.
+    def show_loaders(self, asked: str, right: bytes) -> str:
+        """Returns, as JSON, what loaded the weights of the module at a cut; nothing where they are right.
 
         Args:
-            asked: The `cut`, and the weight's `name` in `transformers`, as JSON.
-            right: The weight as it should be, as safetensors.
+            asked: The cut.
+            right: The weights as they should be, by their names in `transformers`, as safetensors.
         """
-        name, cut = (json.loads(asked)[key] for key in ("name", "cut"))
-        weight = safetensors.torch.load(right)["weight"]
-        point = CutPoint.parse(cut)
-        config = self.vllm_config.model_config
+        weights, point = safetensors.torch.load(right), CutPoint.parse(asked)
+        log = find_build(self._model)
+        sites = [one for one in find_sites(self._model, self._network).sites if one.end == "out" and point in one.cuts]
         with set_current_vllm_config(self.vllm_config):
-            for site in find_sites(self._model, self._network).sites:
-                if site.end != "out" or point not in site.cuts:
-                    continue
-                own = weight_at(self._model, site, point, weight.shape[-1])
-                if own is None or own.dim() != weight.dim() or torch.equal(own[: len(weight)].cpu(), weight):
-                    continue
-                with torch.device(self.device):
-                    found = watch_writers(self._model, config, self._network, name)
-                return json.dumps([asdict(replace(one, stack=_without_machinery(one.stack))) for one in found])
-        return json.dumps([])
+            wrong = [site for site in sites if not is_loaded(self._model, site, point, weights)]
+        found = find_loaders(log, self._network, weights) if wrong and log is not None else []
+        return json.dumps(list(map(_plain, found)))
 
     def _tap_at(self, site: Site) -> None:
         """Visits the cuts of a site whenever it is called."""
@@ -245,6 +244,11 @@ class TappedWorker(WeightReceiver):
             self._taps.callback(delattr, part, name)
         else:
             self._taps.callback(setattr, part, name, held)
+
+
+def _plain(one: Operator) -> dict[str, Any]:
+    """An operator for JSON."""
+    return asdict(replace(one, stack=_without_machinery(one.stack)))
 
 
 def _without_machinery(stack: Sequence[Frame]) -> tuple[Frame, ...]:

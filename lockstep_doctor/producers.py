@@ -1,0 +1,108 @@
+"""What built the tables and numbers that a segment reads, where they are measured not to be the other engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lockstep_doctor.operators import MASKED, Operator, OperatorTrace, find_first_bad
+
+_CLOSE, _SAME = 2e-5, 1e-6
+"""Absolute error of a table's numbers, and relative error of a setting, up to which two programs may round."""
+
+_PLAIN = (0.0, 1.0, -1.0)
+
+
+def find_producers(
+    own: OperatorTrace, other: OperatorTrace, wrong: Sequence[Operator], tokens: int, numbers: Collection[float]
+) -> list[Operator]:
+    """Returns what built the tables and numbers that a segment reads and another engine has not.
+
+    A table, such as the cosines of all positions, is right if its numbers, up to the last token, are those of tables of
+    the other engine, or of what that computes before the layers. Of a wrong one, the operators that begin to be wrong
+    come first, then where their numbers come from; the first has the lines of all others. What is right is left out.
+
+    Args:
+        own: Of the engine, with what built its tables.
+        other: Of the other engine.
+        wrong: The operators of the segment that begin to differ, the likeliest first.
+        tokens: Tokens of the sequence.
+        numbers: Settings of the other engine.
+    """
+    if not wrong:
+        return []
+    known = sorted({*_PLAIN, *numbers, *_scalars(other.operators), *_scalars(_of_tables(other))})
+    right = [_sort(one, tokens) for one in _find_tables(other)]
+    read = {value for one in other.operators if not one.early for value in one.inputs}
+    early = {value for one in other.operators if one.early for value in one.outputs}
+    handed_on = [_sort(other.values[value], tokens) for value in early & read]
+    plain, found = torch.tensor(known, dtype=torch.float64), list[Operator]()
+    for value, table in own.tables.items():
+        if not table.values[-1].is_floating_point() or not any(value in one.inputs for one in own.operators):
+            continue
+        good = _check_table([_sort(one, tokens) for one in table.values], right, handed_on, plain)
+        if good[-1]:
+            continue
+        first = find_first_bad(table, good)
+        ran = tuple(dict.fromkeys(frame for one in reversed(table.operators) for frame in one.stack))
+        found += [replace(one, lines=ran) for one in first]
+        found += _origins(own, first, known)
+    found += _origins(own, wrong[:2], known)
+    return list(dict.fromkeys(found))
+
+
+def _check_table(
+    values: Sequence[Tensor], right: Sequence[Tensor], handed_on: Sequence[Tensor], known: Tensor
+) -> list[bool]:
+    """Returns which values of a table's making have the numbers of some right ones, all of theirs, and no others.
+
+    A single number is right if it is known. What the other engine hands on has to be in the table, if it is in a value
+    that it was made of.
+    """
+    inside = [[one for one in right if _is_among(one, value)] for value in values]
+    good = [
+        _is_among(value, known if len(value) < 2 else torch.cat([known[:0], *some]).unique())
+        for value, some in zip(values, inside, strict=True)
+    ]
+    wanted = [one for one in handed_on if any(_is_among(one, value) for value in values)]
+    return [*good[:-1], good[-1] and all(_is_among(one, values[-1]) for one in wanted)]
+
+
+def _origins(own: OperatorTrace, some: Sequence[Operator], known: Sequence[float]) -> Iterator[Operator]:
+    """The lines that made numbers which operators were given, and which the other engine has not."""
+    for number in dict.fromkeys(_scalars(some)):
+        if number in own.origins and not any(abs(number - one) <= _SAME * abs(one) for one in known):
+            yield replace(own.origins[number], name=f"{own.origins[number].name}, which the other engine has not,")
+
+
+def _scalars(some: Sequence[Operator]) -> Iterator[float]:
+    yield from (x for one in some for x in one.scalars if isinstance(x, float))
+
+
+def _of_tables(trace: OperatorTrace) -> list[Operator]:
+    return [one for table in trace.tables.values() for one in table.operators]
+
+
+def _find_tables(trace: OperatorTrace) -> Iterator[Tensor]:
+    """The values of an engine's tables, and of what it computes before the layers."""
+    yield from (trace.values[value] for one in trace.operators if one.early for value in one.outputs)
+    yield from (value for table in trace.tables.values() for value in table.values)
+
+
+def _sort(value: Tensor, tokens: int) -> Tensor:
+    """The numbers of a value, of a table those of the first tokens, each once."""
+    return (
+        (value[:tokens] if value.ndim else value).detach().flatten().double().nan_to_num(0.0, MASKED, -MASKED).unique()
+    )
+
+
+def _is_among(some: Tensor, others: Tensor) -> bool:
+    """True if all of these sorted numbers are among others, up to rounding."""
+    if not len(others) or not len(some):
+        return not len(some)
+    above = torch.searchsorted(others, some).clamp(max=len(others) - 1)
+    near = torch.minimum((others[above] - some).abs(), (others[(above - 1).clamp(min=0)] - some).abs())
+    return bool((near <= _CLOSE * some.abs().clamp(max=1.0) + _SAME * some.abs() + 1e-12).all())

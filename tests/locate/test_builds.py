@@ -1,0 +1,153 @@
+"""What built a model: lines that made wrong tables and numbers, and that loaded weights, are named; right ones not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from located import TOKENS
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+
+from lockstep_doctor import Location, ModuleTap, locate
+from lockstep_doctor.builds import find_build, watch_build
+
+CONFIG = LlamaConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    initializer_range=0.2,
+    pad_token_id=None,
+)
+plain_angles = LlamaRotaryEmbedding.compute_default_rope_parameters
+plain_attention = LlamaAttention.__init__
+plain_turn = modeling_llama.rotate_half
+
+
+def turn_farther(*inputs: Any, **named: Any) -> tuple[Tensor, float]:
+    frequencies, factor = plain_angles(*inputs, **named)
+    return frequencies * 1.01, factor
+
+
+def scale_less(self: Any, *inputs: Any, **named: Any) -> None:
+    plain_attention(self, *inputs, **named)
+    self.scaling = self.head_dim**-0.6
+
+
+def turn_back(x: Tensor) -> Tensor:
+    return -plain_turn(x)
+
+
+def build() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    with watch_build() as models:
+        models.append(LlamaForCausalLM(CONFIG).eval())
+    return models[0]  # pyright: ignore[reportReturnType]
+
+
+def locate_with(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fault: Callable[..., Any]) -> Location:
+    """The place of a fault that is in force while the other model is built and read."""
+    right, witness = build(), build().double()
+    monkeypatch.setattr(owner, name, fault)
+    wrong = build()
+    monkeypatch.undo()
+
+    def read(model: Any, tokens_T: Tensor) -> Tensor:
+        with pytest.MonkeyPatch.context() as during:
+            during.setattr(owner, name, fault)
+            return model(input_ids=tokens_T[None], use_cache=False).logits[0]
+
+    taps = ModuleTap(right, "right"), ModuleTap(wrong, "wrong", read=read)
+    return locate(*taps, TOKENS, ModuleTap(witness, "float64"))
+
+
+def test_a_wrong_table_has_the_line_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = locate_with(
+        monkeypatch, LlamaRotaryEmbedding, "compute_default_rope_parameters", staticmethod(turn_farther)
+    )
+    first = found.places[0].suspects[0]
+    assert (first.engine, first.operator.name, first.operator.stack[0].function) == (
+        "wrong",
+        "aten.mul.Tensor",
+        "turn_farther",
+    )
+    assert "LlamaRotaryEmbedding.compute_default_rope_parameters" in {one.function for one in first.operator.lines}
+
+
+def test_a_wrong_number_has_the_line_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = locate_with(monkeypatch, LlamaAttention, "__init__", scale_less)
+    first = found.places[0].suspects[0]
+    assert first.operator.name.startswith("the number 0.287175")
+    assert first.operator.stack[0].function == "scale_less"
+
+
+def test_what_is_measured_right_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = locate_with(monkeypatch, modeling_llama, "rotate_half", turn_back)
+    named = {frame.function for one in found.places[0].suspects for frame in one.operator.stack[:1]}
+    assert "turn_back" in named
+    assert not {"LlamaRotaryEmbedding.compute_default_rope_parameters", "LlamaAttention.__init__"} & named
+
+
+class Loaded(nn.Module):
+    """A weight that is loaded in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(8, 2))
+        self.other = nn.Parameter(torch.empty(8, 2))
+
+
+def read_file() -> Iterator[tuple[str, Tensor]]:
+    for name in ("other", "weight"):
+        tensor = torch.ones(8, 2)
+        yield name, tensor
+
+
+def skip_first(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    yield from list(weights)[1:]
+
+
+def find_place(part: int) -> int:
+    return part + 3
+
+
+def load_half(weight: Tensor, tensor: Tensor) -> None:
+    start = find_place(0)
+    weight.data[start : start + 2].copy_(tensor[start : start + 2])
+
+
+def load(model: nn.Module, weights: Iterator[tuple[str, Tensor]]) -> None:
+    for name, tensor in weights:
+        load_half(model.get_parameter(name), tensor)
+
+
+def test_a_tensor_that_is_dropped_has_the_function_that_had_it_last() -> None:
+    with watch_build() as models:
+        models.append(Loaded())
+        load(models[0], skip_first(read_file()))
+    log = find_build(models[0])
+    assert log is not None
+    (dropped, *_), loaded = log.loaded["other"].suspects(), log.loaded["weight"]
+    assert dropped.name == "other, of which 0 of 16 numbers are written: taken"
+    assert dropped.stack[0].function == "skip_first"
+    assert (loaded.written, loaded.numel) == (4, 16)
+
+
+def test_a_tensor_that_is_put_elsewhere_has_its_writer_and_what_made_the_place() -> None:
+    with watch_build() as models:
+        models.append(Loaded())
+        load(models[0], read_file())
+    log = find_build(models[0])
+    assert log is not None
+    taker, place, writer, *_ = log.loaded["weight"].suspects()
+    assert [one.stack[0].function for one in (taker, place, writer)] == ["load_half", "find_place", "load_half"]
+    assert writer.name.endswith("aten.copy_.default")
+    assert {one.function for one in taker.lines} >= {"load", "load_half", "find_place"}
