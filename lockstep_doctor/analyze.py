@@ -35,14 +35,7 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Analysis:
-    """Result of the comparison of two columns.
-
-    Attributes:
-        compared: Both sides on the tokens that were generated.
-        figures: Of all these tokens.
-        findings: What they look like.
-        names: What the sides are called.
-    """
+    """Result of the comparison of two columns."""
 
     compared: Compared
     figures: Mapping[str, float]

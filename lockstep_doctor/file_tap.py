@@ -68,7 +68,6 @@ def tap(model: nn.Module, path: Path | str, name: str = "") -> Iterator[Recordin
     Args:
         model: Any module whose parts have the names of `transformers`; it is given the ids of one sequence, and returns
             logits, or something that has them.
-        path: The file.
         name: Of the program, in reports; the file's own by default.
 
     Raises:
@@ -92,9 +91,6 @@ def tap(model: nn.Module, path: Path | str, name: str = "") -> Iterator[Recordin
 
 class FileTap:
     """Implements `tap.Tap` by a file that `tap` wrote: it says what was seen, and can neither be forced nor traced.
-
-    Args:
-        path: The file.
 
     Raises:
         TapError: It is no such file.

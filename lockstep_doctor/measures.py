@@ -23,7 +23,6 @@ def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor], toleran
 
     Args:
         right: As it should be, positions first, the last axis channels.
-        own: As it is.
         seen: Other values of the same pass, which it may be mixed with.
         tolerance: Relative error that rounding explains.
     """

@@ -29,8 +29,6 @@ class ModelSetting:
 
     Attributes:
         owner: Path of its module; `config`: the configuration.
-        name: Of the attribute, parameter or buffer.
-        value: As it is.
     """
 
     owner: str
@@ -125,7 +123,6 @@ def select_inside(differences: Iterable[Difference], ends: Sequence[str], given:
     """Selects the settings that a segment can have read: of the modules at its ends, and of those around these.
 
     Args:
-        differences: All.
         ends: Modules where the segment begins and where it ends.
         given: Modules whose outputs it was given.
     """

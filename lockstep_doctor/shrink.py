@@ -18,12 +18,7 @@ FEWEST = 2
 
 
 def shrink(shows: Callable[[Tensor], bool], tokens_T: Tensor) -> Tensor:
-    """Drops stretches of tokens, long ones first, as long as the rest shows what all of them do.
-
-    Args:
-        shows: True if a request shows it.
-        tokens_T: Ids of one that does.
-    """
+    """Drops stretches of tokens, long ones first, as long as the rest shows what all of them do."""
     size, tried = tokens_T.numel() // 2, 0
     while size and tried < _MOST:
         end = tokens_T.numel()

@@ -21,12 +21,7 @@ _SCHEMA = 2
 
 @dataclass(frozen=True)
 class DumpAnalysis:
-    """Verdict on a dump, and the findings.
-
-    Attributes:
-        judgement: The verdict, by limits for bf16.
-        analysis: Figures and findings.
-    """
+    """Verdict on a dump, by limits for bf16, and the findings."""
 
     judgement: CellJudgement
     analysis: Analysis

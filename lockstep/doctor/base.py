@@ -28,9 +28,6 @@ class Conditions:
 
     Attributes:
         dtype: Of the computation; None: the backend's own.
-        batch_size: Sequences side by side in a pass.
-        layout: How they lie there.
-        kernel: Of the attention.
         fresh: Drop every cache first.
     """
 

@@ -56,10 +56,8 @@ class Observation:
     """One row.
 
     Attributes:
-        check: Its name.
         what: The backend, or what else was looked at.
         outcome: LOOK asks for a person; SKIPPED says what the backend refuses or lacks.
-        said: The figures in words.
     """
 
     check: str

@@ -27,7 +27,6 @@ def doctor_recipe(
         model: A Hugging Face folder, or the folder of a finished run, which then says in which precision and by which
             sampler it was trained.
         overrides: `key.sub=value` each.
-        recipe: Where to begin.
         folder: Of the results.
         budget_s: After which no cell of the grid is begun.
         also: More layers, before the overrides.

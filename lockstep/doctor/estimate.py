@@ -94,12 +94,7 @@ def estimate(
     """Measures rates, and sums up the cells.
 
     Args:
-        backends: What is compared.
         witness: What the floor is measured by.
-        dtypes: Types of the backends.
-        grid: The bounds.
-        cells: That will be measured.
-        sizes: Of the model.
     """
     speeds = {name: measure_speed(backend, sizes, grid.batch_sizes) for name, backend in backends.items()}
     floor = [

@@ -27,10 +27,7 @@ class TableRow:
     """A cell, and what was measured there.
 
     Attributes:
-        cell: Which.
-        state: Whether it was.
         drawn: By each backend that generates.
-        seconds: It took.
     """
 
     cell: Cell
@@ -49,8 +46,6 @@ class PairJudgement:
 
     Attributes:
         row: Number of the row.
-        pair: Who.
-        judgement: The verdict, and its clauses.
     """
 
     row: int

@@ -21,9 +21,7 @@ def locate_file(dump: str, model: str, names: FieldNames) -> int:
     """Prints which side of a dump leaves the model, and at which stage; returns the exit code.
 
     Args:
-        dump: Its file or folder.
         model: Folder of the model, or of the finished run that trained it.
-        names: Of the dump's columns, as far as they are not known.
 
     Raises:
         InputError: The dump or the model cannot be read.
@@ -35,8 +33,6 @@ def locate_server(loaded: Loaded, url: str, served: str | None = None, variable:
     """Draws requests from a model, asks a server about them, and prints at which stage it leaves the model.
 
     Args:
-        loaded: Names the model.
-        url: Address of the server.
         served: Name of the model there; None: the first that it lists.
         variable: The environment variable that holds the server's key; None: it needs none.
 

@@ -87,13 +87,7 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine, and how it is opened.
-
-    Attributes:
-        engine: Its name, see `find_engine`.
-        folder: Of the model.
-        options: How it computes.
-    """
+    """An engine, and how it is opened."""
 
     engine: str
     folder: Path

@@ -28,13 +28,10 @@ class Drawn:
     """Tokens that one backend drew, and what all of them say about these. M of the N tokens were drawn.
 
     Attributes:
-        drawer: Who drew.
-        batch: Prompts and responses.
         cluster: Which sequences answer the same prompt, int64 [B].
         decoded: Log-probabilities that the drawer's decoding gave, nats, fp32 [M].
         scores: By kind and backend: log-probabilities by prefill, fp32 [M].
         roundings: By kind and type: how far rounding alone takes a log-probability, in absolute value, fp32 [M].
-        dtypes: The type in which each backend says that it computes.
     """
 
     drawer: str
@@ -95,9 +92,7 @@ class Bench:
     """Measures cells.
 
     Args:
-        backends: What is compared, by name.
         witness: Plain `transformers` on the same model, for the floor.
-        grid: Its bounds.
     """
 
     def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: DoctorGrid) -> None:
@@ -183,9 +178,6 @@ class Repeated:
     """The same request asked again and again.
 
     Attributes:
-        cell: Whose.
-        backend: Who was asked.
-        times: How often.
         same_tokens: How often the tokens were those of the first time, which counts.
         bitwise: How often every log-probability was, too, by decoding and by prefill.
         rms: Of the differences of log-probabilities by prefill from those of the first time, nats.

@@ -68,9 +68,7 @@ def measure_table(
     """Measures and judges all cells of a recipe.
 
     Args:
-        recipe: The grid and its limits, the model and its prompts.
         backends: What is compared, by name; the earlier of a pair is the training side.
-        shown: Is told how far it is.
         cells: Where each is kept as soon as it is measured, and those are that were measured before.
     """
     return _Measurement(recipe, PromptSource(recipe), backends, shown, cells).measure()

@@ -16,7 +16,6 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     """Writes the page of what `lockstep doctor` left in a folder.
 
     Args:
-        folder: With the report.
         out: The file; None: `report.html` in the folder.
 
     Returns:

@@ -31,9 +31,6 @@ class Cell:
 
     Attributes:
         length: Tokens of each response.
-        data: What the prompts are.
-        method: How responses are drawn.
-        batch_size: Sequences side by side.
         beginning: Tokens of a response that are text, and read; the others are decoded and compared.
     """
 
@@ -76,8 +73,6 @@ def sequences_for(cell: Cell, grid: DoctorGrid, shorter: Sequence[tuple[Clause, 
     that the bound lies within the limit nine times in ten, not every second time.
 
     Args:
-        cell: That is measured next.
-        grid: Its bounds.
         shorter: Of the same cell at a shorter length: each pair's clause on the mismatch, and its tokens; none where
             this is the shortest.
         level: Of the one-sided bounds.

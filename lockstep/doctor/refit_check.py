@@ -49,7 +49,6 @@ class RefitStage:
     """One stage of the check.
 
     Attributes:
-        name: Of `STAGES`.
         tensors: That were sent, or compared.
         read_whole: Of these, those that were read back from where they lie.
         read_by_kernel: Those that only the kernel that computes with them could show; whole as well.
@@ -57,7 +56,6 @@ class RefitStage:
         gap: Mean |Δ log π| between learner and engine over the probe, nats.
         largest_gap: Largest of the same.
         seconds: That the refit took, or the step.
-        findings: What is wrong.
     """
 
     name: str
@@ -114,9 +112,7 @@ def check_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown:
 
     Args:
         learner: With an optimizer; its weights are other ones afterwards.
-        engine: Takes its weights.
         probe: Sequences that both score, and that the step learns.
-        shown: Told what happens.
     """
     check = _Check(learner, engine, probe)
     for name in STAGES:

@@ -22,7 +22,6 @@ class RefitFinding:
 
     Attributes:
         what: A tensor by its name, a cache, or what else was compared.
-        why: What was seen.
     """
 
     what: str
@@ -35,8 +34,6 @@ class Refitted:
 
     Attributes:
         source: Whose weights went out; it still has them.
-        sent: Their fingerprints.
-        held: The engine's attestation.
     """
 
     source: HasWeights
@@ -59,9 +56,7 @@ def find_faults(now: Refitted, before: Mapping[str, Mapping[str, Sent]], engine:
     """Describes what differs.
 
     Args:
-        now: A refit.
         before: By the names of earlier states of the engine, newest first, what was sent for them.
-        engine: Shows what it holds.
     """
     for name, why in (_behind_kernels(now, engine) | differing(now.sent, now.held)).items():
         is_known = name in now.held.fingerprints and now.name_of(name) in now.sent

@@ -71,15 +71,9 @@ class TableResult:
     """All that a table found.
 
     Attributes:
-        rows: Its cells.
-        pairs: Training side and inference side.
-        judged: Verdicts, by cell and pair.
         repeats: Of the shortest cells.
-        backends: What each one says about itself.
         refused: Backends that were asked for and that the machine cannot have.
         notes: What was asked otherwise than one would think.
-        seconds: It took.
-        predicted: What was said that it would take.
         memory: Bytes that this process held at most.
     """
 

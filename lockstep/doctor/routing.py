@@ -24,7 +24,6 @@ def record_experts(backend: InProcessBackend, sequences: Sequence[Tensor]) -> di
     """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
 
     Args:
-        backend: Shows its model.
         sequences: Token ids [T], each read alone.
     """
     chosen = int(backend.config()["num_experts_per_tok"])  # where a router only gives logits

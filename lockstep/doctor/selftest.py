@@ -38,9 +38,7 @@ class InjectedFault:
     """A mistake that is made on purpose in a copy of a model.
 
     Attributes:
-        name: In words.
         stage: At which its segment ends.
-        change: Makes it.
     """
 
     name: str
@@ -92,9 +90,6 @@ FAULTS = (
 
 def selftest(seed: int = 0) -> int:
     """Locates every fault, and healthy copies in fp32 and bf16; prints a table of what was found.
-
-    Args:
-        seed: Of weights and requests.
 
     Returns:
         The exit code: OK where each fault is in its place, and nothing is found in healthy copies.

@@ -24,11 +24,7 @@ class DoctorSession:
     """An examination that has begun.
 
     Attributes:
-        recipe: What is asked.
-        folder: Of the results.
         inputs: All that they depend on.
-        backends: What is compared, by name.
-        shown: Is told how far it is.
     """
 
     recipe: DoctorRecipe

@@ -61,14 +61,7 @@ def attach_megatron(build: Callable[[], RankLearner], name: str, neighbors: int)
 
 @dataclass(frozen=True)
 class TapSpec:
-    """The tap of one rank.
-
-    Attributes:
-        rank: What it looks into.
-        attach: Makes it.
-        name: Name of the engine in reports.
-        neighbors: See `RankTap`.
-    """
+    """The tap of one rank."""
 
     rank: RankSpec
     attach: Attach
@@ -84,9 +77,7 @@ class RanksTap:
     """Implements `lockstep_doctor.Tap` over ranks, each a process with its part of the model.
 
     Args:
-        name: Name of the engine in reports.
         ranks: Proxies of `RankTap`, in the order of `Ranks.number`.
-        parallel: How they share the model.
     """
 
     def __init__(self, name: str, ranks: Sequence[Remote], parallel: Parallel) -> None:
@@ -120,14 +111,7 @@ class RanksTap:
 
 @contextmanager
 def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Attach) -> Iterator[Tap]:
-    """Opens a folder in a learner, in this process if that can be; see `engines.OpenTap`.
-
-    Args:
-        folder: Of the model.
-        options: How it computes.
-        backend: Of the learner.
-        attach: Makes the tap of a rank.
-    """
+    """Opens a folder in a learner, in this process if that can be; see `engines.OpenTap`."""
     section = LearnerSection.of(computation_of(options), backend, Parallel(**options.parallel))
     sizes = {**options.parallel, "packed": 1 + options.neighbors}
     name = " ".join([backend, *(f"{key}={size}" for key, size in sizes.items() if size > 1)])

@@ -52,12 +52,7 @@ class Clause:
     """One figure against its limit.
 
     Attributes:
-        name: Of the clause.
         side: Which side drew the tokens.
-        verdict: Of this figure.
-        value: The figure.
-        low: Its lower bound.
-        high: Its upper bound.
         limit: What it may be; at most, but for `sequence_ess`.
         what: Names the figure in words.
     """
@@ -88,10 +83,7 @@ class CellJudgement:
     """Judgement of one cell.
 
     Attributes:
-        verdict: Of the cell.
         metric: Mean of e^|Δ|, |Δ| counting at most `CAP`, over what the inference side drew.
-        low: Its lower bound.
-        high: Its upper bound.
         clauses: All of them, by side and name as in `infer.mismatch`.
     """
 
@@ -121,11 +113,9 @@ def judge(
     """Judges one cell.
 
     Args:
-        infer_drawn: Both sides on tokens that the inference side drew.
         train_drawn: On tokens that the training side drew; None: it drew none.
         floor_M: |Δ| that rounding in the declared types alone makes on the tokens of `infer_drawn`, nats [M]: what two
             legitimate ways to compute them differ by. None: it is unknown, and only the limits that need none apply.
-        limits: What is allowed.
         cells: How many cells are judged together.
         train_floor_M: As `floor_M`, on the tokens of `train_drawn`; it comes with it.
         sampling: The distribution that was scored, and drawn from; None: temperature 1, all tokens.

@@ -31,7 +31,6 @@ def measure_excess(sides: Compared, spacing: Floats | float = 0.0) -> Floats:
     count as usual.
 
     Args:
-        sides: Both sides.
         spacing: Of the numbers that both are kept in, where it is coarser than fp32's.
     """
     off = sides.delta.abs().numpy()
@@ -46,7 +45,6 @@ def find_repeated(own: Floats, other: Floats, excess: Floats) -> Iterator[tuple[
 
     Args:
         own: The side that is asked about, [M].
-        other: The other one.
         excess: From `measure_excess`.
 
     Yields:
@@ -77,7 +75,6 @@ class ValueGrid:
     """A format that columns may be kept in.
 
     Attributes:
-        name: In words.
         has: Which numbers are of it, [M].
         spacing: How far apart they are there, [M].
     """

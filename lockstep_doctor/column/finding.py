@@ -38,10 +38,8 @@ class Finding:
 
     Attributes:
         kind: In a few words, such as `exactly 0` or `rows moved`.
-        what: What was measured.
         side: Whose numbers show it; None: that cannot be told.
         where: Which tokens; None: no predicate separates them.
-        tokens: How many.
         share: Of the squares of the differences, each counting at most 3 nats, that lie in these tokens, or that a
             line explains.
         consistent: What leaves such marks, the likeliest first; empty: nothing in particular.

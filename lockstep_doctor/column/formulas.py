@@ -34,8 +34,6 @@ class Formula:
     """A formula for one side's values, given the other's.
 
     Attributes:
-        kind: Of the finding.
-        what: In words, with its size.
         left: Share of the mean difference, each counting at most 1 nat, that it does not explain.
         price: That it must explain more than a simpler one.
     """

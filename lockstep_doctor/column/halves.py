@@ -22,7 +22,6 @@ def describe_column(logits_MV: Tensor, ids_M: Tensor, column_M: Tensor, toleranc
 
     Args:
         logits_MV: That each token was chosen from.
-        ids_M: The tokens.
         column_M: Their log-probabilities as they are delivered, nats.
         tolerance: Nats that rounding explains.
 

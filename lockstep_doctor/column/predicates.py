@@ -33,8 +33,6 @@ class Feature:
     """A number of each token that a predicate may speak of.
 
     Attributes:
-        name: In words.
-        values: Of each token, [M].
         repeats: True where it counts something, so that its remainder may matter.
         cost: Nats that naming it costs beyond others: what is a consequence of the damage is dear.
     """
@@ -93,7 +91,6 @@ class Predicate:
         atoms: Empty: every token.
         precision: Share of its tokens that are hit.
         recall: Share of the hit tokens that are its own.
-        tokens: How many it is true of.
         score: Nats by which it beats chance.
     """
 
@@ -160,12 +157,7 @@ def _beam(single: Sequence[_AtomSet]) -> list[_AtomSet]:
 
 
 class _PredicateSearch:
-    """The conditions on some features that separate hit tokens best.
-
-    Args:
-        hit_M: The hit tokens.
-        features: What may be said of them.
-    """
+    """The conditions on some features that separate hit tokens best."""
 
     def __init__(self, hit_M: Bools, features: Sequence[Feature]) -> None:
         self._hit, self._features, self._hits = hit_M, features, int(hit_M.sum())

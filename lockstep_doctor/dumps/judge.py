@@ -45,8 +45,6 @@ class SideVerdict:
     """One side of a dump, beside the model.
 
     Attributes:
-        side: Of the dump.
-        name: Of its column.
         rms: From the model's column, nats: root mean square of differences, each counting at most 3.
         change: With which change of the model's column that is, such as `at temperature 0.7`; empty: with none.
         left: What is left with the change.
@@ -68,14 +66,10 @@ class DumpLocation:
     """Result of `locate_dump`.
 
     Attributes:
-        model: The folder.
-        sides: Those that the dump has.
         gap: Between them, nats, like `SideVerdict.rms`; None: there is one side alone.
         floor: What rounding in bf16 makes, nats.
-        tokens: That were generated, and compared.
         rows: That were computed.
         of_rows: That the dump has.
-        notes: Sentences on what was guessed.
     """
 
     model: str
@@ -112,7 +106,6 @@ def locate_dump(
         zeros: See `read_dump`.
         most_ids: Rows in front with at most so many ids are computed.
         device: Where the model computes, in float32.
-        heard: Is told what is done next.
 
     Raises:
         DumpError: The dump or the model cannot be read, the dump has no ids, or the model does not know all of them.
@@ -161,7 +154,6 @@ def _score(
 
     Args:
         model: Called with `input_ids`; its result has `logits`.
-        columns: With ids.
         temperatures: By name, of all rows or of each, [B].
         change: Puts other ids in front of a row's.
     """
@@ -191,12 +183,7 @@ def _says_stage(finding: Finding) -> bool:
 
 
 class _Judge:
-    """The model's column of the rows of a dump, under several changes, beside both sides.
-
-    Args:
-        model: That generated the dump.
-        columns: With ids.
-    """
+    """The model's column of the rows of a dump, under several changes, beside both sides."""
 
     def __init__(self, model: Any, columns: TokenColumns) -> None:
         self._model, self._columns = model, columns

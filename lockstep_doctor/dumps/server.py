@@ -103,7 +103,6 @@ def score_by_url(server: Server | str, sequences: Sequence[Tensor | Sequence[int
     """Asks a server for the log-probabilities of sequences, and returns them as a dump's inference side.
 
     Args:
-        server: Its address, or more about it.
         sequences: Ids of each, prompt and response.
 
     Raises:

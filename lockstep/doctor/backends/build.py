@@ -56,10 +56,6 @@ def backend_of(
     """One of them.
 
     Args:
-        recipe: How it computes.
-        name: Which.
-        note: Tells the user what happens.
-        workers: Says where processes start.
         compiled: With compiled layers or eager ones, for engines and the torch learner; None: as usual.
 
     Raises:

@@ -25,12 +25,6 @@ _NO_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_version"
 class InProcessBackend(ABC):
     """Part of `doctor.base.Backend`; scoring, drawing and reading are each backend's own.
 
-    Args:
-        folder: A Hugging Face folder.
-        dtype: Of the computation.
-        batch_size: Sequences side by side.
-        device: Where it computes.
-
     Raises:
         ValueError: If the backend does not compute in that type.
     """

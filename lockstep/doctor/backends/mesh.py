@@ -23,12 +23,6 @@ _TIMEOUT_S = 600.0
 class MeshBackend:
     """Implements `doctor.base.Backend`. A learner over ranks scores, in its own packing; it has no way to draw.
 
-    Args:
-        name: As the recipe has it.
-        folder: A Hugging Face folder.
-        section: How it computes, over which ranks.
-        workers: Says where ranks start.
-
     Raises:
         ValueError: If the model cannot be cut like that.
     """

@@ -39,12 +39,7 @@ class VLLMBackend:
     """Implements `doctor.base.Backend`. An engine takes half a minute to start.
 
     Args:
-        folder: A Hugging Face folder.
-        section: Sizes, and options of vLLM's.
-        computation: Its type, and where it computes.
         options: More of vLLM's options, by its words, such as `kv_cache_dtype`.
-        note: Tells the user what happens.
-        workers: Says where an engine starts.
         tp: Ranks that share heads and hidden units.
     """
 
