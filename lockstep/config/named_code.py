@@ -73,7 +73,7 @@ def say_changed_code(folder: Path, code: Mapping[str, Path]) -> None:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """What was noted; nothing where there is no note, None where it is damaged."""
+    """Returns what was noted: nothing where there is no note, None where it is damaged."""
     if not file.exists():
         return {}
     try:
