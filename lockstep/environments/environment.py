@@ -5,8 +5,9 @@ Imports nothing heavy, so that the child (see `child`) holds what the environmen
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from lockstep.config import user_code
@@ -19,6 +20,8 @@ class Environment(Protocol):
 
     Answers may depend on the row, the seed and the responses alone: if its process is lost by another episode,
     the episode is replayed with the same responses, and has to answer the same.
+
+    If `step` is an `async def`, one event loop awaits all episodes of a turn at once; see `AsyncEnvironment`.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
@@ -43,10 +46,25 @@ class Environment(Protocol):
         ...
 
 
+class AsyncEnvironment(Protocol):
+    """An `Environment` whose steps wait for something; between two turns its event loop stands still."""
+
+    def reset(self, row: dict[str, Any], seed: int) -> Any:
+        """See `Environment`; what it returns is awaited, if it can be."""
+        ...
+
+    async def step(self, response: str) -> tuple[str, float | None, bool]:
+        """See `Environment`."""
+        ...
+
+
 _METHODS = {"reset": ("row", "seed"), "step": ("response",)}
 
 CALLED = "called"
-"""A reply that only restarts the timeout: one of several calls has returned."""
+"""A reply that only restarts the timeout: one of several calls has returned, or the event loop is alive."""
+
+TOGETHER = "together"
+"""The first reply where episodes are awaited at once: nothing says which of them ends the process or stops the loop."""
 
 
 def answers(class_name: str) -> Answers:
@@ -65,7 +83,7 @@ class _Nonsense(Exception):
 class _Episodes:
     """The current episodes, by number. An episode for which a question has no move has been given up."""
 
-    def __init__(self, make: Callable[[], Environment], name: str) -> None:
+    def __init__(self, make: Callable[[], Any], name: str) -> None:
         try:
             first = make()
         except Exception as error:  # any error of the user's code
@@ -83,10 +101,15 @@ class _Episodes:
                     f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), and: {error}"
                 ) from None
         self._make = make
-        self._live: dict[int, Environment] = {}
+        self._live: dict[int, Any] = {}
+        self._loop = asyncio.new_event_loop() if inspect.iscoroutinefunction(first.step) else None
 
     def __call__(self, question: list[dict[str, Any]], /) -> Iterator[Any]:
         before, self._live = self._live, {}
+        if self._loop is not None:
+            yield TOGETHER
+            yield from self._await_all(question, before, self._loop)
+            return
         for move in question:
             try:
                 yield from self._move(move, before.get(move["episode"]))
@@ -100,20 +123,62 @@ class _Episodes:
             environment.reset(move["row"], move["seed"])
             yield CALLED
             for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
-                if _step(environment, response)["observation"] != observation:
-                    raise _Nonsense(
-                        "said something else when it was played again; let it depend on the row, the seed and the "
-                        "responses alone"
-                    )
+                _require_same(environment.step(response), observation)
                 yield CALLED
-        answer = _step(environment, move["said"][-1])
+        answer = _read(environment.step(move["said"][-1]))
         if not answer["done"]:
             self._live[move["episode"]] = environment
         yield answer
 
+    def _await_all(
+        self, question: Sequence[dict[str, Any]], before: dict[int, Any], loop: asyncio.AbstractEventLoop
+    ) -> Iterator[Any]:
+        """Yields the answers of moves in their order, all of which are awaited at once."""
+        tasks = [loop.create_task(self._move_async(move, before.get(move["episode"]))) for move in question]
+        for move, task in zip(question, tasks, strict=True):
+            while not task.done():
+                loop.run_until_complete(asyncio.wait({task}, timeout=move["timeout_s"] / 2))
+                if not task.done():
+                    yield CALLED
+            error = task.exception()
+            yield task.result() if error is None else {"wrong": _what(error)}
 
-def _step(environment: Environment, response: str) -> dict[str, Any]:
-    result: Any = environment.step(response)
+    async def _move_async(self, move: dict[str, Any], environment: AsyncEnvironment | None) -> dict[str, Any]:
+        """`_move` where calls are awaited, each as long as it may take."""
+        limit_s = move["timeout_s"]
+        if environment is None:
+            environment = self._make()
+            await _finish(environment.reset(move["row"], move["seed"]), limit_s)
+            for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
+                _require_same(await _finish(environment.step(response), limit_s), observation)
+        answer = _read(await _finish(environment.step(move["said"][-1]), limit_s))
+        if not answer["done"]:
+            self._live[move["episode"]] = environment
+        return answer
+
+
+async def _finish(call: Any, limit_s: float) -> Any:
+    """What a call returns, once it has been awaited, if it can be."""
+    if not inspect.isawaitable(call):
+        return call
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await call
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise _Nonsense(f"did not answer within {limit_s:g} s and was ended") from None
+
+
+def _require_same(result: Any, observation: str) -> None:
+    if _read(result)["observation"] != observation:
+        raise _Nonsense(
+            "said something else when it was played again; let it depend on the row, the seed and the responses alone"
+        )
+
+
+def _read(result: Any) -> dict[str, Any]:
+    """What a step returned, checked."""
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
     observation, reward, done = result
@@ -128,5 +193,5 @@ def _step(environment: Environment, response: str) -> dict[str, Any]:
     return {"observation": observation, "reward": reward, "done": bool(done)}
 
 
-def _what(error: Exception) -> str:
+def _what(error: BaseException) -> str:
     return str(error) if isinstance(error, _Nonsense) else user_code.describe_error(error)

@@ -123,7 +123,7 @@ class Episodes:
         note: Callable[[str], None],
     ) -> None:
         self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
-        self._note, self._told_of_hanging = note, False
+        self._note, self._told_of_hanging, self._together = note, False, False
         name_code("environment.class_name", section.class_name)
         self._children = [build_child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
         self._start(self._children[0])
@@ -219,30 +219,44 @@ class Episodes:
         Raises:
             EnvironmentFault: More of `everyone` failed than the recipe allows; each one that hangs takes its time.
         """
-        while episodes:
+        groups = [episodes] if episodes else []
+        while groups:
             self._start(child)
-            episodes = self._ask_once(child, episodes)
+            left, is_known = self._ask_once(child, groups.pop(0))
+            groups[:0] = ([left] if is_known else [[episode] for episode in left]) if left else []
             self._failures(everyone)
 
-    def _ask_once(self, child: Child, episodes: Sequence[_Episode]) -> list[_Episode]:
-        """Asks once. Returns the episodes without an answer, since the process was lost before."""
-        behind = iter(episodes)
-        episode = next(behind)
+    def _ask_once(self, child: Child, episodes: Sequence[_Episode]) -> tuple[list[_Episode], bool]:
+        """Asks once.
+
+        Returns:
+            The episodes without an answer, since the process was lost before; and False if it is not known by which of
+            them, as where they are awaited at once: each is to be asked alone then.
+        """
+        left = list(episodes)
         try:
-            with child.ask_streaming([one.move for one in episodes]) as reply:
-                episode.take_reply(self._answer(reply))
-                for episode in behind:
-                    episode.take_reply(self._answer(reply))
-        except ChildHangs:
-            episode.fail(f"did not answer within {self._section.timeout_s:g} s and was ended")
-            self._note_hanging(episode)
-        except ChildDied as error:
-            episode.fail(f"ended its process ({error})")
-        return list(behind)
+            with child.ask_streaming([one.move | {"timeout_s": self._section.timeout_s} for one in episodes]) as reply:
+                while left:
+                    left[0].take_reply(self._answer(reply))
+                    left.pop(0)
+        except (ChildHangs, ChildDied) as error:
+            if self._together and len(episodes) > 1:
+                return left, False
+            self._blame(left.pop(0), error)
+        return left, True
+
+    def _blame(self, episode: _Episode, error: ChildHangs | ChildDied) -> None:
+        """Fails the episode that has lost a process."""
+        match error:
+            case ChildHangs():
+                episode.fail(f"did not answer within {self._section.timeout_s:g} s and was ended")
+                self._note_hanging(episode)
+            case ChildDied():
+                episode.fail(f"ended its process ({error})")
 
     def _answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
-        while (message := reply(self._section.timeout_s)) == environment.CALLED:
-            pass
+        while (message := reply(self._section.timeout_s)) in (environment.CALLED, environment.TOGETHER):
+            self._together |= message == environment.TOGETHER
         if not isinstance(message, dict):
             raise ChildDied("it wrote into the connection of its process")
         return message

@@ -97,6 +97,15 @@ def rollouts(folder: Path, sampling: SamplingParams, steps: int) -> list[tuple[B
     return made
 
 
+SHAPED = SamplingParams(
+    max_tokens=12,
+    top_k=20,
+    top_p=0.9,
+    min_p=0.02,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+)
 LENGTHS_OF_RUNS = pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY, marks=pytest.mark.proof)])
 
 
@@ -135,7 +144,7 @@ def test_distillation(policy: Twins, models: Models, k: int, outside: bool) -> N
 @pytest.mark.parametrize(
     ("sampling", "steps"),
     [
-        (SamplingParams(max_tokens=12, top_k=20, top_p=0.9), STEPS),
+        (SHAPED, STEPS),
         # Only with all tokens: in many steps rounding moves one over the edge of what can be drawn, and that shows.
         pytest.param(SamplingParams(max_tokens=12, temperature=1.2), MANY, marks=pytest.mark.proof),
     ],

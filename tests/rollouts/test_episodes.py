@@ -27,7 +27,7 @@ from lockstep.types import Prompt, Request, SamplingParams
 SAMPLING = SamplingParams(max_tokens=10, stop_token_ids=(1,))
 STOPS = (2, *range(3, 64, 2))  # so many that a random model ends its turns
 CLASSES = """
-import os, time
+import asyncio, os, time
 
 class Counting:
     "Says how often it was asked, and draws from its seed; ends after as many turns as its row says."
@@ -80,6 +80,34 @@ class Fickle(Ending):
     def step(self, response):
         observation, reward, done = super().step(response)
         return f"{observation} {os.getpid()}", reward, done
+
+class Waiting(Counting):
+    "All the episodes of a turn meet before any of them answers."
+    arrived = []
+    async def reset(self, row, seed):
+        await asyncio.sleep(0)
+        Counting.reset(self, row, seed)
+    async def step(self, response):
+        if self.row.get("meet"):
+            self.arrived.append(self)
+            while len(self.arrived) < self.row["meet"]: await asyncio.sleep(0.001)
+        said = Counting.step(self, response)
+        if self.row["bad"] and self.turns == 2: await self.wrong()
+        return said
+    async def wrong(self):
+        "Nothing goes wrong."
+
+class LateAsync(Waiting):
+    async def wrong(self): await asyncio.sleep(60)
+
+class RaisingAsync(Waiting):
+    async def wrong(self): raise KeyError("level")
+
+class BlockingAsync(Waiting):
+    async def wrong(self): time.sleep(60)
+
+class EndingAsync(Waiting):
+    async def wrong(self): os._exit(3)
 
 class Stepless:
     def reset(self, row, seed): pass
@@ -183,6 +211,37 @@ def test_a_fault_costs_its_own_episode_and_is_named(
     for i in (0, 1, 3, 4, 5):
         assert torch.equal(batch.sequences()[i], healthy.sequences()[i])
         assert batch["environment_reward"][i] == healthy["environment_reward"][i]
+
+
+def test_async_episodes_are_awaited_at_once(folder: Path, sampler: TorchSampler) -> None:
+    rows = [{"turns": 1, "bad": False, "meet": 40}] * 40
+    batch = played(sampler, "Waiting", rows, notes := [], max_tokens=44)
+    assert notes == []
+    assert batch["environment_reward"].tolist() == [1.0] * 40
+    healthy = played(sampler, "Counting", ROWS, [])
+    assert torch.equal(played(sampler, "Waiting", ROWS, []).tokens, healthy.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("LateAsync", "did not answer within 1 s and was ended"),
+        pytest.param("RaisingAsync", "raised KeyError: 'level' (worlds.py, line ", marks=pytest.mark.full),
+        ("BlockingAsync", "did not answer within 1 s and was ended"),
+        pytest.param("EndingAsync", "ended its process (exit status 3)", marks=pytest.mark.full),
+    ],
+)
+def test_a_fault_among_awaited_episodes_costs_its_own(
+    folder: Path, sampler: TorchSampler, name: str, said: str
+) -> None:
+    """Also where it stops the loop of all, or ends their process."""
+    healthy = played(sampler, "Counting", ROWS, [])
+    batch = played(sampler, name, ROWS, notes := [], timeout_s=1.0)
+    where = f"rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
+    assert notes[-1].startswith(f"1 of 6 episodes failed; the first: {where}{said}")
+    assert batch["environment_fault"].tolist() == [False, False, True, False, False, False]
+    for i in (0, 1, 3, 4, 5):
+        assert torch.equal(batch.sequences()[i], healthy.sequences()[i])
 
 
 @pytest.mark.full

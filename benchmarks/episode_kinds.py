@@ -1,0 +1,32 @@
+"""Environments of `benchmarks.episodes`; this file imports nothing heavy, as their process does."""
+
+from __future__ import annotations
+
+import asyncio
+
+LATENCY_S = 0.05
+
+
+class NoOp:
+    """Answers at once, and never ends an episode."""
+
+    def reset(self, row: dict[str, object], seed: int) -> None:
+        """Does nothing."""
+
+    def step(self, response: str) -> tuple[str, float | None, bool]:
+        return "Then", 0.0, False
+
+
+class AsyncNoOp(NoOp):
+    """`NoOp` for the event loop."""
+
+    async def step(self, response: str) -> tuple[str, float | None, bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return "Then", 0.0, False
+
+
+class AsyncSlow(NoOp):
+    """Answers after 50 ms."""
+
+    async def step(self, response: str) -> tuple[str, float | None, bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        await asyncio.sleep(LATENCY_S)
+        return "Then", 0.0, False
