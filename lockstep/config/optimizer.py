@@ -135,6 +135,10 @@ class Optimizer(Section):
     max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
     schedule: Schedule = Schedule()
 
+    def __hash__(self) -> int:
+        """By its JSON, since a mapping has no hash."""
+        return hash(self.model_dump_json())
+
     @property
     def torch_class(self) -> TorchClass:
         """The facts about its class."""

@@ -31,6 +31,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "grpo": {**RL, "grpo": {"num_prompts_per_step": 32, "num_generations": 8, "global_batch_size": 128}},
     "sft": {**TRAINED, "optimizer": {"lr": 1.0}, "sft": {"global_batch_size": 8, "max_tokens": 64}},
     "dpo": {**TRAINED, "optimizer": {"lr": 1.0}, "dpo": {"global_batch_size": 8, "max_tokens": 64}},
+    "simpo": {**TRAINED, "optimizer": {"lr": 1.0}, "simpo": {"global_batch_size": 8, "max_tokens": 64}},
+    "orpo": {**TRAINED, "optimizer": {"lr": 1.0}, "orpo": {"global_batch_size": 8, "max_tokens": 64}},
+    "kto": {**TRAINED, "optimizer": {"lr": 1.0}, "kto": {"global_batch_size": 8, "max_tokens": 64}},
+    "online_dpo": {
+        **{name: section for name, section in RL.items() if name != "policy"},
+        "optimizer": {"lr": 1.0},
+        "online_dpo": {"num_prompts_per_step": 8},
+    },
     "reward_model": {**TRAINED, "optimizer": {"lr": 1.0}, "reward_model": {"global_batch_size": 8, "max_tokens": 64}},
     "distill": {
         **TRAINED,
@@ -52,7 +60,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 def overrides(algorithm: str, options: Sequence[str]) -> list[str]:
     """Options of the table as overrides: their keys are below the algorithm's own, but for those of other sections."""
-    whole = ("run.", "data.", "environment", "validation_reward", "reward=", "cluster.", "learner.")
+    whole = ("run.", "data.", "environment", "validation_reward", "reward=", "cluster.", "learner.", "optimizer.")
     return [option if option.startswith(whole) else f"{algorithm}.{option}" for option in options]
 
 

@@ -32,6 +32,13 @@ CURVES = {
         [SCRATCH, DIGITS, "grpo.num_prompts_per_step=8", "grpo.global_batch_size=16", "policy.lr=0.003"],
     ),
     "dpo_arithmetic": ("train/loss", [SCRATCH, "dpo.global_batch_size=8", "data.task.train_questions=160"]),
+    "simpo_arithmetic": ("train/loss", [SCRATCH, "simpo.global_batch_size=8", "data.task.train_questions=160"]),
+    "orpo_arithmetic": ("train/loss", [SCRATCH, "orpo.global_batch_size=8", "data.task.train_questions=160"]),
+    "kto_arithmetic": ("train/loss", [SCRATCH, "kto.global_batch_size=8", "data.task.train_questions=160"]),
+    "online_dpo_arithmetic": (
+        "train/reward",
+        [SCRATCH, DIGITS, "online_dpo.num_prompts_per_step=8", "optimizer.lr=0.003"],
+    ),
     "reward_arithmetic": (
         "train/loss",
         [SCRATCH, "reward_model.global_batch_size=8", "data.task.train_questions=160"],

@@ -13,13 +13,18 @@ from torch import Tensor
 from torch.distributions import Bernoulli, kl_divergence
 
 from lockstep.objectives.preference import (
+    conservative_dpo,
     dpo,
     dpo_scaled_by_scores,
     ipo,
+    log_odds,
     log_ratio_gap,
+    odds_ratio,
+    robust_dpo,
     rpo_backward_kl,
     rpo_forward_kl,
     rpo_squared,
+    simpo,
 )
 
 gaps = st.floats(-30.0, 30.0)
@@ -55,6 +60,67 @@ def test_losses_are_their_formulas(gap: float, beta: float, scores: float) -> No
     torch.testing.assert_close(rpo_backward_kl(number(gap), beta, number(scores)), kl_divergence(wanted, held))
     torch.testing.assert_close(rpo_forward_kl(number(gap), beta, number(scores)), kl_divergence(held, wanted))
     assert a == pytest.approx(float(wanted.probs))
+
+
+flips = st.floats(0.0, 0.45)
+
+
+@given(gaps, betas, flips)
+def test_smoothed_labels_are_a_mixture_that_the_robust_loss_undoes(gap: float, beta: float, flipped: float) -> None:
+    right, wrong = (-math.log(1 / (1 + math.exp(-side * beta * gap))) for side in (1, -1))
+    mixed = conservative_dpo(number(gap), beta, flipped)
+    assert mixed.item() == pytest.approx((1 - flipped) * right + flipped * wrong, rel=1e-9, abs=1e-12)
+    as_said, the_other_way = (robust_dpo(number(side * gap), beta, flipped) for side in (1, -1))
+    of_noise = (1 - flipped) * as_said + flipped * the_other_way
+    assert of_noise.item() == pytest.approx(right, rel=1e-8, abs=1e-9), "on average over flips, DPO of the true label"
+
+
+@given(gaps, betas)
+def test_without_smoothing_both_are_dpo_to_the_bit(gap: float, beta: float) -> None:
+    losses = (dpo, lambda x, b: conservative_dpo(x, b, 0.0), lambda x, b: robust_dpo(x, b, 0.0))
+    found = []
+    for loss in losses:
+        x = torch.tensor([gap], dtype=torch.float32, requires_grad=True)
+        loss(x, beta).sum().backward()
+        assert x.grad is not None
+        found.append((loss(x, beta).item(), x.grad.item()))
+    assert found[0] == found[1] == found[2]
+
+
+def test_smoothed_labels_have_a_finite_optimum() -> None:
+    gap = torch.tensor([math.log(0.9 / 0.1) / 0.5], dtype=torch.float64, requires_grad=True)
+    conservative_dpo(gap, 0.5, 0.1).sum().backward()
+    assert gap.grad is not None
+    assert gap.grad.item() == pytest.approx(0.0, abs=1e-12)
+
+
+means = st.floats(-12.0, -1e-3)
+
+
+@given(means, means, betas, st.floats(0.0, 3.0))
+def test_losses_of_means_are_their_formulas(chosen: float, rejected: float, beta: float, margin: float) -> None:
+    gap = simpo(number(chosen - rejected), beta, margin)
+    assert gap.item() == pytest.approx(math.log1p(math.exp(margin - beta * (chosen - rejected))), rel=1e-9)
+    odds = [math.exp(mean) / (1 - math.exp(mean)) for mean in (chosen, rejected)]
+    assert log_odds(number(chosen)).item() == pytest.approx(math.log(odds[0]), rel=1e-9, abs=1e-9)
+    expected = -math.log(1 / (1 + odds[1] / odds[0]))
+    assert odds_ratio(number(chosen), number(rejected)).item() == pytest.approx(expected, rel=1e-7, abs=1e-12)
+
+
+@given(means, means, st.floats(-3.0, 3.0), betas)
+def test_simpo_sees_differences_alone(chosen: float, rejected: float, shift: float, beta: float) -> None:
+    one, other = (simpo(number(chosen + x) - number(rejected + x), beta, 1.0) for x in (0.0, shift))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_odds_of_what_is_certain_or_impossible_have_gradients(dtype: torch.dtype) -> None:
+    mean = torch.tensor([0.0, -1e-7, -0.7, -90.0, -1e4], dtype=dtype, requires_grad=True)
+    loss = odds_ratio(mean, mean.detach().flip(0))
+    loss.sum().backward()
+    assert mean.grad is not None
+    assert loss.isfinite().all()
+    assert mean.grad.isfinite().all()
 
 
 def test_at_the_initial_policy() -> None:

@@ -1,0 +1,98 @@
+"""Online DPO as its users run it: it learns from its own answers, resumes to the bit, and drops ties."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from pairs_runs import of_steps
+from safetensors.torch import load_file
+from tiny_recipe import ONLINE_DPO, REWARDS
+
+from lockstep.algorithms.online_dpo.step import pair_answers
+from lockstep.batch import Batch
+from lockstep.config.loading import RecipeError, load
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.train import train
+from lockstep.types import SamplingParams
+
+Run = Callable[..., list[dict[str, Any]]]
+NAN = float("nan")
+PLAIN: list[float] = []
+"""The losses of a run with which those with an option are compared; it is made once."""
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(ONLINE_DPO))
+    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+
+
+def answers(scores: list[float]) -> Batch:
+    """Four answers to each prompt, each of a prompt's token and two of its own."""
+    count = len(scores)
+    tokens = torch.tensor([[9, n % 4, 7] for n in range(count)]).flatten()
+    mask = torch.tensor([False, True, True]).repeat(count)
+    columns = {"mask": mask, "old_logprob": torch.zeros(len(mask))}
+    sampling = SamplingParams(max_tokens=2, temperature=0.5)
+    return Batch(tokens, torch.full((count,), 3), columns, {"score": torch.tensor(scores)}, sampling)
+
+
+def test_the_best_and_the_worst_are_a_pair_and_ties_are_dropped_and_counted() -> None:
+    found, metrics = pair_answers(answers([0.5, NAN, 2.0, -1.0, 1.0, 1.0, 1.0, NAN, NAN, NAN, 3.0, NAN]), 4)
+    assert found is not None
+    assert [tokens.tolist() for tokens in found.sequences()] == [[9, 2, 7], [9, 3, 7]]
+    assert (found["score"].tolist(), found.group_size) == ([2.0, -1.0], 2)
+    assert found.sampling is None, "DPO's log π is the policy's own, at temperature 1"
+    assert metrics.floats() == pytest.approx({"ok": 1 / 3, "tie": 1 / 3, "unscored": 1 / 3, "identical": 0.0})
+    assert pair_answers(answers([1.0] * 4), 4)[0] is None
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(learn: Run) -> None:
+    options = ("run.max_steps=4", "run.save_every=2", "optimizer.lr=1e-2")
+    whole = learn("run.folder=whole", *options)
+    assert all(row["agreement/mismatches"] == 0 for row in whole if "agreement/mismatches" in row)
+    assert of_steps(whole, "policy/preference_loss")[0] == pytest.approx(0.693147, abs=1e-5)
+    learn("run.folder=stopped", *options)
+    shutil.rmtree("stopped/final")
+    shutil.rmtree("stopped/checkpoints/step_000004")
+    assert learn("run.folder=stopped", *options) == whole
+    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def test_a_step_without_a_pair_updates_nothing(learn: Run) -> None:
+    rows = learn("reward.function=rewards.py:constant", "run.max_steps=1")
+    assert (of_steps(rows, "train/tie"), of_steps(rows, "policy/updates_skipped")) == ([1.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["online_dpo.ref_policy_kl_penalty=1", "online_dpo.num_generations=2", "online_dpo.preference_loss=rpo_sq",
+     "online_dpo.label_smoothing=0.2", "online_dpo.sft_loss_weight=0.5", "sampling.temperature=0.5"],
+)  # fmt: skip
+def test_every_option_has_its_effect(learn: Run, option: str) -> None:
+    PLAIN[:] = PLAIN or of_steps(learn(), "policy/loss")
+    assert of_steps(learn(option, "run.folder=other"), "policy/loss") != PLAIN
+
+
+def test_a_dry_run_and_refusals(learn: Run) -> None:
+    said = dry_run(load("tiny.yaml", []))
+    assert "4 prompts × 4 = 16 responses → at most 4 pairs → 1 optimizer step" in said
+    assert "reference: " in said
+    for option, sentence in {
+        "online_dpo.num_generations=1": "should be greater than or equal to 2",
+        "sampling.temperature=0": "gives the same answer every time, so no pair",
+        "reward=null": "say one of reward and reward_model",
+        "reward_model={path: judge}": "say one of reward and reward_model",
+    }.items():
+        with pytest.raises(RecipeError, match=sentence):
+            load("tiny.yaml", [option])

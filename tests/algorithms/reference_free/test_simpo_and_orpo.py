@@ -1,0 +1,66 @@
+"""SimPO and ORPO as their users run them: without a reference policy, stopped and resumed, with each option."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pairs_runs import of_steps
+from safetensors.torch import load_file
+from tiny_recipe import ORPO, SIMPO
+
+from lockstep.config.loading import RecipeError, load
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.train import train
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def learn(in_tmp: Path) -> Run:
+    """Runs a small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    for name, recipe in {"simpo": SIMPO, "orpo": ORPO}.items():
+        (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    return lambda name, *overrides: read_metrics(train(load(f"{name}.yaml", list(overrides))))
+
+
+@pytest.mark.parametrize("name", ["simpo", "orpo"])
+def test_the_chosen_answers_win_and_a_stopped_run_resumes_to_the_same_bits(learn: Run, name: str) -> None:
+    options = ("run.max_steps=6", "run.save_every=3", "run.validate_every=6", "optimizer.lr=1e-2")
+    whole = learn(name, "run.folder=whole", *options)
+    loss = of_steps(whole)
+    assert loss[-1] < 0.8 * loss[0]
+    assert of_steps(whole, "validation/acc")[-1] == 1.0
+    assert "validation/acc_low" in whole[0]
+    learn(name, "run.folder=stopped", *options)
+    shutil.rmtree("stopped/final")
+    shutil.rmtree("stopped/checkpoints/step_000006")
+    assert learn(name, "run.folder=stopped", *options) == whole
+    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("simpo", ("simpo.beta=1", "simpo.margin=0", "simpo.sft_loss_weight=0.5", "simpo.global_batch_size=4")),
+     ("orpo", ("orpo.odds_ratio_weight=1", "orpo.global_batch_size=4"))],
+)  # fmt: skip
+def test_every_option_has_its_effect(learn: Run, name: str, options: tuple[str, ...]) -> None:
+    plain = of_steps(learn(name, "run.max_steps=1"))
+    for option in options:
+        assert of_steps(learn(name, "run.max_steps=1", f"run.folder={option}", option)) != plain
+
+
+@pytest.mark.parametrize("name", ["simpo", "orpo"])
+def test_a_dry_run_has_no_reference_and_options_of_dpo_do_not_exist(learn: Run, name: str) -> None:
+    said = dry_run(load(f"{name}.yaml", []))
+    assert "8 pairs → 1 optimizer step" in said
+    assert "reference" not in said
+    for option in ("ref_policy_kl_penalty=0.1", "label_smoothing=0.1"):
+        with pytest.raises(RecipeError, match=f"there is no option {name}.{option.partition('=')[0]}"):
+            load(f"{name}.yaml", [f"{name}.{option}"])

@@ -1,0 +1,108 @@
+"""KTO, SimPO and ORPO from tokens to sums: by hand in float64, cut into micro-batches, and with rows left out."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import OPTIMIZER, SECTION, ragged
+
+from lockstep.batch import Batch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.losses.base import Loss, Outputs
+from lockstep.losses.kto import KTOLoss
+from lockstep.losses.reference_free import ORPOLoss, SimPOLoss
+
+LOSSES: list[Loss] = [KTOLoss(0.5, (1.0, 2.0), 0.25), SimPOLoss(2.0, 0.5, 0.1), ORPOLoss(0.5)]
+LOGPROBS = ((-1.0, -2.0), (-0.5,), (-3.0, -1.0, -2.0), (-1.5, -0.5))
+"""Log-probabilities of the answers of four sequences, each after a prompt of one token."""
+MEANS = [sum(answer) / len(answer) for answer in LOGPROBS]
+RATIOS = [sum(answer) + len(answer) for answer in LOGPROBS]  # of a reference that says −1 of every token
+
+
+def outputs() -> tuple[Outputs, Batch]:
+    lengths = torch.tensor([1 + len(answer) for answer in LOGPROBS])
+    mask = torch.cat([torch.tensor([False] + [True] * len(answer)) for answer in LOGPROBS])
+    logprob = torch.tensor([x for answer in LOGPROBS for x in (0.0, *answer)], dtype=torch.float64)
+    columns = {"mask": mask, "ref_logprob": torch.where(mask, -1.0, 0.0).double()}
+    sample = {"desirable": torch.tensor([True, False, False, True])}
+    batch = Batch(torch.zeros(len(mask), dtype=torch.int64), lengths, columns, sample, group_size=2)
+    return Outputs(logprob=logprob.requires_grad_()), batch
+
+
+def soft(x: float) -> float:
+    """−log σ(x)."""
+    return math.log1p(math.exp(-x))
+
+
+def odds(mean: float) -> float:
+    return math.log(math.exp(mean) / (1 - math.exp(mean)))
+
+
+def test_sums_are_those_by_hand() -> None:
+    pairs = ((MEANS[0], MEANS[1]), (MEANS[2], MEANS[3]))
+    by_hand = [
+        sum(
+            weight / (1 + math.exp(side * 0.5 * (ratio - 0.25)))
+            for ratio, side, weight in zip(RATIOS, (1, -1, -1, 1), (1.0, 2.0, 2.0, 1.0), strict=True)
+        ),
+        sum(soft(2.0 * (chosen - rejected) - 0.5) - 0.1 * chosen for chosen, rejected in pairs),
+        sum(0.5 * soft(odds(chosen) - odds(rejected)) - chosen for chosen, rejected in pairs),
+    ]
+    for loss, expected in zip(LOSSES, by_hand, strict=True):
+        assert loss(*outputs())[0].item() == pytest.approx(expected, rel=1e-9)
+        assert pickle.loads(pickle.dumps(loss)) == loss
+
+
+def test_metrics_tell_the_good_from_the_bad() -> None:
+    found = LOSSES[0](*outputs())[1].floats()
+    assert found["reference_point"] == 0.25
+    assert found["rewards_desirable"] == pytest.approx(0.5 * (RATIOS[0] + RATIOS[3]) / 2)
+    assert found["rewards_undesirable"] == pytest.approx(0.5 * (RATIOS[1] + RATIOS[2]) / 2)
+    assert (found["lengths_desirable"], found["lengths_undesirable"]) == (2.0, 2.0)
+    found = LOSSES[1](*outputs())[1].floats()
+    assert (found["acc"], found["rewards_chosen_mean"]) == (0.0, pytest.approx(MEANS[0] + MEANS[2]))
+
+
+@pytest.fixture(scope="module")
+def spec(models: Callable[..., Path]) -> LearnerSpec:
+    return LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, 0)
+
+
+def answered() -> Batch:
+    """Three pairs; the second sequence of the last has no trainable token, so KTO learns five rows of them."""
+    batch = ragged((7, 12, 19, 4, 23, 9), 3)
+    mask = (batch.mask | (batch.position == 1)) & (batch.row != 5)
+    column = torch.full((len(mask),), -3.0)
+    return replace(batch.with_columns({"mask": mask, "ref_logprob": column}, {"desirable": torch.arange(6) % 3 > 0}))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_micro_batches_change_no_gradient(loss: Loss, spec: LearnerSpec) -> None:
+    found = []
+    for tokens in (100_000, 30):
+        learner = replace(spec, section=SECTION.model_copy(update={"micro_batch_tokens": tokens})).build()
+        metrics = learner.forward_backward(replace(answered(), group_size=2), loss).floats()
+        found.append((metrics, [p.grad for p in learner.model.parameters() if p.grad is not None]))
+    (whole, gradients), (parts, others) = found
+    assert parts == pytest.approx(whole, rel=1e-5)
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(other, one, atol=2e-6 * largest, rtol=0.0)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_a_row_without_tokens_reaches_no_gradient(loss: Loss) -> None:
+    given, batch = outputs()
+    batch = batch.with_columns({"mask": batch.mask & (batch.row < 3)})
+    total, metrics = loss(given, batch)
+    total.backward()
+    assert given.logprob is not None
+    assert given.logprob.grad is not None
+    assert given.logprob.grad.isfinite().all()
+    assert all(math.isfinite(value) for value in metrics.floats().values())
