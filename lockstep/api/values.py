@@ -20,7 +20,7 @@ from lockstep.whole_files import write_changed
 
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
-RewardFunction: TypeAlias = Callable[[str, str, str, dict[str, Any]], float | None | Awaitable[float | None]]
+RewardFunction: TypeAlias = Callable[[str, str, str, dict[str, Any]], float | Awaitable[float | None] | None]
 """A function `f(prompt, response, answer, row)`, or an `async def` of these."""
 Reward: TypeAlias = (
     str

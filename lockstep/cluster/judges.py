@@ -17,10 +17,11 @@ from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
-from lockstep.config import AskedSection, Computation, RewardJudge, SamplerSection
+from lockstep.config import AskedSection, Computation, RankedSection, RewardJudge, SamplerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.data.files import open_rows
-from lockstep.data.ranked import read_ranked
+from lockstep.data.ranked import RankedResponses, read_ranked
+from lockstep.data.rows import Skipped
 from lockstep.judge.agreement import assess, describe_agreement
 from lockstep.judge.asking import Answer, Answering, Conversation, Generates, Reader, SamplerAnswers
 from lockstep.judge.build import score_judge
@@ -148,15 +149,19 @@ def open_judge_reward(
     remembered = RememberedAnswers(answer(section, key), folder / replies_file(key), _identify(section))
     scorer = score_judge(section, remembered, seed, key)
     if section.people is not None:
-        files = files_of(section.people.ranked)
-        ranked, skipped = read_ranked(open_rows(files, section.people.bad_rows), section.people)
+        ranked, skipped = read_people(section.people)
         lenient = replace(scorer, settings=replace(scorer.settings, max_no_verdict_rate=1.0))
-        who, data = _describe(section), ", ".join(map(str, files.paths))
+        who, data = _describe(section), ", ".join(map(str, files_of(section.people.ranked).paths))
         found = describe_agreement(
             who, data, assess(ranked, lenient, None), skipped.count, section.judge_score_high, False
         )
         write_whole(folder / agreement_file(key), [json.dumps(found, indent=1, allow_nan=False).encode() + b"\n"])
     return JudgeReward(scorer, section.judge_score_low, section.judge_score_high)
+
+
+def read_people(section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
+    """Reads the responses that people have ranked for a judge; raises DataError where a row has a fault."""
+    return read_ranked(open_rows(files_of(section.ranked), section.bad_rows), section)
 
 
 def _identify(section: RewardJudge) -> str:

@@ -169,6 +169,8 @@ def _low(value: Json, config: Config) -> Answer:
 def _reward(value: Json, config: Config) -> Answer:
     if value == "math":
         return section("reward", type="math")
+    if value == "llm_judge":
+        return refuse("a judge of theirs: reward.type=judge has its own question (docs/guides/judge.md)")
     return (
         refuse("their environments are classes of theirs; environment.class_name names one of yours")
         if value

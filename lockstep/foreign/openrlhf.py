@@ -168,7 +168,7 @@ def _remote(value: Json, config: Config) -> Answer:
         return nothing("none")
     if str(value).endswith(".py"):
         return section("reward", type="python", function=f"{str(value).rsplit('/', 1)[-1]}:reward_func")
-    return refuse("a server of theirs: call it from a function with reward.type=python")
+    return refuse("a server with a protocol of theirs: reward.server has its own (docs/guides/rewards.md)")
 
 
 def _folder(value: Json, config: Config) -> Answer:

@@ -314,6 +314,12 @@ def _reward(value: Json, config: Config) -> Answer:
     return refuse("functions of theirs: write one with reward.type=python (docs/guides/rewards.md)")
 
 
+def _weights(value: Json, config: Config) -> Answer:
+    if not value or value == [1.0]:
+        return nothing("one reward, as it is")
+    return refuse("weights are of the parts of a sum: reward.parts.<name>.weight (docs/guides/rewards.md)")
+
+
 def _validation_split(value: Json, config: Config) -> Answer:
     return nothing("data.validation is a file of its own, since there are no splits")
 
@@ -349,6 +355,7 @@ MAPPED = (
     Key("", ("reward.type",), Lookup({"accuracy_reward": "math"}), page="`trl.rewards.accuracy_reward`"),
     Key("", ("reward.function",), page="the trainer's `reward_funcs`"),
     Key("reward_funcs", ("reward.type",), _reward, page="-"),
+    Key("reward_weights", ("reward.parts",), _weights, page="several `reward_funcs`, with `reward_weights`"),
     Key("reward_model_name_or_path", ("reward_model.path",), model_folder, page="-"),
     Key("missing_eos_penalty", ("ppo.truncation_penalty",), optional(), page="PPO: `missing_eos_penalty`"),
     Key("mask_truncated_completions", ("ppo.overlong_filtering",)),

@@ -40,7 +40,7 @@ OTHERS = (
           "dataset_config", "dataset_train_split", "datasets", "path", "name", "data_dir", "data_files", "split",
           "columns", "fraction", "test_split_size", "trackio_bucket_id", "trackio_space_id", "trackio_static_space_id"),
     *none("Python files of a model's folder run only where --trust names them", "trust_remote_code"),
-    *none("rewards are one number: a function adds them up", "reward_weights", "multi_objective_aggregation",
+    *none("rewards are added up, each with its weight, and not bounded", "multi_objective_aggregation",
           "reward_clip_range"),
     *none("an option of another loss of theirs", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_neg",
           "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos", "top_entropy_quantile", "use_adaptive_entropy",

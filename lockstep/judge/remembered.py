@@ -59,7 +59,6 @@ class RememberedAnswers:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_places", {})
-        self.file.parent.mkdir(exist_ok=True)
         if not is_file(self.file):
             return
         with self.file.open("rb") as lines:
@@ -103,6 +102,7 @@ class RememberedAnswers:
     def _keep(self, lines: Sequence[RepliedLine]) -> None:
         end = self.file.stat().st_size if self.file.exists() else 0
         written = [_write(line) for line in lines]
+        self.file.parent.mkdir(exist_ok=True)
         append(self.file, b"".join(written))
         for line, text in zip(lines, written, strict=True):
             self._note(line, end)

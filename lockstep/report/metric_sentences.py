@@ -146,6 +146,11 @@ BY_LAST_WORD = {
 """Sentences by the last word of a name, where the whole name has none."""
 
 BY_PATTERN = (
+    (
+        re.compile(r"reward/(?P<part>\w+)"),
+        "Mean reward of a sum's part {part}, before its weight, where it has a verdict.",
+    ),
+    (re.compile(r"reward_no_verdict/(?P<part>\w+)"), "Responses on which a sum's part {part} has no verdict."),
     (re.compile(r".*/no_verdict_(?P<why>\w+)"), "Judgements without a verdict, for this cause: {why}."),
     (re.compile(r".*/pass@(?P<k>\w+)"), "Chance that at least one of {k} responses to a held-out prompt is right."),
     (re.compile(r".*/maj@(?P<k>\w+)"), "Share of held-out prompts whose most frequent answer of {k} is right."),

@@ -18,9 +18,10 @@ from lockstep.algorithms.episodes import episodes_of
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch
-from lockstep.cluster.judges import policy_answers
+from lockstep.cluster.judges import policy_answers, read_people
 from lockstep.config import AskedSection, EnvironmentSection, RewardJudge, RewardSection, SingleReward
 from lockstep.data.prompts import Prompts
+from lockstep.data.ranked import describe
 from lockstep.errors import InputError
 from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.judge.build import score_judge
@@ -92,8 +93,9 @@ class DrySetup:
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
         """Reports what is known of a reward before there is a response; an unusable one was reported before."""
         if section is not None:
-            with self.found.problem():
-                self._say_reward(section, rows, option.replace("_", " "))
+            for key, leaf in section.leaves(option):
+                with self.found.problem():
+                    self._say_reward(leaf, rows, key)
         return NoReward()
 
     def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
@@ -128,8 +130,8 @@ class DrySetup:
                     f"{what}, and that takes {readable(size)} of memory, but this machine has {readable(total)}; {cure}"
                 )
 
-    def _say_reward(self, section: SingleReward, rows: Prompts, option: str) -> None:
-        first = rows.first(_ANSWERS)
+    def _say_reward(self, section: SingleReward, rows: Prompts, key: str) -> None:
+        first, option = rows.first(_ANSWERS), key.replace("_", " ")
         match section.type:
             case "math":
                 self._say_answers(MathReward(section.marker), first, rows, option)
@@ -146,19 +148,18 @@ class DrySetup:
                 self.found.say(option, f"{section.server.url}; it was not asked")
             case "judge":
                 assert section.judge is not None, "the recipe has one"
-                self._say_judge(section.judge, option)
+                self._say_judge(section.judge, f"{key}.judge")
             case "sum":
-                parts = section.parts if isinstance(section, RewardSection) else None
-                for name, part in (parts or {}).items():
-                    self._say_reward(part, rows, f"{option} {name}, weight {part.weight:g}")
+                raise AssertionError("its parts are said")
             case _:
                 assert_never(section.type)
 
-    def _say_judge(self, section: RewardJudge, option: str) -> None:
+    def _say_judge(self, section: RewardJudge, key: str) -> None:
         located = section.locate(self.source.folder)
-        score_judge(located, self.answering(located, Policy(Absent(), self.source), "judge"), self.algorithm.seed)
+        score_judge(located, self.answering(located, Policy(Absent(), self.source), key), self.algorithm.seed, key)
+        people = "" if section.people is None else f"; {describe(*read_people(section.people))}"
         who = located.path if located.has_engine else "a server"
-        self.found.say(option, f"{who} judges {section.num_evals_to_average} times; it was not asked")
+        self.found.say(key, f"{who} judges {section.num_evals_to_average} times; it was not asked{people}")
 
     def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
         named = Counter(str(prompt.row[section.verifier or ""]) for prompt in first)
