@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lockstep.api.algorithms import DPO, GRPO, PPO, SFT, Distill, RewardModel, SelfRewarding
     from lockstep.api.loop import close_all, load, open_learner, open_sampler, rollout, save, sync
     from lockstep.api.run import Run
+    from lockstep.api.sweep import Sweep, sweep
     from lockstep.api.trainer import Trainer, train
     from lockstep.batch import Batch
     from lockstep.config.trust import trust
@@ -47,6 +48,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "SelfRewarding",
+    "Sweep",
     "Trainer",
     "close_all",
     "load",
@@ -56,6 +58,7 @@ __all__ = [
     "open_sampler",
     "rollout",
     "save",
+    "sweep",
     "sync",
     "train",
     "trust",
@@ -65,6 +68,7 @@ _PLACES = {
     "lockstep.api.algorithms": ("DPO", "GRPO", "PPO", "SFT", "Distill", "RewardModel", "SelfRewarding"),
     "lockstep.api.loop": ("close_all", "load", "open_learner", "open_sampler", "rollout", "save", "sync"),
     "lockstep.api.run": ("Run",),
+    "lockstep.api.sweep": ("Sweep", "sweep"),
     "lockstep.api.trainer": ("Trainer", "train"),
     "lockstep.batch": ("Batch",),
     "lockstep.config.trust": ("trust",),

@@ -10,7 +10,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import Placement, placement_of
 from lockstep.errors import InputError
 from lockstep.process_defaults import count_cores, given_threads
-from lockstep.sweep.plan import Plan
+from lockstep.sweeps.plan import Plan
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -59,7 +59,7 @@ def make_room(plan: Plan, jobs: int | None, noted_threads: int | None) -> Room:
 
 
 def _divide_gpus(plan: Plan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:
-    """A slot for each run at a time, with GPUs of its own; on several machines, which Ray divides, one run at a time."""
+    """A slot for each run at a time, with GPUs of its own; a single one where Ray divides several machines."""
     ray = not all(run.loaded.training.cluster.on_this_machine for run in plan.runs)
     names = [name for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
     here = max(placement.devices.per_machine for placement in placements)

@@ -88,7 +88,7 @@ def combine(axes: Sequence[Axis]) -> list[Combination]:
     """Every combination of the values of some options, the last option's values next to each other.
 
     Raises:
-        InputError: There is no option, one is there twice, they are those of a run's folder, or there are too many runs.
+        InputError: There is no option, one is there twice, one is that of a run's folder, or there are too many runs.
     """
     if not axes:
         raise InputError(
