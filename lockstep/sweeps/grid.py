@@ -125,7 +125,7 @@ def _name_all(axes: Sequence[Axis]) -> Iterator[Combination]:
 
 def _clean(text: str) -> str:
     """The part of a folder's name that a value is: letters, digits, and what no shell reads as more."""
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "empty"
+    return re.sub(r"^-+(?=[^\d.])|-+$", "", re.sub(r"[^\w.+-]+", "-", text)) or "empty"
 
 
 def _expand_range(key: str, text: str) -> list[str]:

@@ -49,7 +49,7 @@ def make_room(plan: Plan, jobs: int | None, noted_threads: int | None) -> Room:
     """
     placements = [placement_of(run.loaded.expect(Algorithm)) for run in plan.runs]
     if any(placement.devices.on_gpu for placement in placements):
-        slots = _divide_gpus(plan, placements, jobs)
+        slots = divide_gpus(plan, placements, jobs)
         return Room(noted_threads or given_threads() or max(1, count_cores() // len(slots)), slots, on_gpu=True)
     processes, cores = max(placement.processes.devices for placement in placements), count_cores()
     threads = noted_threads or given_threads()
@@ -58,7 +58,7 @@ def make_room(plan: Plan, jobs: int | None, noted_threads: int | None) -> Room:
     return Room(threads or max(1, cores // number), ({},) * number, on_gpu=False)
 
 
-def _divide_gpus(plan: Plan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:
+def divide_gpus(plan: Plan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:
     """A slot for each run at a time, with GPUs of its own; a single one where Ray divides several machines."""
     ray = not all(run.loaded.training.cluster.on_this_machine for run in plan.runs)
     names = [name for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]

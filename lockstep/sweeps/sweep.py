@@ -79,7 +79,7 @@ class Job:
 
 
 @dataclass
-class _Runner:
+class Runner:
     """The runs of a sweep in this process's care.
 
     Attributes:
@@ -201,7 +201,7 @@ def _run_jobs(
 ) -> tuple[str, int] | None:
     """Runs jobs; returns why and with which code it was asked to end early."""
     with show_sweep(f"{plan.folder}: {len(jobs)} runs, {room.sentence}", jobs) as view:
-        stop, runner = Stop(None), _Runner(jobs, room, begin, view)
+        stop, runner = Stop(None), Runner(jobs, room, begin, view)
         with heed_signals(stop, view.note):
             runner.run(stop)
     return runner.asked
