@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from lockstep.api.loop import close_all, load, open_learner, open_sampler, rollout, save, sync
     from lockstep.api.run import Run
+    from lockstep.api.sweep import Sweep, sweep
     from lockstep.api.trainer import Trainer, train
     from lockstep.batch import Batch
     from lockstep.config.trust import trust
@@ -63,6 +64,7 @@ __all__ = [
     "SamplingParams",
     "SelfRewarding",
     "SimPO",
+    "Sweep",
     "Trainer",
     "close_all",
     "load",
@@ -72,6 +74,7 @@ __all__ = [
     "open_sampler",
     "rollout",
     "save",
+    "sweep",
     "sync",
     "train",
     "trust",
@@ -93,6 +96,7 @@ _PLACES = {
     ),
     "lockstep.api.loop": ("close_all", "load", "open_learner", "open_sampler", "rollout", "save", "sync"),
     "lockstep.api.run": ("Run",),
+    "lockstep.api.sweep": ("Sweep", "sweep"),
     "lockstep.api.trainer": ("Trainer", "train"),
     "lockstep.batch": ("Batch",),
     "lockstep.config.trust": ("trust",),

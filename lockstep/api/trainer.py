@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +40,8 @@ class Trainer:
     algorithm: ClassVar[str | None] = None
     loaded: Loaded
     """The resolved recipe."""
+    resolve: Callable[..., Loaded]
+    """Resolves it with more layers of options, which win."""
 
     def __init__(
         self,
@@ -54,7 +58,9 @@ class Trainer:
         name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
         with speak_python():
             tree = {"algorithm": text, **build_tree(options)}
-            self.loaded = load_options(name, base, Layer(f"lockstep.{type(self).__name__}", tree, in_yaml=False))
+            said = Layer(f"lockstep.{type(self).__name__}", tree, in_yaml=False)
+            self.resolve = partial(load_options, name, base, said)
+            self.loaded = self.resolve()
 
     @property
     def folder(self) -> Path:

@@ -26,8 +26,8 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise InputError(f"--jobs is {options.jobs}; at least one run at a time is needed")
     with spare_modules():
-        from lockstep.sweep.plan import plan_words
-        from lockstep.sweep.sweep import preview, run_sweep
+        from lockstep.sweeps.plan import plan_words
+        from lockstep.sweeps.sweep import preview, run_sweep
     plan = plan_words(options.recipe, options.overrides, options.name)
     if options.dry_run:
         print(preview(plan, options.jobs))

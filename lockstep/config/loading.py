@@ -173,19 +173,19 @@ def load(
     return _resolve(path, [*read_layers(path, ()), *also], overrides, (recipe, *overrides), distrusted)
 
 
-def load_options(name: str, base: str | None, said: Layer) -> Loaded:
+def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
     """Resolves a recipe that a program says, as `load` does one in a file.
 
     Args:
         name: Of the recipe.
         base: A recipe that ships, or a YAML file, to start from; None: all is said.
-        said: The options.
+        said: The options; later ones win.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     below = [] if base is None else read_layers(find_recipe(base, Path(), ""), ())
-    return _resolve(Path(name), [*below, said], (), (name,), None)
+    return _resolve(Path(name), [*below, *said], (), (name,), None)
 
 
 def load_section(kind: type[S], said: Layer) -> S:

@@ -197,7 +197,7 @@ def _link(page: Path, beside: Path) -> str | None:
 
 @cache
 def student(freedom: int) -> float:
-    """The quantile of Student's distribution that bounds the middle `LEVEL` of it, by bisection of its exact integral."""
+    """The quantile of Student's distribution that bounds its middle `LEVEL`, by bisection of the exact integral."""
     low, high = 0.0, 1.0
     while _middle(high, freedom) < LEVEL:
         high *= 2
@@ -208,7 +208,7 @@ def student(freedom: int) -> float:
 
 
 def _middle(t: float, freedom: int) -> float:
-    """The probability of a value between −t and t: a finite sum of powers of a cosine (Abramowitz and Stegun 26.7.3-4)."""
+    """The probability of a value between −t and t: Abramowitz and Stegun 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine, sine = math.cos(angle), math.sin(angle)
     odd = freedom % 2

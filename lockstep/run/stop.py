@@ -19,6 +19,8 @@ _ASKING = {
 }
 """Signals that ask for a stop: their name for the user, and the exit code of the process."""
 
+STOPPING = frozenset(_ASKING)
+"""These signals."""
 
 SUPERVISED = "LOCKSTEP_SUPERVISED"
 """Environment variable of a run under `--supervise`."""

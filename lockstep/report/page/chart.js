@@ -3,7 +3,7 @@
 
 /**
  * A trace is `{name, x, y, mode, line: {color, width, dash, shape}, marker: {size, color, ring}, opacity, stacked, text,
- * silent}`; null in y is a gap. A layout is `{height, legend, closest, xaxis, yaxis}`, an axis `{title, type, range,
+ * silent, band}`; null in y is a gap, and band the color between it and the next trace. A layout is `{height, legend, closest, xaxis, yaxis}`, an axis `{title, type, range,
  * include}`: `include` are values that the axis shows in any case.
  */
 const DASHES = { dot: [2, 3], dash: [6, 4] };
@@ -167,6 +167,7 @@ function chartOptions(chart, traces, layout, about) {
       axis(layout.yaxis, { gap: 3, space: 34, grid: { stroke: line, width: 1 }, size: (_, texts) => 12 + 6.4 * Math.max(3, ...(texts ?? []).map((text) => text?.length ?? 0)) }),
     ],
     series: [{}, ...traces.map(traceSeries)],
+    bands: traces.flatMap((trace, i) => (trace.band ? [{ series: [i + 1, i + 2], fill: trace.band }] : [])),
     hooks: {
       setSelect: [(plot) => plot.select.width > 0 && Chart.zoomed(chart, [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")])],
       setCursor: [(plot) => showChartTip(plot, about, layout)],

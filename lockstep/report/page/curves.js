@@ -29,12 +29,19 @@ const isMarked = (metric, values) => /^val(idation)?\//.test(metric) || values.l
  * its bound and its alarms; smoothed ones lie over a faint copy of what was logged.
  */
 function metricTraces(metric) {
+  return [...bandTraces(metric), ...runTraces(metric)];
+}
+
+/** The traces of single runs; those of a sweep are faint where a band shows them together. */
+function runTraces(metric) {
+  const isBanded = shownGroups().some((group) => group.bands[metric]);
   return shownRuns()
     .filter((run) => run.metrics[metric])
     .flatMap((run) => {
       const { step, value } = run.metrics[metric];
-      const color = runColour(run.number);
-      const line = { color, width: 1.6 };
+      const color = colourOfRun(run.number);
+      const line = { color, width: isBanded ? 1 : 1.6 };
+      if (isBanded) return [{ x: step, y: smoothed(value, state.smoothing), name: run.name, mode: "lines", line, opacity: 0.4 }];
       const mode = isMarked(metric, value) ? "lines+markers" : "lines";
       const logged = { x: step, y: value, name: run.name, mode, line, marker: { size: 5, color } };
       const ends = ["low", "high"].map((end) => run.metrics[`${metric}_${end}`]).filter(Boolean);
@@ -52,7 +59,7 @@ function bestMark(run, metric) {
   const best = run.best?.[metric];
   if (best === undefined) return [];
   const { step, value } = run.metrics[metric];
-  return [{ x: [best], y: [value[step.indexOf(best)]], name: `${run.name}, best`, mode: "markers", silent: true, marker: { size: 8, ring: true, color: runColour(run.number) } }];
+  return [{ x: [best], y: [value[step.indexOf(best)]], name: `${run.name}, best`, mode: "markers", silent: true, marker: { size: 8, ring: true, color: colourOfRun(run.number) } }];
 }
 
 /** A red dot at each step of an alarm. */
@@ -166,6 +173,7 @@ function curvesView() {
   if (!groups.length) return [element("p.empty", {}, "No step has been logged yet.")];
   return [
     curveControls(),
+    ...(state.sweep ? [element("p.lead", {}, bandSentence())] : []),
     ...groups.map(([group, members], i) => {
       const constant = group !== "headlines" ? members.filter((name) => constantValue(name) !== undefined) : [];
       const cards = members.filter((name) => !constant.includes(name)).map((name) => metricCard(name));

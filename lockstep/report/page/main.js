@@ -1,7 +1,7 @@
 "use strict";
 /* Puts the page together: the runs at its head, and views that are made when they are first opened. */
 
-const VIEWS = { curves: curvesView, agreement: agreementView, time: timeView, samples: samplesView, heldout: heldOutView, recipe: recipeView };
+const VIEWS = { sweep: sweepView, curves: curvesView, agreement: agreementView, time: timeView, samples: samplesView, heldout: heldOutView, recipe: recipeView };
 
 async function samplesView() {
   const indexes = await Promise.all(state.runs.map((_, run) => inflated(`samples-${run}`)));
@@ -25,7 +25,7 @@ function runLine(run, number) {
   };
   const checked = state.shown.has(number) ? { checked: "" } : {};
   const box = element("input", { type: "checkbox", ...checked, "data-run": number, onchange: toggle });
-  box.style.accentColor = runColour(number);
+  box.style.accentColor = colourOfRun(number);
   const facts = [
     ...(run.environment.recipe ? [run.environment.recipe] : []),
     run.planned === null ? `step ${run.step}` : `step ${run.step} of ${run.planned}`,
@@ -35,7 +35,7 @@ function runLine(run, number) {
     ...run.headlines.map(kept),
   ];
   const swatch = element("span.swatch");
-  swatch.style.background = runColour(number);
+  swatch.style.background = colourOfRun(number);
   const told = facts.flatMap((fact, i) => (i ? [" · ", fact] : [fact]));
   return element("label.run", {}, box, swatch, element("strong", {}, run.name), element("span", {}, ...told));
 }
@@ -81,6 +81,8 @@ function tabClicked(event) {
 function showHead(report) {
   state.runs = report.runs;
   state.sentences = report.sentences;
+  state.sweep = report.sweep ?? null;
+  document.querySelector("nav a[href='#sweep']").hidden = !state.sweep;
   document.title = `${state.runs.map((run) => run.name).join(", ")} – Lockstep`;
   byId("made").textContent = `as of ${report.made}`;
   byId("runs").replaceChildren(...state.runs.map(runLine));

@@ -4,6 +4,7 @@
 const state = {
   runs: [], // as `overview.py` gives them
   sentences: {}, // on metrics
+  sweep: null, // as `sweeps.py` gives it; null: the runs are of none
   shown: new Set(), // numbers of the runs that are not switched off
   seen: new Set(), // of those that ever were not
   isReady: false, // the first view has been made

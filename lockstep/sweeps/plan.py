@@ -17,7 +17,7 @@ from lockstep.errors import InputError
 from lockstep.records import is_file, read_record
 from lockstep.report.sweeps import SWEEP
 from lockstep.run.identity import differences, recipe_identity
-from lockstep.sweep.grid import Combination, combine, require_no_folder, split_words
+from lockstep.sweeps.grid import Combination, combine, require_no_folder, split_words
 from lockstep.whole_files import write_whole
 
 Resolve = Callable[[Combination, Layer], Loaded]

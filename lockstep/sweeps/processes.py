@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lockstep import exit_codes
-from lockstep.run.stop import forget_handlers
+from lockstep.run.stop import STOPPING, forget_handlers
 
 Work = Callable[[], int]
 """Work of a process; returns its exit code."""
@@ -40,8 +40,10 @@ def start(work: Work, log: Path, environment: Mapping[str, str]) -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # none is lost between the fork and its own handlers
     parent, child = os.getpid(), os.fork()
     if child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         return child
     code = exit_codes.CRASH
     try:
@@ -50,7 +52,10 @@ def start(work: Work, log: Path, environment: Mapping[str, str]) -> int:
         forget_handlers()
         os.environ.update(environment)
         _write_to(log)
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         code = work()
+    except KeyboardInterrupt:
+        code = exit_codes.INTERRUPTED
     except BaseException:
         traceback.print_exc()
     finally:

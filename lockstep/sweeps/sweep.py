@@ -25,11 +25,11 @@ from lockstep.run.ending import end_with_code
 from lockstep.run.folder import lock_folder
 from lockstep.run.stop import Stop, Stopped, heed_signals
 from lockstep.run.train import judge_finished, train_to_code
-from lockstep.sweep import processes
-from lockstep.sweep.plan import Plan, PlannedRun
-from lockstep.sweep.results import summarize
-from lockstep.sweep.room import Room, make_room
-from lockstep.sweep.show import SweepView, show_sweep
+from lockstep.sweeps import processes
+from lockstep.sweeps.plan import Plan, PlannedRun
+from lockstep.sweeps.results import summarize
+from lockstep.sweeps.room import Room, make_room
+from lockstep.sweeps.show import SweepView, show_sweep
 from lockstep.whole_files import write_changed
 
 LOG = "sweep.log"
@@ -69,7 +69,9 @@ class Job:
     def sentence(self) -> str:
         """Why it failed: what its process said last."""
         with suppress(OSError):
-            lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+            lines = [
+                line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+            ]
             said = [line for line in lines if line.startswith("lockstep: ")] or lines
             if said:
                 return said[-1].removeprefix("lockstep: ")
@@ -77,7 +79,7 @@ class Job:
 
 
 @dataclass
-class _Runner:
+class Runner:
     """The runs of a sweep in this process's care.
 
     Attributes:
@@ -199,7 +201,7 @@ def _run_jobs(
 ) -> tuple[str, int] | None:
     """Runs jobs; returns why and with which code it was asked to end early."""
     with show_sweep(f"{plan.folder}: {len(jobs)} runs, {room.sentence}", jobs) as view:
-        stop, runner = Stop(None), _Runner(jobs, room, begin, view)
+        stop, runner = Stop(None), Runner(jobs, room, begin, view)
         with heed_signals(stop, view.note):
             runner.run(stop)
     return runner.asked
@@ -209,7 +211,7 @@ def _finish(plan: Plan, jobs: Sequence[Job], asked: tuple[str, int] | None) -> i
     print(summarize(plan.folder))
     failed = [job for job in jobs if job.state == "failed"]
     for job in failed:
-        print(f"{job.run.name} failed: {job.sentence}; {job.log}", file=sys.stderr)
+        print(f"{job.run.name} failed; {job.log}", file=sys.stderr)
     if asked is not None:
         raise Stopped(f"{plan.folder} stopped, because {asked[0]}; the same command resumes it", asked[1])
     codes = [job.code for job in jobs if job.state in ("failed", "stopped")]

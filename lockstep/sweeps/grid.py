@@ -88,7 +88,7 @@ def combine(axes: Sequence[Axis]) -> list[Combination]:
     """Every combination of the values of some options, the last option's values next to each other.
 
     Raises:
-        InputError: There is no option, one is there twice, they are those of a run's folder, or there are too many runs.
+        InputError: There is no option, one is there twice, one is that of a run's folder, or there are too many runs.
     """
     if not axes:
         raise InputError(
@@ -125,7 +125,7 @@ def _name_all(axes: Sequence[Axis]) -> Iterator[Combination]:
 
 def _clean(text: str) -> str:
     """The part of a folder's name that a value is: letters, digits, and what no shell reads as more."""
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "empty"
+    return re.sub(r"^-+(?=[^\d.])|-+$", "", re.sub(r"[^\w.+-]+", "-", text)) or "empty"
 
 
 def _expand_range(key: str, text: str) -> list[str]:

@@ -22,7 +22,7 @@ from lockstep.report.log import METRICS
 from lockstep.report.progress import HEADLINES
 
 if TYPE_CHECKING:
-    from lockstep.sweep.sweep import Job
+    from lockstep.sweeps.sweep import Job
 
 _TAIL_BYTES = 1 << 16
 _METRICS = 3  # in a line of the table

@@ -10,7 +10,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import Placement, placement_of
 from lockstep.errors import InputError
 from lockstep.process_defaults import count_cores, given_threads
-from lockstep.sweep.plan import Plan
+from lockstep.sweeps.plan import Plan
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -49,7 +49,7 @@ def make_room(plan: Plan, jobs: int | None, noted_threads: int | None) -> Room:
     """
     placements = [placement_of(run.loaded.expect(Algorithm)) for run in plan.runs]
     if any(placement.devices.on_gpu for placement in placements):
-        slots = _divide_gpus(plan, placements, jobs)
+        slots = divide_gpus(plan, placements, jobs)
         return Room(noted_threads or given_threads() or max(1, count_cores() // len(slots)), slots, on_gpu=True)
     processes, cores = max(placement.processes.devices for placement in placements), count_cores()
     threads = noted_threads or given_threads()
@@ -58,8 +58,8 @@ def make_room(plan: Plan, jobs: int | None, noted_threads: int | None) -> Room:
     return Room(threads or max(1, cores // number), ({},) * number, on_gpu=False)
 
 
-def _divide_gpus(plan: Plan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:
-    """A slot for each run at a time, with GPUs of its own; on several machines, which Ray divides, one run at a time."""
+def divide_gpus(plan: Plan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:
+    """A slot for each run at a time, with GPUs of its own; a single one where Ray divides several machines."""
     ray = not all(run.loaded.training.cluster.on_this_machine for run in plan.runs)
     names = [name for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
     here = max(placement.devices.per_machine for placement in placements)

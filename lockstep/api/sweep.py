@@ -1,0 +1,146 @@
+"""Sweeps from Python: a recipe or an algorithm with several values of its options, and the table of their results."""
+
+from __future__ import annotations
+
+import html
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.run import Run
+from lockstep.api.trainer import Trainer
+from lockstep.api.values import build_tree
+from lockstep.api.words import speak_python
+from lockstep.config.loading import Loaded, load_options
+from lockstep.config.recipe_files import Layer
+from lockstep.errors import InputError
+from lockstep.sweeps.grid import Axis, Combination, combine, make_axis
+from lockstep.yaml12 import value_at
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep's folder; finished, stopped early, or still under way in another process.
+
+    Attributes:
+        folder: The folder.
+    """
+
+    folder: Path
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The runs by name, such as `seed=0_ppo.clip=0.1`, begun or not."""
+        from lockstep.report.sweeps import read_sweep
+
+        return {run.folder.name: Run(run.folder) for run in read_sweep(self.folder)}
+
+    @property
+    def is_finished(self) -> bool:
+        """True if every run has reached its end."""
+        return all(run.is_finished for run in self.runs.values())
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each run: its name, values and state, and the last value of each metric that sweeps compare.
+
+        `pandas.DataFrame(sweep.table)` is a table.
+        """
+        from lockstep.sweeps.results import read_results
+
+        return [result.row for result in read_results(self.folder)]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """A row for each group of runs that differ in the seed alone, and each metric: mean and its interval.
+
+        Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is Student's t at 95 %, NaN
+        of a single run.
+        """
+        from lockstep.sweeps.results import read_results, spread_groups
+
+        return spread_groups(read_results(self.folder))
+
+    @property
+    def summary(self) -> str:
+        """The summary that a sweep ends with."""
+        from lockstep.sweeps.results import summarize
+
+        return summarize(self.folder)
+
+    def report(self) -> Path:
+        """Writes the report, one HTML file, and returns its path."""
+        from lockstep.report.html import write_sweep_report
+        from lockstep.report.summary import PAGE
+
+        out = self.folder / PAGE
+        write_sweep_report(self.folder, out)
+        return out
+
+    def _repr_html_(self) -> str:
+        """The summary, for notebooks."""
+        return f"<pre>{html.escape(self.summary)}</pre>"
+
+
+def sweep(
+    recipe: str | Path | Trainer,
+    values: Mapping[str, Iterable[Any]],
+    *,
+    name: str | None = None,
+    jobs: int | None = None,
+    **options: Any,
+) -> Sweep:
+    """Runs every combination of some options' values to its end, or resumes the sweep that the same arguments began.
+
+    A run that fails does not end the others; `Sweep.table` has the state of each.
+
+    Args:
+        recipe: A recipe by its name or file, or an algorithm such as `lockstep.GRPO(...)`.
+        values: Options with the values of each: `{"seed": range(5), "ppo.clip": [0.1, 0.2]}`.
+        name: Name of its folder in `sweeps/`; None: the recipe's name, with a digest of all options.
+        jobs: Runs at a time; None: as many as there is room for.
+        options: Options of the recipe, as those of `Trainer`; an algorithm has its own.
+
+    Raises:
+        InputError: A combination is refused, and named; nothing has been started.
+    """
+    from lockstep.run.stop import Stopped
+    from lockstep.sweeps.plan import plan_combinations
+    from lockstep.sweeps.sweep import run_sweep
+
+    with speak_python():
+        if isinstance(recipe, Trainer):
+            resolve = partial(recipe.resolve, Layer("lockstep.sweep", build_tree(options), in_yaml=False))
+        else:
+            said = Layer("lockstep.sweep", build_tree(options), in_yaml=False)
+            resolve = partial(load_options, Path(recipe).stem, str(recipe), said)
+        axes = [_make_axis(key, list(own)) for key, own in values.items()]
+
+        def resolve_with(combination: Combination, folder: Layer) -> Loaded:
+            layers = [Layer("lockstep.sweep", _nest(key, value), False) for key, value in combination.values.items()]
+            return resolve(*layers, folder)
+
+        plan = plan_combinations(combine(axes), resolve_with, name)
+        try:
+            run_sweep(plan, jobs)
+        except Stopped as stopped:
+            print(f"lockstep: {stopped}", file=sys.stderr)
+    return Sweep(plan.folder)
+
+
+def _make_axis(key: str, values: list[Any]) -> Axis:
+    """An axis of Python values, as recipes have them; functions and short forms of sections as in `Trainer`."""
+    if key in ("train", "validation"):
+        raise InputError(f"{key} is short for data.{key}; name that, with files")
+    plain = [value_at(build_tree(_nest(key, value)), key.split(".")) for value in values]
+    return make_axis(key, [(value if isinstance(value, str) else json.dumps(value), value) for value in plain])
+
+
+def _nest(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value

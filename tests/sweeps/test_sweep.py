@@ -1,0 +1,156 @@
+"""`lockstep sweep`: the same bits as single runs, resumed, growing, failing, stopped; and the same from Python."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from forked_commands import Ended, run_command
+from tiny_recipe import RECIPE, REWARDS
+
+import lockstep
+from lockstep import exit_codes
+from lockstep.cluster.placement import Devices, Placement, Processes
+from lockstep.config.loading import Loaded
+from lockstep.errors import InputError
+from lockstep.run.stop import Stop
+from lockstep.sweeps import processes
+from lockstep.sweeps.plan import Plan, plan_words
+from lockstep.sweeps.room import Room, divide_gpus, make_room
+from lockstep.sweeps.show import SweepView
+from lockstep.sweeps.sweep import Job, Runner
+
+SEEDS = "seed=0..1 policy.lr=0.001,0.002"
+
+
+@pytest.fixture
+def folder(in_tmp: Path) -> Path:
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "own.yaml").write_text(yaml.safe_dump(RECIPE))
+    return in_tmp
+
+
+def sweep(folder: Path, words: str) -> Ended:
+    return run_command(folder, f"sweep own.yaml {words} --name s", silence_s=60)
+
+
+def weights(run: Path) -> bytes:
+    return (run / "final/model.safetensors").read_bytes()
+
+
+def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(folder: Path) -> None:
+    ended = sweep(folder, "seed=0..1 policy.lr=0.001 --jobs 2")
+    assert ended.code == exit_codes.OK, ended.said
+    assert "all  2 of 2" in ended.said
+    assert run_command(folder, "train own.yaml seed=1 policy.lr=0.001 run=single").code == exit_codes.OK
+    run = folder / "sweeps/s/seed=1"
+    made = weights(run)
+    assert made == weights(folder / "single")
+
+    found = lockstep.sweep("own.yaml", {"seed": range(2)}, policy={"lr": 0.001}, name="s")
+    assert found.is_finished
+    assert [(row["run"], row["seed"], row["state"]) for row in found.table] == [
+        ("seed=0", 0, "finished"),
+        ("seed=1", 1, "finished"),
+    ]
+    (reward,) = (row for row in found.groups if row["metric"] == "train/reward")
+    values = [row["train/reward"] for row in found.table]
+    assert reward["mean"] == pytest.approx(sum(values) / 2)
+    assert reward["high"] - reward["mean"] == pytest.approx(12.7062 * abs(values[0] - values[1]) / 2, rel=1e-4)
+
+    shutil.rmtree(run / "final")  # as if it had been killed before its end
+    more = sweep(folder, "seed=0..2 policy.lr=0.001")
+    assert more.code == exit_codes.OK, more.said
+    assert [f"seed={seed} begins" in more.said for seed in range(3)] == [False, True, True]
+    assert weights(run) == made
+    assert (folder / "sweeps/s/report.html").is_file()
+    changed = sweep(folder, "seed=0..1 policy.lr=0.002")
+    assert changed.code == exit_codes.INPUT
+    assert "seed=2 is no run of it any more" in changed.said
+    assert "seed=0: recipe.policy.lr was 0.001, is 0.002" in changed.said
+
+
+def test_a_run_that_fails_does_not_end_the_others(folder: Path) -> None:
+    ended = sweep(folder, "policy.lr=1.0e+30,0.001 run.max_steps=6 --jobs 1")
+    assert ended.code == exit_codes.CRASH, ended.said
+    assert "policy.lr=1.0e+30 failed, 0 of 2 are finished: step" in ended.said
+    assert "lower the learning rate" in ended.said
+    assert "policy.lr=0.001 finished, 1 of 2 are finished" in ended.said
+
+
+def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"(?s)^seed=0 policy\.lr=-1 is refused, so nothing is started:.*policy\.lr"):
+        plan_words("own.yaml", ["seed=0,1", "policy.lr=0.1,-1"], None)
+    with pytest.raises(InputError, match="--name"):
+        plan_words("own.yaml", ["seed=0,1", "run=folder"], None)
+    one, other = (plan_words("own.yaml", [f"seed=0..{last}"], None).folder for last in (1, 2))
+    assert one != other  # without a name, another sweep is another folder
+
+
+class Diary(SweepView):
+    """A view that notes what happens, and asks for a stop, or fails, after so many beginnings."""
+
+    def __init__(self, stop: Stop, stop_after: int = 100, fail_after: int = 100) -> None:
+        super().__init__("", [], None)
+        self.told = list[str]()
+        self.stop, self.stop_after, self.fail_after = stop, stop_after, fail_after
+
+    def started(self, job: Job) -> None:
+        self.told.append(f"{job.run.name} begins")
+
+    def ended(self, job: Job) -> None:
+        self.told.append(f"{job.run.name} {job.state}")
+
+    def update(self) -> None:
+        if len(self.told) >= self.stop_after:
+            self.stop.ask("Ctrl-C was received", exit_codes.INTERRUPTED)
+        if len(self.told) >= self.fail_after:
+            raise KeyboardInterrupt
+
+
+def play(plan: Plan, work: processes.Work, stop_after: int = 100, fail_after: int = 100) -> list[str]:
+    """What happens to the jobs of a plan, two at a time, whose work is this."""
+
+    def begin(loaded: Loaded) -> processes.Work:
+        return work
+
+    stop = Stop(None)
+    diary = Diary(stop, stop_after, fail_after)
+    try:
+        Runner([Job(run) for run in plan.runs], Room(1, ({}, {}), on_gpu=False), begin, diary).run(stop)
+    except KeyboardInterrupt:
+        diary.told.append("interrupted")
+    return diary.told
+
+
+def sleep() -> int:
+    time.sleep(600)
+    return 0
+
+
+def test_a_stop_is_handed_on_and_nothing_starts_after_it(folder: Path) -> None:
+    plan = plan_words("own.yaml", ["seed=0..2"], "s")
+    assert play(plan, sleep, stop_after=2) == ["seed=0 begins", "seed=1 begins", "seed=0 stopped", "seed=1 stopped"]
+    told = play(plan, sleep, fail_after=2)  # a second Ctrl-C
+    assert told == ["seed=0 begins", "seed=1 begins", "seed=0 failed", "seed=1 failed", "interrupted"]
+    assert play(plan, lambda: 0)[-1] == "seed=2 finished"
+
+
+def test_what_several_runs_begin_with_is_trained_by_one_of_them(in_tmp: Path) -> None:
+    plan = plan_words("ppo_arithmetic", ["ppo.clip=0.1,0.2"], "s")
+    names = [run.name for run in plan.runs]
+    assert play(plan, lambda: 0) == [f"{name} {event}" for name in names for event in ("begins", "finished")]
+
+
+def test_room_is_what_cores_and_gpus_allow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_words("own.yaml", ["seed=0..4"], "s")
+    assert make_room(plan, 3, None).sentence == "3 at a time, 1 thread each"  # OMP_NUM_THREADS=1, as conftest.py says
+    assert make_room(plan, None, 1000).sentence == "1 at a time, 1000 threads each"
+    two = [Placement.of(Devices(1, 5, on_gpu=True), Processes(ranks=2))]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,2,0")
+    assert divide_gpus(plan, two, None) == ({"CUDA_VISIBLE_DEVICES": "7,5"}, {"CUDA_VISIBLE_DEVICES": "3,2"})
+    with pytest.raises(InputError, match="a run takes 2 of 5 GPUs, so 2 at a time fit"):
+        divide_gpus(plan, two, 3)
