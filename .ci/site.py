@@ -25,7 +25,8 @@ FROM_OUTSIDE = {
 """Pages of the repository that are not in docs/ → their place in the site."""
 LED_TO = {**FROM_OUTSIDE, "README.md": "README.md"}
 """Where links from the site to files outside lead: that to the README to the first page."""
-LINK = re.compile(r"(?<=\]\()([^)\s:#]+\.(?:md|ipynb))(?=[)#])")
+LINK = re.compile(r"\[([^]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
+"""A link within the repository: its words, file and heading."""
 LOADS = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\ssrc=\"?https?:|<link\b[^>]*\shref=\"?https?:")
 """What a browser would fetch from another host."""
 TABLE = re.compile(r"^\| Lockstep \|.*\n(?:\|.*\n)+", re.MULTILINE)
@@ -63,16 +64,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     inside = page.file.src_uri
     sources = {place: source for source, place in FROM_OUTSIDE.items()}
     folder = posixpath.dirname(sources.get(inside, f"docs/{inside}"))
-
-    def lead(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(folder, match[0]))
-        place = target.removeprefix("docs/") if target.startswith("docs/") else LED_TO.get(target)
-        if place and target.endswith(".ipynb") and not inside.startswith("notebooks/"):
-            place = place.removesuffix(".ipynb") + ".md"
-        return posixpath.relpath(place, posixpath.dirname(inside) or ".") if place else match[0]
-
-    PLAIN[inside] = LINK.sub(lead, markdown)
+    PLAIN[inside] = LINK.sub(lambda link: lead(link, folder, inside), markdown)
     return TABLE.sub(make_tabs, PLAIN[inside]) if inside == "coming_from.md" else PLAIN[inside]
+
+
+def lead(link: re.Match[str], folder: str, inside: str) -> str:
+    """A link of a page, as the site has it: a file that is not in the site is named."""
+    words, file, heading = link.groups()
+    target = posixpath.normpath(posixpath.join(folder, file))
+    place = target.removeprefix("docs/") if target.startswith("docs/") else LED_TO.get(target)
+    if place is None:
+        return f"{words} (`{target}`)" if (ROOT / target).is_file() else link[0]
+    if place.endswith(".ipynb") and not inside.startswith("notebooks/"):
+        place = place.removesuffix(".ipynb") + ".md"
+    return f"[{words}]({posixpath.relpath(place, posixpath.dirname(inside) or '.')}{heading or ''})"
 
 
 def make_tabs(table: re.Match[str]) -> str:
