@@ -22,16 +22,17 @@ def site() -> Path:
     "name", ["index.html", "coming_from.html", "reference/lockstep.html", "notebooks/own_loop.html"]
 )
 def test_pages_ask_for_nothing_outside_and_search_finds(site: Path, name: str, browser: Browser) -> None:
-    page, complaints = browser.new_page(), list[str]()
+    page, complaints, asked = browser.new_page(), list[str](), list[str]()
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
+    page.on("request", lambda request: asked.append(request.url))
     page.goto((site / name).as_uri())
     page.click(".md-search__input")
     page.keyboard.type("data.bad_rows")
     page.wait_for_selector(".md-search-result__item a[href*='data.html']", state="attached", timeout=60_000)
     page.close()
     assert complaints == []
+    assert not [url for url in asked if not url.startswith(("file:", "data:"))]
 
 
 def test_pages_are_listed_for_programs(site: Path) -> None:
