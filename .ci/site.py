@@ -1,9 +1,11 @@
-"""Hooks of MkDocs: pages from outside docs/, and `llms.txt` with the Markdown of each page beside it."""
+"""Hooks of MkDocs: pages from outside docs/, notebooks as pages, and `llms.txt` with each page's Markdown beside it."""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -23,18 +25,38 @@ FROM_OUTSIDE = {
 """Pages of the repository that are not in docs/ → their place in the site."""
 LED_TO = {**FROM_OUTSIDE, "README.md": "README.md"}
 """Where links from the site to files outside lead: that to the README to the first page."""
-LINK = re.compile(r"(?<=\]\()([^)\s:#]+\.md)(?=[)#])")
+LINK = re.compile(r"\[([^]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
+"""A link within the repository: its words, file and heading."""
 LOADS = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\ssrc=\"?https?:|<link\b[^>]*\shref=\"?https?:")
 """What a browser would fetch from another host."""
+TABLE = re.compile(r"^\| Lockstep \|.*\n(?:\|.*\n)+", re.MULTILINE)
+CELL = re.compile(r"(?<!\\)\|")
+TABS = ("TRL", "verl", "NeMo RL", "OpenRLHF", "NeMo-Aligner", "SkyRL", "prime-rl", "Tinker")
+"""Libraries, in the order of their tabs."""
 PLAIN: dict[str, str] = {}
 """Markdown of the pages, by their place in the site."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages from outside."""
-    for source, place in FROM_OUTSIDE.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_text(encoding="utf-8")))
+    """Adds the pages from outside, and one of each notebook."""
+    pages = {place: (ROOT / source).read_text(encoding="utf-8") for source, place in FROM_OUTSIDE.items()}
+    for path in sorted(Path(config.docs_dir).glob("notebooks/*.ipynb")):
+        pages[f"notebooks/{path.stem}.md"] = "\n\n".join(read_notebook(path)) + "\n"
+    for place, text in pages.items():
+        files.append(File.generated(config, place, content=text))
     return files
+
+
+def read_notebook(path: Path) -> Iterator[str]:
+    """The cells of a notebook as Markdown, with what they printed when it was run."""
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        text = "".join(cell["source"])
+        yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+        if number == 0:
+            yield f"([This page as a notebook]({path.name}), with what it printed when it was last run.)"
+        printed = "".join("".join(output.get("text", ())) for output in cell.get("outputs", ()))
+        if printed:
+            yield f"```text\n{printed.rstrip()}\n```"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -42,14 +64,31 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     inside = page.file.src_uri
     sources = {place: source for source, place in FROM_OUTSIDE.items()}
     folder = posixpath.dirname(sources.get(inside, f"docs/{inside}"))
+    PLAIN[inside] = LINK.sub(lambda link: lead(link, folder, inside), markdown)
+    return TABLE.sub(make_tabs, PLAIN[inside]) if inside == "coming_from.md" else PLAIN[inside]
 
-    def lead(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(folder, match[0]))
-        place = target.removeprefix("docs/") if target.startswith("docs/") else LED_TO.get(target)
-        return posixpath.relpath(place, posixpath.dirname(inside) or ".") if place else match[0]
 
-    PLAIN[inside] = LINK.sub(lead, markdown)
-    return PLAIN[inside]
+def lead(link: re.Match[str], folder: str, inside: str) -> str:
+    """A link of a page, as the site has it: a file that is not in the site is named."""
+    words, file, heading = link.groups()
+    target = posixpath.normpath(posixpath.join(folder, file))
+    place = target.removeprefix("docs/") if target.startswith("docs/") else LED_TO.get(target)
+    if place is None:
+        return f"{words} (`{target}`)" if (ROOT / target).is_file() else link[0]
+    if place.endswith(".ipynb") and not inside.startswith("notebooks/"):
+        place = place.removesuffix(".ipynb") + ".md"
+    return f"[{words}]({posixpath.relpath(place, posixpath.dirname(inside) or '.')}{heading or ''})"
+
+
+def make_tabs(table: re.Match[str]) -> str:
+    """A table whose first column is Lockstep's, as a tab for each other library with the rows that it has."""
+    names, _, *rows = [[cell.strip() for cell in CELL.split(line.strip("|"))] for line in table[0].splitlines()]
+    tabs: list[str] = []
+    for column, name in sorted(enumerate(names[1:], 1), key=lambda each: TABS.index(each[1])):
+        lines = [f"| {row[0]} | {row[column]} |" for row in rows if row[column]]
+        head = [f"| {names[0]} | {name} |", "|---|---|"]
+        tabs.append("\n".join([f'=== "{name}"', "", *(f"    {line}" for line in head + lines)] if lines else []))
+    return "\n\n".join(tab for tab in tabs if tab) + "\n"
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

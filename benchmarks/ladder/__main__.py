@@ -15,6 +15,7 @@ import argparse
 import os
 from pathlib import Path
 
+from benchmarks.ladder.gallery import write_pictures
 from benchmarks.ladder.rung import list_rungs, open_rung
 from benchmarks.ladder.runs import Ladder
 from benchmarks.ladder.tables import table, write_page
@@ -28,14 +29,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, each on one thread")
     parser.add_argument("--out", type=Path, default=Path("build/ladder"), help="folder of runs and logs")
     parser.add_argument("--show", action="store_true", help="run nothing")
-    parser.add_argument("--page", type=Path, help="also writes all rungs' figures below the mark of this page")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        help="also writes all rungs' figures below the mark of this page, and their curves beside it",
+    )
     options = parser.parse_args()
     rungs = [open_rung(name) for name in options.rungs or list_rungs()]
     if not options.show:
         Ladder(options.out.resolve(), options.jobs).run(rungs, options.arms, options.seeds)
     print("\n".join(table(rung) for rung in rungs))
     if options.page is not None:
-        write_page(options.page, [open_rung(name) for name in list_rungs()])
+        every = [open_rung(name) for name in list_rungs()]
+        write_page(options.page, every)
+        write_pictures(options.page.parent / "pictures/ladder", every)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,13 @@ def figures(rung: Rung) -> str:
 def write_page(page: Path, rungs: Sequence[Rung]) -> None:
     """Replaces all of a page that is below its mark by the figures of the rungs."""
     prose = page.read_text().partition(MARK)[0]
-    page.write_text("\n".join([prose + MARK + "\n", *map(figures, rungs)]))
+    page.write_text("\n".join([prose + MARK + "\n", *map(show, rungs)]))
+
+
+def show(rung: Rung) -> str:
+    """The figures of a rung on the page, below its curves."""
+    head, question, rest = figures(rung).split("\n\n", 2)
+    return "\n\n".join([head, question, f"![Curves of {rung.name}](pictures/ladder/{rung.name}.svg)", rest])
 
 
 def judge(claim: Claim, results: Sequence[Result]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ladder import results
+from benchmarks.ladder.gallery import write_pictures
 from benchmarks.ladder.results import Key, Result, add_result, digest_code, read_results
 from benchmarks.ladder.rung import ASSETS, Claim, Rung, list_rungs, open_rung
 from benchmarks.ladder.runs import Ladder
@@ -90,6 +91,9 @@ def test_the_page_has_the_figures_that_the_results_have(tmp_path: Path) -> None:
     copy.write_text(page.read_text())
     write_page(copy, [open_rung(name) for name in list_rungs()])
     assert copy.read_text() == page.read_text(), "python -m benchmarks.ladder --show --page docs/ladder.md"
+    write_pictures(tmp_path, [open_rung(name) for name in list_rungs()])
+    for name in list_rungs():
+        assert (page.parent / f"pictures/ladder/{name}.svg").read_text() == (tmp_path / f"{name}.svg").read_text()
 
 
 @pytest.mark.full

@@ -20,6 +20,7 @@ from lockstep.foreign.names import explain_word
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/coming_from.md").read_text()
 KEYS = PAGE[PAGE.index("## Keys of a recipe") : PAGE.index("## Metrics")]
+OTHERS = PAGE[PAGE.index("## SkyRL") : PAGE.index("| Lockstep | Tinker |")]
 GROUPS = {group.splitlines()[0]: group for group in re.split(r"^### ", KEYS, flags=re.MULTILINE)[1:]}
 
 
@@ -50,6 +51,11 @@ def test_a_recipe_has_what_is_named(group: str) -> None:
     names = named(GROUPS[group])
     assert names
     assert not [name for name in names if name.partition("=")[0] not in OPTIONS]
+
+
+def test_a_recipe_has_what_is_named_beside_libraries_that_are_not_converted() -> None:
+    assert len(named(OTHERS)) > 40
+    assert set(named(OTHERS)) <= set(OPTIONS)
 
 
 @pytest.mark.parametrize("name", [name for name in named(KEYS) if "=" in name])

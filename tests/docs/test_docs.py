@@ -60,6 +60,7 @@ RATHER_LONG = (
     "cluster=", "learner=", "sampler=vllm", "vllm]", "megatron", "learner.parallel", "learner.lora.rank=8 policy",
     "one_step_ahead", "=my_run", "=my_reward_run ppo", "run=", "run.folder=", "train recipe.yaml", "grpo_gsm8k",
 )  # fmt: skip
+[REWARD] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/first_steps.md").read_text(), re.DOTALL)
 [MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
 
 
@@ -225,7 +226,7 @@ def test_command_runs(
     chat = "CHAT_MODEL" in command
     if chat:
         command = command.replace("CHAT_MODEL", request.getfixturevalue("chat_model"))
-    (workplace / "my_rewards.py").write_text("def fewest_words(prompt, response, answer, row):\n    return 1.0\n")
+    (workplace / "my_rewards.py").write_text(REWARD)
     arguments = with_files(
         command,
         {

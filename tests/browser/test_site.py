@@ -1,0 +1,42 @@
+"""The site of docs/ opens from its folder: it asks for nothing outside, complains of nothing, and its search finds."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.proof, pytest.mark.needs("browser")]
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    subprocess.run(["make", "docs"], cwd=ROOT, check=True, capture_output=True)
+    return ROOT / "build/site"
+
+
+@pytest.mark.parametrize(
+    "name", ["index.html", "coming_from.html", "reference/lockstep.html", "notebooks/own_loop.html"]
+)
+def test_pages_ask_for_nothing_outside_and_search_finds(site: Path, name: str, browser: Browser) -> None:
+    page, complaints, asked = browser.new_page(), list[str](), list[str]()
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((site / name).as_uri())
+    page.click(".md-search__input")
+    page.keyboard.type("bad_rows")
+    page.wait_for_selector(".md-search-result__item a[href*='errors.html']", state="attached", timeout=60_000)
+    page.close()
+    assert complaints == []
+    assert not [url for url in asked if not url.startswith(("file:", "data:"))]
+
+
+def test_pages_are_listed_for_programs(site: Path) -> None:
+    listed = (site / "llms.txt").read_text().splitlines()
+    assert any(line.startswith("- [Start: Quick start](guides/quick_start.md): ") for line in listed)
+    named = [line.partition("](")[2].partition(")")[0] for line in listed if line.startswith("- [")]
+    assert not [name for name in named if not (site / name).is_file()]

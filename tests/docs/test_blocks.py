@@ -1,0 +1,159 @@
+"""Every block of Python on every page is run: here, or by the test that `ELSEWHERE` names."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from doc_commands import PAGES, ROOT, blocks
+from openai_server import OpenAIServer, Said, listening
+
+from lockstep.config import JudgeSection
+from lockstep.models.load import load_causal_lm
+from lockstep.models.tokenizer import load_tokenizer
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import SamplingParams
+
+ELSEWHERE = {
+    "README.md": "tests/api/test_loop.py",
+    "docs/guides/add_a_model.md": "tests/dist/test_new_family.py",
+    "docs/guides/first_steps.md": "tests/docs/test_docs.py",
+    "docs/guides/dumps.md": "tests/docs/test_dumps_guide.py",
+    "docs/guides/logprobs.md": "tests/docs/test_logprobs_guide.py",
+    "docs/guides/own_algorithm.md": "tests/docs/test_own_algorithm_guide.py",
+    "docs/guides/own_model.md": "tests/docs/test_own_model_guide.py",
+}
+"""Pages whose blocks another test runs."""
+CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
+SHOWN = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
+"""A block, and what it prints where that follows."""
+
+
+def python_of(name: str) -> list[str]:
+    """The blocks of Python of a guide."""
+    return [text for language, text in blocks(ROOT / f"docs/guides/{name}.md") if language == "python"]
+
+
+@pytest.fixture
+def run_block() -> Callable[..., dict[str, Any]]:
+    """`run_block(text, **names)` runs a block as a module, and returns what it defines."""
+
+    def run(text: str, **names: Any) -> dict[str, Any]:
+        module = sys.modules["block"] = ModuleType("block")  # where dataclasses look types up
+        vars(module).update(names)
+        exec(text, vars(module))
+        return vars(module)
+
+    return run
+
+
+def test_each_page_with_python_has_a_test() -> None:
+    with_python = {str(p.relative_to(ROOT)) for p in PAGES if any(language == "python" for language, _ in blocks(p))}
+    here = {f"docs/guides/{name}.md" for name in re.findall(r'python_of\("(\w+)"\)', Path(__file__).read_text())}
+    here |= {str(page.relative_to(ROOT)) for page in CONCEPTS}
+    assert with_python <= here | ELSEWHERE.keys()
+    assert not here & ELSEWHERE.keys()
+    for page, test in ELSEWHERE.items():
+        assert Path(page).name in (ROOT / test).read_text(), test
+
+
+@pytest.mark.parametrize("page", CONCEPTS, ids=lambda page: page.stem)
+def test_concepts_print_what_they_say(page: Path, assets: Path, run_block: Callable[..., dict[str, Any]]) -> None:
+    names: dict[str, Any] = {"MODEL": str(assets / "models/stories260K/hf")}
+    for text, expected in SHOWN.findall(page.read_text()):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            names = run_block(text, **names)
+        assert printed.getvalue() == expected
+
+
+def test_a_task_of_ones_own_writes_its_rows(in_tmp: Path, run_block: Callable[..., dict[str, Any]]) -> None:
+    [block] = python_of("data")
+    files = run_block(block)["Doubles"](name="my_task.py:Doubles", highest=20).write(in_tmp)
+    rows = [json.loads(line) for line in files.train.read_text().splitlines()]
+    assert len(rows) == 12
+    assert all(int(row["answer"]) == 2 * int(re.findall(r"\d+", row["question"])[0]) for row in rows)
+
+
+def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any]]) -> None:
+    [block] = python_of("environments")
+    game = run_block(block)["Guess"]()
+    game.reset({"largest": 9}, seed=0)
+    said = [game.step(text) for text in ("?", *map(str, range(1, 10)))]
+    assert said[0] == ("A number, please.\n", 0.0, False)
+    assert ("", 1.0, True) in said
+
+
+def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]]) -> None:
+    [block] = python_of("rewards")
+    score = run_block(block)["short_and_right"]
+    assert score("2 + 2 =", "", "4", {}) is None
+    assert score("2 + 2 =", " 4", "4", {}) == pytest.approx(0.998)
+
+
+def test_a_server_answers_as_a_judge(run_block: Callable[..., dict[str, Any]]) -> None:
+    class Polite(OpenAIServer):
+        def answer(self, body: dict[str, Any]) -> Said:
+            text = "yes" if "Good day" in body["messages"][0]["content"] else "no"
+            message = {"role": "assistant", "content": text}
+            usage = {"prompt_tokens": 9, "completion_tokens": 1}
+            return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+
+    [block] = python_of("servers")
+    server = Polite(model="my-model")
+    with listening(server):
+        found = run_block(block.replace("http://localhost:8000/v1", server.url))
+    assert found["verdicts"] == {0: "yes", 1: "no"}
+
+
+def test_a_judge_scores(assets: Path, run_block: Callable[..., dict[str, Any]]) -> None:
+    [block] = python_of("judge")
+    folder = assets / "models/stories260K/hf"
+    sampler, sampling = TorchSampler(load_causal_lm(folder), 1), SamplingParams(8)
+    section = JudgeSection.model_validate(
+        {"sampling": {"max_tokens": 8}, "max_prompt_tokens": 400, "chat": False, "max_no_verdict_rate": 1.0}
+    )
+    prompt = SimpleNamespace(messages=({"role": "user", "content": "Who?"},), id=0)
+    names = {"section": section, "sampler": sampler, "tokenizer": load_tokenizer(folder), "sampling": sampling}
+    text = block.replace("True, 2048", "False, 400")  # this model has no chat template
+    assert run_block(text, **names, prompt=prompt, response="Lily.", step=1, draw=0)["scores"] == [None]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("block", "options"),
+    [
+        (python_of("evaluation")[0], ["data.max_validation_samples=2", "greedy.max_tokens=4", "sampling.max_tokens=4"]),
+        (python_of("generation")[0], ["data.max_prompts=2", "sampling.max_tokens=4"]),
+    ],
+    ids=["evaluation", "generation"],
+)
+def test_a_model_is_asked(
+    block: str, options: list[str], assets: Path, in_tmp: Path, run_block: Callable[..., dict[str, Any]]
+) -> None:
+    shutil.copytree(assets / "models/stories260K/hf", in_tmp / "MODEL")
+    for name in ("test.jsonl", "prompts.jsonl"):
+        shutil.copy(assets / "data/gsm8k/test.jsonl", in_tmp / name)
+    few = ", ".join(f'"{option}"' for option in [*options, "data.max_prompt_tokens=480"])
+    text = block.replace("runs/mine", "MODEL").replace('=4"]', f'=4", {few}]')
+    assert (run_block(text)["folder"] / "recipe.yaml").is_file()
+
+
+@pytest.mark.full
+def test_python_s_guide_trains_and_examines(
+    assets: Path, in_tmp: Path, run_block: Callable[..., dict[str, Any]]
+) -> None:
+    """Its loss is run by `tests/api/test_loop.py`."""
+    trains, examines, _ = python_of("python")
+    model = str(assets / "models/stories260K/hf")
+    assert run_block(trains, MODEL=model, __name__="__main__")["run"].is_finished
+    assert run_block(examines, MODEL=model)["found"].verdict
