@@ -88,7 +88,7 @@ def count_operations(sizes: Sizes, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class TableCost:
-    """What cells take, by measured speeds.
+    """Cost of cells, by measured speeds.
 
     Attributes:
         speeds: Of the backends, by name.
