@@ -37,7 +37,7 @@ def shifted_twice(share: float) -> type[HFSide]:
         pairs = zip(sequences, usual(sequences), strict=True)
         return [logits.roll(1, 0) if is_chosen(tokens, share) else logits for tokens, logits in pairs]
 
-    return reading(own)
+    return reading(own, alone=True)
 
 
 def first_token_late(share: float) -> type[HFSide]:
@@ -50,7 +50,7 @@ def first_token_late(share: float) -> type[HFSide]:
                 logits[length - 1] = logits[length - 2]
         return mended
 
-    return reading(own)
+    return reading(own, alone=True)
 
 
 def prompt_of_the_group(share: float) -> type[HFSide]:

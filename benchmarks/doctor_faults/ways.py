@@ -91,21 +91,25 @@ Reading = Callable[[Callable[[Sequences], Sequences], PreTrainedModel, Sequences
 """Logits, by the usual way, the model, sequences and the lengths of their prompts."""
 
 
-def reading(own: Reading, most: int = 1_000) -> type[HFSide]:
-    """Computes logits by a function of its own, of so many rows at once."""
+def reading(own: Reading, most: int = 1_000, alone: bool = False) -> type[HFSide]:
+    """Computes logits by a function of its own, of so many rows at once; of a row alone too, or there as usual."""
 
     class Reads(HFSide):
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
             self._prompts: dict[tuple[int, ...], int] = {}
+            self._undone = False
 
         def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+            self._undone = undoes(conditions, "alone") and not alone
             for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
                 self._prompts[tuple(tokens.tolist())] = int(mask.long().argmax())
             return super().score(batch, conditions)
 
         def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
             usual = partial(super().compute_logits, model)
+            if self._undone:
+                return usual(sequences)
             prompts = [self._prompts.get(tuple(tokens.tolist()), 0) for tokens in sequences]
             rows = [slice(start, start + most) for start in range(0, len(sequences), most)]
             return [logits for row in rows for logits in own(usual, model, sequences[row], prompts[row])]
