@@ -54,9 +54,9 @@ def analyze(columns: TokenColumns) -> Analysis:
 
 
 def describe_figures(analysis: Analysis) -> Iterator[str]:
-    """Yields figures and strata as tables of Markdown, line by line."""
+    """Yields figures and strata as tables of Markdown, and empty lines between them."""
     numbers = analysis.figures
-    yield from _table(("figure", "", "value"), ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN))
+    yield markdown_table(("figure", "", "value"), ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN))
     shown = ("token_mult_prob_error", "median_abs", "p99")
     for title, parts in (
         ("place in the response", by_index(analysis.compared)),
@@ -65,7 +65,7 @@ def describe_figures(analysis: Analysis) -> Iterator[str]:
         found = ((name, figures(part)) for name, part in parts.items())
         rows = ((name, f"{one['tokens']:,.0f}", *(f"{one[key]:.4g}" for key in shown)) for name, one in found)
         yield ""
-        yield from _table((title, "tokens", "mean e^abs(Δ)", "median abs(Δ)", "99 % within"), rows)
+        yield markdown_table((title, "tokens", "mean e^abs(Δ)", "median abs(Δ)", "99 % within"), rows)
     yield ""
 
 
@@ -82,7 +82,6 @@ def describe_findings(analysis: Analysis) -> Iterator[str]:
         yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + " --- |" * len(head)
-    yield from ("| " + " | ".join(row) + " |" for row in rows)
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table of Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))

@@ -23,7 +23,6 @@ class EngineOptions:
 
     Attributes:
         dtype: Of weights and activations.
-        device: Of the weights.
         parallel: Sizes of a layout, such as `{"tp": 2}`; empty: one process.
         neighbors: Sequences before it in the row, of an engine that packs; it is the last.
         prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by prefill.

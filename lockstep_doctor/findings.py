@@ -7,11 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.examine import PairExamination, Undone
 from lockstep_doctor.locate import FaultPlace, Location, Segment
+from lockstep_doctor.measures import list_some
 
 _LINES = 16
 """So many lines of code are kept for each operator, innermost first; an engine's own layers alone may be eight."""
@@ -36,7 +34,7 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
     if not location.places:
         yield "  No segment gives other values for the same inputs."
         if location.uncompared:
-            cuts = _list_cuts(location.uncompared)
+            cuts = list_some(location.uncompared, 4)
             yield f"  Not compared, as {found.other} has them not, or in another size: {cuts}"
         return
     places = location.places
@@ -50,14 +48,10 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
         some = ", ".join(f"{one} ({one.error:.2g})" for one in location.others[:4])
         yield f"  other segments are off, too, but little of the gap comes from them: {some}"
     yield from (f"  differ: {line}" for line in found.tokens_hit)
-    yield f"  {found.smallest.numel()} tokens are enough: {_list_some(found.smallest)}"
+    yield f"  {found.smallest.numel()} tokens are enough: {list_some(found.smallest.tolist())}"
     for name, gap in found.switches.items():
         gone = " (gone)" if gap < 0.1 * location.gap else ""
         yield f"  {name} they differ by {gap:.2g} nats{gone}"
-
-
-def _list_cuts(cuts: Sequence[CutPoint]) -> str:
-    return ", ".join(map(str, cuts[:4])) + (", …" if len(cuts) > 4 else "")
 
 
 def _describe_undone(undone: Sequence[Undone]) -> Iterator[str]:
@@ -167,7 +161,3 @@ def _tree_of_segment(one: Segment) -> dict[str, Any]:
     start = None if one.start is None else str(one.start)
     missing = list(map(str, one.missing))
     return {"start": start, "end": str(one.end), "error": one.error, "first": one.first, "missing": missing}
-
-
-def _list_some(tokens_T: Tensor) -> str:
-    return ", ".join(map(str, tokens_T[:8].tolist())) + (", …" if tokens_T.numel() > 8 else "")

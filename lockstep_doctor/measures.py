@@ -141,12 +141,13 @@ def _places(hit: Sequence[int], count: int, what: str) -> str:
         return f"{what}s {hit[0]} to {hit[-1]}{every} of {count}"
     if len(hit) > _FEW * count:
         missing = sorted(set(range(count)) - set(hit))
-        return f"all of {count} {what}s but {_list_some(missing)}"
-    return f"{len(hit)} of {count} {what}s: {_list_some(hit)}"
+        return f"all of {count} {what}s but {list_some(missing)}"
+    return f"{len(hit)} of {count} {what}s: {list_some(hit)}"
 
 
-def _list_some(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+def list_some(values: Sequence[object], most: int = 8) -> str:
+    """Returns the first of some values."""
+    return ", ".join(map(str, values[:most])) + (", …" if len(values) > most else "")
 
 
 def name_type(x: Tensor) -> str:

@@ -40,7 +40,6 @@ class Pass:
         forced: Values by cut.
         recorder: Records operators from `start` to `end`; None: nothing does.
         start: None: from the beginning.
-        end: A cut.
         share: What is visited; None: the values themselves.
     """
 
@@ -110,7 +109,6 @@ class ModuleTap:
 
     Args:
         model: Read by `read`; by default by `model(input_ids=…, use_cache=False)`, whose result has `logits`.
-        name: What it is called in reports.
         builder: Python that makes `model`, and `read(tokens_T)` that returns logits [T, V], for a reproduction.
         read: From the model and ids [T] to logits [T, V].
         prompt: Tokens that `read` reads together, before the others; None: all.

@@ -72,10 +72,8 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     """Writes `repro.py` and `inputs.safetensors` for the first segment of a location; returns the script.
 
     Args:
-        folder: Where to.
         tap: The engine that is wrong; it says how it is built.
         found: From `locate`, with a segment.
-        tokens_T: The ids that it was found with.
     """
     goal, layer = tap.address(found.segments[0].end), found.segments[0].end.layer
     assert goal is not None, "a segment ends at a cut of its tap"
@@ -92,12 +90,8 @@ def write_engine_reproduction(
     """Like `write_reproduction`, for an engine that is opened by its name, as those in processes of their own are.
 
     Args:
-        folder: Where to.
-        engine: Its name, see `find_engine`.
         model: Folder that it reads.
-        options: How it is opened.
         found: From `locate`, with a segment.
-        tokens_T: The ids that it was found with.
     """
     end = found.segments[0].end
     script = _ENGINE_SCRIPT.format(

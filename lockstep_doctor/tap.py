@@ -24,7 +24,6 @@ class Tap(Protocol):
         """Reads one sequence alone, by prefill.
 
         Args:
-            tokens_T: Its ids.
             forced: Values that are put in the place of the model's own; cuts that the model has not are left out.
         """
         ...

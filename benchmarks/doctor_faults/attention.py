@@ -82,8 +82,7 @@ def mask_from_ids(count: int) -> type[HFSide]:
         lambda usual, model, sequences, prompts: read_padded(
             model, sequences, lambda padded, pads: {"attention_mask": (padded >= count).long()}
         ),
-        "padded",
-        "alone",
+        alone=True,
     )
 
 
@@ -101,7 +100,7 @@ def windowed(sees: Callable[[Tensor, Tensor, int, int], Tensor]) -> type[HFSide]
 
         return read_padded(model, sequences, masks)
 
-    return reading(own, "padded", "alone")
+    return reading(own, alone=True)
 
 
 def windows_in_blocks(block: int) -> type[HFSide]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.doctor_faults.sides import FaultySide
+from benchmarks.doctor_faults.sides import HFSide, TorchSide
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import shape_logits
 from lockstep.models.heads import PLAIN
@@ -26,7 +26,7 @@ class BackendTap(ModuleTap):
         column_N: What the backend said about it.
     """
 
-    def __init__(self, backend: FaultySide, name: str, batch: Batch, column_N: Tensor) -> None:
+    def __init__(self, backend: HFSide | TorchSide, name: str, batch: Batch, column_N: Tensor) -> None:
         sampling = batch.sampling or PLAIN
         super().__init__(backend.model(), name, read=lambda _, tokens_T: process(backend.logits(tokens_T), sampling))
         self._said = {

@@ -18,6 +18,7 @@ from benchmarks.doctor_faults.ways import (
     generating,
     logits_before,
     places,
+    read_end_to_end,
     read_packed,
     read_padded,
     reading,
@@ -38,8 +39,7 @@ def left_padded(named: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> type[HF
     return reading(
         lambda usual, model, sequences, prompts: read_padded(
             model, sequences, lambda padded, pads_B: named(torch.arange(padded.shape[1]), pads_B[:, None]), left=True
-        ),
-        "padded",
+        )
     )
 
 
@@ -84,7 +84,7 @@ def pads_between_turns(block: int) -> type[HFSide]:
             for one, (_, length, more) in zip(logits, rows, strict=True)
         ]
 
-    return reading(own, "padded")
+    return reading(own)
 
 
 def positions_with_pads(most: int) -> type[HFSide]:
@@ -105,7 +105,7 @@ def positions_with_pads(most: int) -> type[HFSide]:
             logits |= dict(zip(group, rows, strict=True))
         return [logits[row] for row in range(len(sequences))]
 
-    return reading(own, "padded")
+    return reading(own)
 
 
 def _alike(lengths: Sequence[int], most: int) -> list[list[int]]:
@@ -127,8 +127,7 @@ def packing(row: Row, most: int = 1_000) -> type[HFSide]:
     """A trainer that packs up to so many sequences into a row, with positions and a mask of its own."""
     return reading(
         lambda usual, model, sequences, prompts: read_packed(model, sequences, *row(model, sequences, prompts)),
-        "packed",
-        most=most,
+        most,
     )
 
 
@@ -258,7 +257,7 @@ FAULTS = (
           mixed(whole(pads_counted)), around("opt", "hf", "torch")),
     # A trainer packs; attention is told where sequences begin, convolutions are not.
     Fault(316, 4, "convolutions over packed sequences", ("packed_leak",), "train", "tokens", (15, 2),
-          always(reading(lambda usual, model, sequences, prompts: usual(sequences), "packed")),
+          always(reading(lambda usual, model, sequences, prompts: read_end_to_end(model, sequences))),
           around(lambda m: f"lfm, {'long' if m > 2 else 'short'} convolution", "hf", "hf")),
     Fault(417, 5, "pads between turns", ("left_padding",), "train", "tokens in a block", (48, 2),
           mixed(whole(pads_between_turns)), around("mellum", "hf", "torch")),

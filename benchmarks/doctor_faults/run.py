@@ -22,7 +22,7 @@ from benchmarks.doctor_faults.models import Ground
 from benchmarks.doctor_faults.places import COLUMN
 from benchmarks.doctor_faults.score import Row, markdown
 from lockstep import exit_codes
-from lockstep.doctor.backends.in_process import TORCH_TYPES
+from lockstep.doctor.base import TORCH_TYPES
 from lockstep.models.heads import PLAIN
 from lockstep.report.progress import Progress, show_progress
 from lockstep.types import SamplingParams

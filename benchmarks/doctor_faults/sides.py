@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -11,10 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.in_process import InProcessBackend
-from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import USUAL, Conditions, DType
+from lockstep.models import attention
+from lockstep.models.heads import LogitsHead, inputs
+from lockstep.models.open_kernels import explain_padding, open_kernels
+from lockstep.samplers.torch.model_sampler import ModelSampler
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
 
 Alteration = Callable[[PreTrainedModel], None]
 """Change to a model after loading, such as patches or casts; applied to every copy."""
@@ -38,7 +43,7 @@ def undoes(conditions: Conditions, what: str) -> bool:
     return isinstance(conditions, Undo) and conditions.what == what
 
 
-class FaultySide(InProcessBackend):
+class FaultySide(HFBackend):
     """A backend whose model and weights can be changed.
 
     Args:
@@ -87,11 +92,64 @@ class FaultySide(InProcessBackend):
             _copy(fresh, model)
 
 
-class HFSide(FaultySide, HFBackend):
+class HFSide(FaultySide):
     """Plain `transformers`."""
 
+    @torch.no_grad()
+    def logits(self, tokens_T: Tensor) -> Tensor:
+        """Logits of one sequence alone, [T, V]."""
+        return self.model()(input_ids=tokens_T[None], use_cache=False).logits[0]
 
-class TorchSide(FaultySide, TorchBackend):
+
+class PatchableTorch(HFBackend):
+    """The torch learner and sampler in steps, each a method; weights are fp32, and bf16 is by autocast."""
+
+    name = "torch"
+
+    def attention(self, conditions: Conditions) -> str:
+        padding = explain_padding(self.read_config(), self.device, conditions.dtype == "bf16")
+        return attention.NAME if padding else attention.UNPADDED
+
+    def build(self, conditions: Conditions) -> PreTrainedModel:
+        model = super().build(replace(conditions, dtype="fp32"))
+        open_kernels(model, self.device, conditions.dtype == "bf16")
+        return model
+
+    @torch.no_grad()
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+        asked = self._usual.but(conditions)
+        model, columns = self.model(asked), []
+        with self.autocast(asked):
+            for chunk in batch.split(asked.batch_size or 1):
+                columns.append(self.logprob(model, chunk).float())
+        return torch.cat(columns)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+        asked = self._usual.but(conditions)
+        return self.sampler(self.model(asked), asked).generate(requests, sampling)
+
+    @torch.no_grad()
+    def logits(self, tokens_T: Tensor) -> Tensor:
+        """Logits of one sequence alone, [T, V]."""
+        with self.autocast(self._usual):
+            return self.model()(**inputs(Batch(tokens_T, torch.tensor([tokens_T.numel()])))).logits[0]
+
+    def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """log π of the masked tokens [N], 0 elsewhere."""
+        outputs = LogitsHead(model)(batch)
+        assert outputs.logprob is not None
+        return outputs.logprob
+
+    def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
+        """Returns the sampler of a model."""
+        return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+
+    def autocast(self, conditions: Conditions) -> torch.autocast:
+        """Applies the dtype of the conditions."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16")
+
+
+class TorchSide(FaultySide, PatchableTorch):
     """The torch learner and sampler."""
 
 

@@ -37,7 +37,7 @@ def shifted_twice(share: float) -> type[HFSide]:
         pairs = zip(sequences, usual(sequences), strict=True)
         return [logits.roll(1, 0) if is_chosen(tokens, share) else logits for tokens, logits in pairs]
 
-    return reading(own, "padded", "packed", "alone")
+    return reading(own, alone=True)
 
 
 def first_token_late(share: float) -> type[HFSide]:
@@ -50,7 +50,7 @@ def first_token_late(share: float) -> type[HFSide]:
                 logits[length - 1] = logits[length - 2]
         return mended
 
-    return reading(own, "padded", "packed", "alone")
+    return reading(own, alone=True)
 
 
 def prompt_of_the_group(share: float) -> type[HFSide]:
@@ -67,7 +67,7 @@ def prompt_of_the_group(share: float) -> type[HFSide]:
             mended[place][lasts[place]] = logits[first][lasts[first]]
         return mended
 
-    return reading(own, "padded")
+    return reading(own)
 
 
 def first_from_pad(block: int) -> type[HFSide]:
@@ -92,7 +92,7 @@ def first_from_pad(block: int) -> type[HFSide]:
             for logits, (tokens, length, more) in zip(logits_BTV, rows, strict=True)
         ]
 
-    return reading(own, "padded")
+    return reading(own)
 
 
 def reported_late(share: float) -> type[HFSide]:

@@ -19,7 +19,7 @@ from benchmarks.doctor_faults.sides import HFSide, TorchSide, undoes
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import Sequences
-from lockstep.doctor.base import USUAL, Conditions, Layout
+from lockstep.doctor.base import USUAL, Conditions
 from lockstep.models.attention import Cached
 from lockstep.models.heads import PLAIN, inputs
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -91,29 +91,37 @@ Reading = Callable[[Callable[[Sequences], Sequences], PreTrainedModel, Sequences
 """Logits, by the usual way, the model, sequences and the lengths of their prompts."""
 
 
-def reading(own: Reading, *layouts: Layout, most: int = 1_000) -> type[HFSide]:
-    """Computes logits by a function of its own in some layouts, of which it has the first, of so many rows at once."""
+def reading(own: Reading, most: int = 1_000, alone: bool = False) -> type[HFSide]:
+    """Computes logits by a function of its own, of so many rows at once; of a row alone too, or there as usual."""
 
     class Reads(HFSide):
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
-            self._usual = replace(self._usual, layout=layouts[0])
             self._prompts: dict[tuple[int, ...], int] = {}
+            self._undone = False
 
         def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+            self._undone = undoes(conditions, "alone") and not alone
             for tokens, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
                 self._prompts[tuple(tokens.tolist())] = int(mask.long().argmax())
             return super().score(batch, conditions)
 
-        def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-            usual = partial(super().compute_logits, model, layout=layout)
-            if layout not in layouts:
+        def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
+            usual = partial(super().compute_logits, model)
+            if self._undone:
                 return usual(sequences)
             prompts = [self._prompts.get(tuple(tokens.tolist()), 0) for tokens in sequences]
             rows = [slice(start, start + most) for start in range(0, len(sequences), most)]
             return [logits for row in rows for logits in own(usual, model, sequences[row], prompts[row])]
 
     return Reads
+
+
+def read_end_to_end(model: PreTrainedModel, sequences: Sequences) -> Sequences:
+    """Logits of sequences in one row, with their positions and no mask."""
+    tokens_1N = torch.cat(list(sequences))[None]
+    logits_NV = model(input_ids=tokens_1N, position_ids=places(sequences)[None], use_cache=False).logits[0]
+    return torch.split(logits_NV, [len(tokens) for tokens in sequences])
 
 
 def places(sequences: Sequences) -> Tensor:

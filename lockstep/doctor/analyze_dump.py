@@ -43,7 +43,7 @@ def analyze_dump(file: Path, names: FieldNames, out: Path | None = None) -> Dump
             f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name the other one by "
             f"FieldNames({missing}=…) or --{missing}-column, or say lockstep doctor locate {file} --model FOLDER"
         )
-    judgement = judge(dump.columns.compare(), None, None, DoctorLimits())
+    judgement = judge({"infer": (dump.columns.compare(), None)}, DoctorLimits())
     analysis = analyze(dump.columns)
     print("\n".join(_lines(file, dump, judgement, analysis)))
     if out is not None:

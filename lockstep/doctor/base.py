@@ -6,20 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lockstep.batch import Batch
 from lockstep.types import Request, SamplingParams
 
 Side = Literal["train", "infer"]
 DType = Literal["fp32", "bf16", "fp16"]
-Layout = Literal["alone", "padded", "packed"]
-"""One sequence per pass; side by side with padding; end to end in one row."""
 Kernel = Literal["eager", "sdpa"]
 Capability = Literal[
     "generate",  # draws responses, with the log-probabilities that it drew with
     "shaped",  # rescores under a temperature, top-k and top-p
 ]
+
+TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NO_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache", "torch_dtype")
+"""Fields of a configuration that change no number, or that `settings` tells."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,6 @@ class Conditions:
 
     dtype: DType | None = None
     batch_size: int | None = None
-    layout: Layout | None = None
     kernel: Kernel | None = None
     fresh: bool = False
 
@@ -43,7 +45,6 @@ class Conditions:
             other,
             dtype=other.dtype or self.dtype,
             batch_size=other.batch_size or self.batch_size,
-            layout=other.layout or self.layout,
             kernel=other.kernel or self.kernel,
             fresh=other.fresh or self.fresh,
         )
@@ -63,6 +64,11 @@ class Backend(Protocol):
     @property
     def context(self) -> int:
         """The longest sequence that the model reads."""
+        ...
+
+    @property
+    def network(self) -> nn.Module | None:
+        """The model; None: another process has it."""
         ...
 
     def config(self) -> Mapping[str, Any]:
@@ -87,3 +93,12 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a configuration as one mapping; what lies in a mapping gets both names, `a.b`."""
+    inner = {
+        f"{name}.{key}": v for name, value in fields.items() if isinstance(value, dict) for key, v in value.items()
+    }
+    own = {name: value for name, value in fields.items() if not isinstance(value, dict)}
+    return {name: value for name, value in {**own, **inner}.items() if name not in _NO_NUMBERS}

@@ -24,13 +24,11 @@ from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.build import open_backends
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.in_process import InProcessBackend
 from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.measure import floor_conditions
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.plan import ROOM
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.render import markdown_table
 from lockstep.doctor.routing import count_experts, record_experts
 from lockstep.doctor.session import open_session
 from lockstep.doctor.untrained import find_untrained
@@ -40,6 +38,7 @@ from lockstep.report.progress import Progress
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Request, SamplingParams
 from lockstep.whole_files import write_whole
+from lockstep_doctor.analyze import markdown_table
 
 Outcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
 _SEQUENCES, _TOKENS = 8, 64
@@ -181,10 +180,10 @@ def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) 
         experts = count_experts(backend.config())
         if not experts:
             return
-        if not isinstance(backend, InProcessBackend):
+        if backend.network is None:
             yield Observation("experts", name, "SKIPPED", "it does not show its routers")
             continue
-        chosen[name] = record_experts(backend, sequences)
+        chosen[name] = record_experts(backend, backend.network, sequences)
         idle = {layer: sorted(set(range(experts)) - set(ids.unique().tolist())) for layer, ids in chosen[name].items()}
         never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
         said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"

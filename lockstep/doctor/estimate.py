@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,6 @@ import torch
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import CHUNK
-from lockstep.doctor.backends.in_process import InProcessBackend
 from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, kinds_of, scores_kind
 from lockstep.doctor.options import DoctorGrid
@@ -87,64 +86,81 @@ def count_operations(sizes: Sizes, tokens: int) -> float:
     return tokens * (2 * weights + 2 * sizes.layers * sizes.queries * tokens)
 
 
-def estimate(
-    backends: Mapping[str, Backend], witness: Backend, dtypes: Sequence[DType], grid: DoctorGrid, cells: Sequence[Cell],
-    sizes: Sizes,
-) -> TableEstimate:  # fmt: skip
-    """Measures rates, and sums up the cells.
+@dataclass(frozen=True)
+class TableCost:
+    """Cost of cells, by measured speeds.
 
-    Args:
-        witness: What the floor is measured by.
+    Attributes:
+        speeds: Of the backends, by name.
+        floor: Of the witness's passes, two for each type.
     """
-    speeds = {name: measure_speed(backend, sizes, grid.batch_sizes) for name, backend in backends.items()}
-    floor = [
-        measure_speed(witness, sizes, (), conditions) for dtype in dtypes for conditions in floor_conditions(dtype)
-    ]
-    ranges = [range_of(cell, grid) for cell in cells]
 
-    def count_all(counts: Iterable[int]) -> float:
-        pairs = zip(cells, counts, strict=True)
-        return sum(count_seconds(cell, count, backends, speeds, floor, grid, sizes) for cell, count in pairs)
+    backends: Mapping[str, Backend]
+    speeds: Mapping[str, Speed]
+    floor: Sequence[Speed]
+    grid: DoctorGrid
+    sizes: Sizes
 
-    fewest, most = count_all(low for low, _ in ranges), count_all(high for _, high in ranges)
-    return TableEstimate(fewest, most, peak_bytes() + count_bytes(backends, grid, cells, sizes))
+    @classmethod
+    def measure(
+        cls,
+        backends: Mapping[str, Backend],
+        witness: Backend,
+        dtypes: Sequence[DType],
+        grid: DoctorGrid,
+        sizes: Sizes,
+    ) -> TableCost:
+        """Measures all speeds, which opens every model."""
+        speeds = {name: measure_speed(backend, sizes, grid.batch_sizes) for name, backend in backends.items()}
+        asked = [conditions for dtype in dtypes for conditions in floor_conditions(dtype)]
+        return cls(backends, speeds, [measure_speed(witness, sizes, (), one) for one in asked], grid, sizes)
 
+    def estimate(self, cells: Sequence[Cell]) -> TableEstimate:
+        """Sums up cells."""
+        ranges = [(cell, *range_of(cell, self.grid)) for cell in cells]
+        fewest = sum(self.count_seconds(cell, low) for cell, low, _ in ranges)
+        most = sum(self.count_seconds(cell, high) for cell, _, high in ranges)
+        return TableEstimate(fewest, most, peak_bytes() + self.count_bytes(cells))
 
-def count_seconds(
-    cell: Cell, count: int, backends: Mapping[str, Backend], speeds: Mapping[str, Speed], floor: Sequence[Speed],
-    grid: DoctorGrid, sizes: Sizes,
-) -> float:  # fmt: skip
-    """Seconds of a cell with so many sequences."""
-    rescored, repeated, seconds = min(count, rescore_limit(cell, grid)), min(REPEATED, cell.decoded), 0.0
-    step_s = {name: speeds[name].step_s(sizes, cell.batch_size, cell.length) for name in find_generating(backends)}
-    for drawer in drawers_of(cell, grid, list(step_s)):
-        kinds = kinds_of(cell.sampling, backends, drawer)
-        passes = [
-            speeds[name] for name in backends for kind in kinds if scores_kind(backends[name], kind, cell.sampling)
+    def count_seconds(self, cell: Cell, count: int) -> float:
+        """Seconds of a cell with so many sequences."""
+        rescored, repeated, seconds = min(count, rescore_limit(cell, self.grid)), min(REPEATED, cell.decoded), 0.0
+        steps = {name: self.speeds[name].step_s(self.sizes, cell.batch_size, cell.length) for name in self._generating}
+        for drawer in drawers_of(cell, self.grid, self._generating):
+            kinds = kinds_of(cell.sampling, self.backends, drawer)
+            passes = [
+                self.speeds[name]
+                for name, backend in self.backends.items()
+                for kind in kinds
+                if scores_kind(backend, kind, cell.sampling)
+            ]
+            passes += [speed for speed in self.floor for _ in kinds]
+            seconds += math.ceil(count / cell.batch_size) * cell.decoded * steps[drawer]
+            seconds += rescored * sum(speed.pass_s(self.sizes, cell.length) for speed in passes)
+            seconds += rescored * self.speeds[drawer].pass_s(self.sizes, cell.beginning) if cell.beginning else 0.0
+        if cell.length == min(self.grid.lengths):
+            for name, step_s in steps.items():
+                again = repeated * step_s + cell.batch_size * self.speeds[name].pass_s(self.sizes, repeated)
+                seconds += self.grid.repeats * again
+        return seconds
+
+    def count_bytes(self, cells: Sequence[Cell]) -> int:
+        """Bytes beside the weights that this process holds at most; those of engines and of other ranks are theirs."""
+        grid, sizes, longest = self.grid, self.sizes, max((cell.length for cell in cells), default=1)
+        tokens = max(longest, min(grid.pass_tokens, max(grid.batch_sizes) * longest))
+        numbers = 2 * sizes.vocabulary + 4 * sizes.hidden
+        passed = _FP32 * (tokens * numbers + 5 * sizes.heads * min(CHUNK, longest) * longest)
+        drawn = [
+            cell.batch_size * cell.decoded + min(cell.batch_size, rescore_limit(cell, grid)) * cell.beginning
+            for cell in cells
+            for name in drawers_of(cell, grid, self._generating)
+            if self.backends[name].network is not None
         ]
-        passes += [speed for speed in floor for _ in kinds]
-        seconds += math.ceil(count / cell.batch_size) * cell.decoded * step_s[drawer]
-        seconds += rescored * sum(speed.pass_s(sizes, cell.length) for speed in passes)
-        seconds += rescored * speeds[drawer].pass_s(sizes, cell.beginning) if cell.beginning else 0.0
-    if cell.length == min(grid.lengths):
-        again = [repeated * step_s[name] + cell.batch_size * speeds[name].pass_s(sizes, repeated) for name in step_s]
-        seconds += grid.repeats * sum(again)
-    return seconds
+        return max(passed, 2 * _FP32 * sizes.cache * max(drawn, default=0))
 
-
-def count_bytes(backends: Mapping[str, Backend], grid: DoctorGrid, cells: Sequence[Cell], sizes: Sizes) -> int:
-    """Bytes beside the weights that this process holds at most; those of engines and of other ranks are theirs."""
-    longest = max((cell.length for cell in cells), default=1)
-    tokens = max(longest, min(grid.pass_tokens, max(grid.batch_sizes) * longest))
-    chunk = min(CHUNK, longest)
-    passed = _FP32 * (2 * tokens * sizes.vocabulary + 5 * sizes.heads * chunk * longest + 4 * tokens * sizes.hidden)
-    drawn = [
-        cell.batch_size * cell.decoded + min(cell.batch_size, rescore_limit(cell, grid)) * cell.beginning
-        for cell in cells
-        for name in drawers_of(cell, grid, find_generating(backends))
-        if isinstance(backends[name], InProcessBackend)
-    ]
-    return max(passed, 2 * _FP32 * sizes.cache * max(drawn, default=0))
+    @property
+    def _generating(self) -> list[str]:
+        return find_generating(self.backends)
 
 
 def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None) -> Speed:

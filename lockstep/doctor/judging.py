@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from torch import Tensor
+
 from lockstep.doctor.base import Backend, Side
 from lockstep.doctor.measure import Drawn, find_generating
 from lockstep.doctor.options import DoctorLimits
@@ -40,19 +42,6 @@ class TableRow:
         return next((drawn for drawn in self.drawn if drawn.drawer == drawer), None)
 
 
-@dataclass(frozen=True)
-class PairJudgement:
-    """Judgement of a pair in a cell.
-
-    Attributes:
-        row: Number of the row.
-    """
-
-    row: int
-    pair: Pair
-    judgement: CellJudgement
-
-
 def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
     """Each with each; the earlier one is the training side, or the one that draws no responses, of which one may be.
 
@@ -66,14 +55,16 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
     return [pair if pair[1] in draw else (pair[1], pair[0]) for pair in both]
 
 
-def judge_rows(rows: Sequence[TableRow], pairs: Sequence[Pair], limits: DoctorLimits) -> list[PairJudgement]:
-    """Judges all measured cells of all pairs together: what is rare is counted over a pair's cells."""
+def judge_rows(
+    rows: Sequence[TableRow], pairs: Sequence[Pair], limits: DoctorLimits
+) -> dict[tuple[int, Pair], CellJudgement]:
+    """Judges all measured cells of all pairs together, by number and pair: what is rare is counted over its cells."""
     measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
-    found: list[PairJudgement] = []
+    found: dict[tuple[int, Pair], CellJudgement] = {}
     for pair in pairs if measured else ():
         tails = judge_tails([part for _, row in measured for part in _parts(row, pair)], limits)
         cells = len(measured) * len(pairs)
-        found += [PairJudgement(number, pair, judge_row(row, pair, limits, cells, tails)) for number, row in measured]
+        found |= {(number, pair): judge_row(row, pair, limits, cells, tails) for number, row in measured}
     return found
 
 
@@ -81,18 +72,11 @@ def judge_row(
     row: TableRow, pair: Pair, limits: DoctorLimits, cells: int, tails: Clause | None = None
 ) -> CellJudgement:
     """Judges one of so many cells."""
-    by_side = samples_for(row, pair)
-    infer_drawn, train_drawn = by_side["infer"], by_side.get("train")
-    return judge(
-        make_independent(infer_drawn.compare(*pair)),
-        None if train_drawn is None else make_independent(train_drawn.compare(*pair)),
-        infer_drawn.floor(*pair),
-        limits,
-        cells,
-        train_floor_M=None if train_drawn is None else train_drawn.floor(*pair),
-        sampling=infer_drawn.distribution(*pair),
-        tails=tails,
-    )
+    samples = samples_for(row, pair)
+    drawn: dict[Side, tuple[Compared, Tensor | None]] = {
+        side: (make_independent(one.compare(*pair)), one.floor(*pair)) for side, one in samples.items()
+    }
+    return judge(drawn, limits, cells, samples["infer"].distribution(*pair), tails)
 
 
 def counts_segments(row: TableRow, pair: Pair) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.in_process import TORCH_TYPES
+from lockstep.doctor.base import TORCH_TYPES
 from lockstep.doctor.options import DoctorRecipe, ranks_of
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for

@@ -137,7 +137,7 @@ class Bench:
         return Conditions(batch_size=min(cell.batch_size, room))
 
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
-        """|what the witness says in a type − what it says in fp32|; in fp32, by its two kernels and layouts."""
+        """|what the witness says in a type − what it says in fp32|; in fp32, padded and alone by two kernels."""
         beside_others = self._side_by_side(cell, batch)
         first, second = (
             self._witness.score(batch, beside_others.but(conditions)) for conditions in floor_conditions(dtype)
@@ -167,10 +167,9 @@ def find_generating(backends: Mapping[str, Backend]) -> list[str]:
 
 
 def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
-    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels and layouts."""
-    exact = Conditions(dtype="fp32", layout="padded")
-    alone = Conditions(dtype="fp32", layout="alone", kernel="eager")
-    return exact, alone if dtype == "fp32" else exact.but(Conditions(dtype=dtype))
+    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels, padded and alone."""
+    exact = Conditions(dtype="fp32")
+    return exact, Conditions(dtype="fp32", batch_size=1, kernel="eager") if dtype == "fp32" else Conditions(dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """`lockstep doctor table`: the guide's grid over every pair of backends, each cell with its interval and a verdict.
 
-report.json           everything, for programs (schema: `doctor.report`)
-columns.safetensors   the tokens and log-probabilities themselves
-report.html           the page of it, with plots
+report.json, columns.safetensors   for programs, see `docs/doctor_report.md`
+report.html           the page of them, with plots
 table.md              for people
 cells/               what is measured already, while the table is not whole
 recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
@@ -23,7 +22,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
-from lockstep.doctor.estimate import TableEstimate, estimate, peak_bytes
+from lockstep.doctor.estimate import TableCost, TableEstimate, peak_bytes
 from lockstep.doctor.judging import TableRow, judge_row, judge_rows, pairs_of, samples_for
 from lockstep.doctor.measure import Bench, Repeated, find_generating, repeat
 from lockstep.doctor.options import DoctorRecipe
@@ -71,21 +70,17 @@ def measure_table(
         backends: What is compared, by name; the earlier of a pair is the training side.
         cells: Where each is kept as soon as it is measured, and those are that were measured before.
     """
-    return _Measurement(recipe, PromptSource(recipe), backends, shown, cells).measure()
+    return _Measurement(recipe, backends, shown, cells).measure()
 
 
 class _Measurement:
     """Goes through the cells of a recipe, shortest first."""
 
     def __init__(
-        self,
-        recipe: DoctorRecipe,
-        source: PromptSource,
-        backends: Mapping[str, Backend],
-        shown: Progress,
-        kept: Cells | None,
+        self, recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress, kept: Cells | None
     ) -> None:
-        self._recipe, self._source, self._backends, self._shown, self._kept = recipe, source, backends, shown, kept
+        self._recipe, self._backends, self._shown, self._kept = recipe, backends, shown, kept
+        self._source = PromptSource(recipe)
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
         self._inside = [cell for cell in self._cells if cell.length < self._context]
@@ -128,7 +123,7 @@ class _Measurement:
         ]
         folder, dtypes = self._recipe.model.path, sorted(set(self._bench.dtypes.values()))
         sizes = Sizes.of(skeleton(read_config(folder), folder))
-        return estimate(self._backends, self._witness, dtypes, self._recipe.grid, left, sizes)
+        return TableCost.measure(self._backends, self._witness, dtypes, self._recipe.grid, sizes).estimate(left)
 
     def _row(self, number: int, cell: Cell) -> TableRow:
         if cell not in self._inside:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from lockstep.doctor.judging import PairJudgement, counts_segments
+from lockstep.doctor.judging import counts_segments
 from lockstep.doctor.report import TableResult
-from lockstep.doctor.verdict import LEAST_CLUSTERS
+from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement
 from lockstep.plan.sizes import readable
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Renders rows of text."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+from lockstep_doctor.analyze import markdown_table
 
 
 def markdown(found: TableResult) -> str:
@@ -21,7 +17,7 @@ def markdown(found: TableResult) -> str:
     for number, row in enumerate(found.rows):
         named = [f"{row.cell.length:,}", row.cell.data, row.cell.method.name, str(row.cell.batch_size)]
         measured = row.state == "measured"
-        shown = [_format_pair(found.of(number, pair)) if measured else row.state for pair in found.pairs]
+        shown = [_format(found.judged[number, pair]) if measured else row.state for pair in found.pairs]
         rows.append([*named, *shown, *("refused" for _ in found.refused)])
     pairs = (" vs ".join(pair) for pair in found.pairs)
     head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
@@ -31,8 +27,7 @@ def markdown(found: TableResult) -> str:
     return "\n".join([markdown_table(head, rows), "", *said, "", f"**{found.verdict}**{rest}", ""])
 
 
-def _format_pair(one: PairJudgement) -> str:
-    judgement = one.judgement
+def _format(judgement: CellJudgement) -> str:
     return f"{judgement.metric:.4f} [{judgement.low:.4f}, {judgement.high:.4f}] {judgement.verdict}"
 
 
@@ -49,10 +44,9 @@ def _remark(found: TableResult) -> Iterator[str]:
             f"nothing of other texts: {'; '.join(cut)}."
         )
     yield from _determinism(found)
-    for one in found.judged:
-        if one.judgement.verdict != "PASS":
-            name = found.rows[one.row].cell.name
-            yield f"{name}, {' vs '.join(one.pair)}: {one.judgement.verdict}: {'; '.join(one.judgement.reasons)}."
+    for (number, pair), one in found.judged.items():
+        if one.verdict != "PASS":
+            yield f"{found.rows[number].cell.name}, {' vs '.join(pair)}: {one.verdict}: {'; '.join(one.reasons)}."
 
 
 def _determinism(found: TableResult) -> Iterator[str]:

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lockstep.doctor.backends.in_process import InProcessBackend
+from lockstep.batch import Batch
+from lockstep.doctor.base import Backend, Conditions
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _ROUTERS = (".gate", ".router")
@@ -20,7 +21,7 @@ def count_experts(config: Mapping[str, Any]) -> int:
     return next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
 
 
-def record_experts(backend: InProcessBackend, sequences: Sequence[Tensor]) -> dict[str, Tensor]:
+def record_experts(backend: Backend, network: nn.Module, sequences: Sequence[Tensor]) -> dict[str, Tensor]:
     """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
 
     Args:
@@ -36,10 +37,11 @@ def record_experts(backend: InProcessBackend, sequences: Sequence[Tensor]) -> di
         found.setdefault(name, []).append(ids.reshape(-1, ids.shape[-1]).cpu())
 
     with ExitStack() as hooks:
-        for name, module in backend.model().named_modules():
+        for name, module in network.named_modules():
             if name.endswith(_ROUTERS):
                 handle = module.register_forward_hook(lambda _, inputs, output, *, name=name: note(name, output))
                 hooks.callback(handle.remove)
-        for tokens in sequences:
-            backend.logits(tokens)
+        for tokens_T in sequences:
+            mask_T = torch.arange(len(tokens_T)) > 0
+            backend.score(Batch(tokens_T, torch.tensor([len(tokens_T)]), {"mask": mask_T}), Conditions(batch_size=1))
     return {name: torch.cat(ids) for name, ids in found.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep import exit_codes
-from lockstep.doctor.render import markdown_table
 from lockstep_doctor import ModuleTap, PairExamination, examine
+from lockstep_doctor.analyze import markdown_table
 
 _SIZES = {
     "vocab_size": 97,
@@ -33,24 +32,14 @@ _LAYER, _DENSE = "model.layers.1", "model.layers.2"
 _TOKENS, _REQUESTS = 24, 4
 
 
-@dataclass(frozen=True)
-class InjectedFault:
-    """A mistake that is made on purpose in a copy of a model.
-
-    Attributes:
-        stage: At which its segment ends.
-    """
-
-    name: str
-    stage: str
-    change: Callable[[Any], object]
+Change = Callable[[Any], object]
+"""Function that changes one module of a model."""
 
 
-def _scale(path: str, name: str, factor: float) -> Callable[[Any], None]:
-    """Scales an attribute or a tensor of one module."""
+def _scale(name: str, factor: float) -> Change:
+    """Scales an attribute or a tensor."""
 
-    def change(model: Any) -> None:
-        module = model.get_submodule(path)
+    def change(module: Any) -> None:
         held = getattr(module, name)
         if isinstance(held, Tensor):
             held.data.mul_(factor)
@@ -60,32 +49,27 @@ def _scale(path: str, name: str, factor: float) -> Callable[[Any], None]:
     return change
 
 
-def _wrap(path: str, become: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
-    """Changes what one module returns."""
-
-    def change(model: Any) -> None:
-        model.get_submodule(path).register_forward_hook(lambda _, inputs, output: become(output))
-
-    return change
+def _return(become: Callable[[Tensor], Tensor]) -> Change:
+    """Changes what a module returns."""
+    return lambda module: module.register_forward_hook(lambda _, inputs, output: become(output))
 
 
-FAULTS = (
-    InjectedFault("attention is scaled otherwise", "attn", _scale(f"{_LAYER}.self_attn", "scaling", 0.8)),
-    InjectedFault("rotary angles turn twice as fast", "rotary_emb", _scale("model.rotary_emb", "inv_freq", 2.0)),
-    InjectedFault(
-        "a norm has another epsilon", "attn_norm", _scale(f"{_LAYER}.input_layernorm", "variance_epsilon", 1e5)
-    ),
-    InjectedFault("a weight is stale", "down", _scale(f"{_DENSE}.mlp.down_proj", "weight", 1.03)),
-    InjectedFault("heads lie in another order", "o", _wrap(f"{_LAYER}.self_attn.o_proj", lambda x: x.flip(-1))),
-    InjectedFault("positions are one off", "v", _wrap(f"{_LAYER}.self_attn.v_proj", lambda x: x.roll(1, 1))),
-    InjectedFault("a branch is zero", "up", _wrap(f"{_DENSE}.mlp.up_proj", torch.zeros_like)),
-    InjectedFault("the embedding is scaled", "embed", _wrap("model.embed_tokens", lambda x: 1.1 * x)),
-    InjectedFault("the residual is in bf16", "resid_in", _wrap("model.layers.0", lambda x: x.bfloat16().float())),
-    InjectedFault("the head is in bf16", "logits", _wrap("lm_head", lambda x: x.bfloat16().float())),
-    InjectedFault("the router has other weights", "router", _scale(f"{_LAYER}.mlp.gate", "weight", 1.3)),
-    InjectedFault("experts have other weights", "experts", _scale(f"{_LAYER}.mlp.experts", "down_proj", 1.1)),
+FAULTS: tuple[tuple[str, str, str, Change], ...] = (
+    ("attention is scaled otherwise", "attn", f"{_LAYER}.self_attn", _scale("scaling", 0.8)),
+    ("rotary angles turn twice as fast", "rotary_emb", "model.rotary_emb", _scale("inv_freq", 2.0)),
+    ("a norm has another epsilon", "attn_norm", f"{_LAYER}.input_layernorm", _scale("variance_epsilon", 1e5)),
+    ("a weight is stale", "down", f"{_DENSE}.mlp.down_proj", _scale("weight", 1.03)),
+    ("heads lie in another order", "o", f"{_LAYER}.self_attn.o_proj", _return(lambda x: x.flip(-1))),
+    ("positions are one off", "v", f"{_LAYER}.self_attn.v_proj", _return(lambda x: x.roll(1, 1))),
+    ("a branch is zero", "up", f"{_DENSE}.mlp.up_proj", _return(torch.zeros_like)),
+    ("the embedding is scaled", "embed", "model.embed_tokens", _return(lambda x: 1.1 * x)),
+    ("the residual is in bf16", "resid_in", "model.layers.0", _return(lambda x: x.bfloat16().float())),
+    ("the head is in bf16", "logits", "lm_head", _return(lambda x: x.bfloat16().float())),
+    ("the router has other weights", "router", f"{_LAYER}.mlp.gate", _scale("weight", 1.3)),
+    ("experts have other weights", "experts", f"{_LAYER}.mlp.experts", _scale("down_proj", 1.1)),
 )
-"""Faults of attention, dense layers, experts, and around the layers."""
+"""Faults of attention, dense layers, experts, and around the layers: in words, the stage at which its segment ends, the
+module that is changed, and how."""
 
 
 def selftest(seed: int = 0) -> int:
@@ -104,12 +88,12 @@ def selftest(seed: int = 0) -> int:
 def _test(seed: int) -> Iterator[tuple[str, str, str, str]]:
     """The name of each case, the stage of its fault, those that were found, and whether that is right."""
     model = _build(seed)
-    for fault in FAULTS:
+    for name, stage, path, change in FAULTS:
         faulty = copy.deepcopy(model)
         with torch.no_grad():
-            fault.change(faulty)
+            change(faulty.get_submodule(path))
         stages = _find_stages(_examine(model, faulty, torch.float32, seed))
-        yield fault.name, fault.stage, ", ".join(stages) or "none", "right" if stages == [fault.stage] else "WRONG"
+        yield name, stage, ", ".join(stages) or "none", "right" if stages == [stage] else "WRONG"
     for dtype in (torch.float32, torch.bfloat16):
         found = _examine(model, copy.deepcopy(model).to(dtype), dtype, seed)
         stages = ", ".join(_find_stages(found)) or "none"

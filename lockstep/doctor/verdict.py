@@ -15,7 +15,7 @@ the limit as a plain figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -100,34 +100,28 @@ class CellJudgement:
 
 
 def judge(
-    infer_drawn: Compared,
-    train_drawn: Compared | None,
-    floor_M: Tensor | None,
+    drawn: Mapping[Side, tuple[Compared, Tensor | None]],
     limits: DoctorLimits,
     cells: int = 1,
-    *,
-    train_floor_M: Tensor | None = None,
     sampling: SamplingParams | None = None,
     tails: Clause | None = None,
 ) -> CellJudgement:
     """Judges one cell.
 
     Args:
-        train_drawn: On tokens that the training side drew; None: it drew none.
-        floor_M: |Δ| that rounding in the declared types alone makes on the tokens of `infer_drawn`, nats [M]: what two
-            legitimate ways to compute them differ by. None: it is unknown, and only the limits that need none apply.
+        drawn: By the side that drew, of which the inference side is one: both sides on its tokens, and |Δ| that
+            rounding in the declared types alone makes on these, nats [M]: what two legitimate ways to compute them
+            differ by. None: it is unknown, and only the limits that need none apply.
         cells: How many cells are judged together.
-        train_floor_M: As `floor_M`, on the tokens of `train_drawn`; it comes with it.
         sampling: The distribution that was scored, and drawn from; None: temperature 1, all tokens.
         tails: `judge_tails` of all cells; where it passes, so does a cell too small to bound so rare a thing, if its
             own share is within the limit.
     """
-    near_bounds = cells * len(_BOUNDED) * (1 if train_drawn is None else 2)
-    clauses = _DrawnBy("infer", infer_drawn, floor_M, limits, near_bounds, sampling).clauses()
-    if train_drawn is not None:
-        if floor_M is not None and train_floor_M is None:
-            raise InputError("tokens of the training side need a floor of their own; measure it on them")
-        clauses += _DrawnBy("train", train_drawn.swap(), train_floor_M, limits, near_bounds, sampling).clauses()
+    near_bounds = cells * len(_BOUNDED) * len(drawn)
+    clauses: list[Clause] = []
+    for side, (compared, floor_M) in drawn.items():
+        seen = compared if side == "infer" else compared.swap()
+        clauses += _DrawnBy(side, seen, floor_M, limits, near_bounds, sampling).clauses()
     if tails is not None and tails.verdict == "PASS":
         clauses = [
             replace(tails, name=clause.name, side=clause.side)
@@ -136,7 +130,7 @@ def judge(
             for clause in clauses
         ]
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
-    metric, bounds = float(cap(infer_drawn.delta).mean()), found["infer.mult_prob_error"]
+    metric, bounds = float(cap(drawn["infer"][0].delta).mean()), found["infer.mult_prob_error"]
     return CellJudgement(worst_of(clause.verdict for clause in clauses), metric, bounds.low, bounds.high, found)
 
 
@@ -197,18 +191,18 @@ class _DrawnBy:
         totals = self.compared.totals(paired)
         found = bound(totals, mean, *self.levels)
         found = Bounded(found.value, max(0.0, found.low), min(math.exp(CAP), found.high))
-        clause = self._at_most("mismatch", found, limit, f"mean e^|Δ| (|Δ| counting at most {CAP:g})")
-        few = totals.shape[0] < LEAST_CLUSTERS and clause.verdict == "PASS"
-        return replace(clause, verdict="INCONCLUSIVE") if few else clause
+        verdict = _decide(found.low, found.high, limit)
+        if verdict == "PASS" and totals.shape[0] < LEAST_CLUSTERS:
+            verdict = "INCONCLUSIVE"
+        return self._clause("mismatch", found, limit, f"mean e^|Δ| (|Δ| counting at most {CAP:g})", verdict)
 
     def mult_prob_error(self) -> Clause:
         """The field's own test: the plain mean, no interval. It fails where the capped one, which is less, does."""
         capped = bound(self.compared.totals(cap(self.compared.delta)), mean, *self.levels)
-        low, high = max(1.0, capped.low), min(math.exp(CAP), capped.high)
         value, limit = mult_prob_error(self.compared.delta), self.limits.max_mult_prob_error
-        what = "mean e^|Δ|" if value <= high else f"mean e^|Δ|, bounded as if no |Δ| were above {CAP:g},"
-        verdict = _decide(capped.low, value, limit)
-        return Clause("mult_prob_error", self.side, verdict, value, low, high, limit, what)
+        found = Bounded(value, max(1.0, capped.low), min(math.exp(CAP), capped.high))
+        what = "mean e^|Δ|" if value <= found.high else f"mean e^|Δ|, bounded as if no |Δ| were above {CAP:g},"
+        return self._clause("mult_prob_error", found, limit, what, _decide(capped.low, value, limit))
 
     def outliers(self) -> Clause:
         """The share of tokens with a large |Δ|."""
@@ -225,7 +219,7 @@ class _DrawnBy:
         if self.sampling is not None and not self.sampling.full_support:
             return self._rate("support", broken_M, what)
         share = float(broken_M.double().mean())
-        return self._at_most("support", Bounded(share, share, share), 0.0, what)
+        return self._clause("support", Bounded(share, share, share), 0.0, what)
 
     def sequence_ess(self, floor_M: Tensor) -> Clause:
         """Effective share of sequences, or what the allowed multiple of the floor would leave of long ones, if less.
@@ -240,11 +234,9 @@ class _DrawnBy:
             weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()  # of the heaviest: 1
             totals, (near, far) = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1), self.levels
             found = bound(totals, lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300), far, near)
-        low, high = max(0.0, found.low), min(1.0, found.high)
-        verdict = _decide(-high, -low, -limit)
-        return Clause(
-            "sequence_ess", self.side, verdict, found.value, low, high, limit, "the effective share of sequences"
-        )
+        found = Bounded(found.value, max(0.0, found.low), min(1.0, found.high))
+        verdict = _decide(-found.high, -found.low, -limit)
+        return self._clause("sequence_ess", found, limit, "the effective share of sequences", verdict)
 
     def biases(self, floor_M: Tensor) -> list[Clause]:
         """Tests that the other side's probabilities sum to 1 on the samples, which rounding does not change.
@@ -264,15 +256,16 @@ class _DrawnBy:
         for (name, formula), own in totals.items():
             z, limit = standard_errors(own, allowed), self.limits.max_bias_z
             what = f"{formula}, in standard errors beyond rounding,"
-            found.append(Clause(name, self.side, _decide(abs(z), abs(z), limit), z, z, z, limit, what))
+            found.append(self._clause(name, Bounded(z, z, z), limit, what, _decide(abs(z), abs(z), limit)))
         return found
 
     def _rate(self, name: str, hit_M: Tensor, what: str) -> Clause:
         found = bound_rate(self.compared.totals(hit_M.double()), *self.levels)
-        return self._at_most(name, found, self.limits.max_outlier_rate, what)
+        return self._clause(name, found, self.limits.max_outlier_rate, what)
 
-    def _at_most(self, name: str, found: Bounded, limit: float, what: str) -> Clause:
-        verdict = _decide(found.low, found.high, limit)
+    def _clause(self, name: str, found: Bounded, limit: float, what: str, verdict: Verdict | None = None) -> Clause:
+        """A figure; without a verdict it may have its limit at most."""
+        verdict = verdict or _decide(found.low, found.high, limit)
         return Clause(name, self.side, verdict, found.value, found.low, found.high, limit, what)
 
 

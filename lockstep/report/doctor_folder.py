@@ -1,4 +1,4 @@
-"""The results of `lockstep doctor`, for readers alone; `doctor/report.py` writes them and says more.
+"""The results of `lockstep doctor`, for readers alone; `docs/doctor_report.md` says more.
 
     report.json           what was asked, measured and decided; `location` is there once a place has been looked for
     columns.safetensors   the tokens, and what each backend says about them

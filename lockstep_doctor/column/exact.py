@@ -94,14 +94,11 @@ def find_grids(own: Floats, free: Bools) -> Iterator[tuple[ValueGrid, Bools]]:
             yield grid, tokens
 
 
-def _in_bf16(x: Floats) -> Bools:
-    bits = x.astype(np.float32)
-    return (bits == x) & (bits.view(np.uint32) & 0xFFFF == 0)
+def _digits_of(name: str, dtype: torch.dtype) -> ValueGrid:
+    def has(x: Floats) -> Bools:
+        return torch.from_numpy(x).to(dtype).double().numpy() == x
 
-
-def _in_fp16(x: Floats) -> Bools:
-    with np.errstate(over="ignore"):
-        return x.astype(np.float16).astype(np.float64) == x
+    return ValueGrid(f"numbers of {name}", has, lambda x: np.abs(x) * torch.finfo(dtype).eps)
 
 
 def _decimals(digits: int) -> ValueGrid:
@@ -114,7 +111,7 @@ def _decimals(digits: int) -> ValueGrid:
 
 _GRIDS = (
     *map(_decimals, (1, 2)),
-    ValueGrid("numbers of bf16", _in_bf16, lambda x: np.abs(x) * 2.0**-7),
-    ValueGrid("numbers of fp16", _in_fp16, lambda x: np.abs(x) * 2.0**-10),
+    _digits_of("bf16", torch.bfloat16),
+    _digits_of("fp16", torch.float16),
     *map(_decimals, (3, 4, 5)),
 )

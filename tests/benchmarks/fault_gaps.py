@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from benchmarks.doctor_faults.fault import Case
+from benchmarks.doctor_faults.sides import Undo
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.types import Request
 
-ALONE = Conditions(batch_size=1, layout="alone")
+ALONE = Undo(batch_size=1, what="alone")
 
 
 def some(requests: tuple[Request, ...]) -> list[Request]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.measure import Bench
 from lockstep.doctor.measure_table import measure_table
@@ -29,7 +29,7 @@ def scaled(model: PreTrainedModel) -> None:
         model.get_parameter("lm_head.weight").mul_(1.1)
 
 
-class Noting(TorchBackend):
+class Noting(LearnerBackend):
     """Notes how many sequences it is asked to score side by side."""
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
@@ -55,10 +55,10 @@ def test_a_third_ones_draws_compare_two_that_drew_nothing(models: Callable[..., 
     silent = altered_torch(folder, scaled)
     silent.name = "silent"
     with show_progress("a table", stream=io.StringIO()) as shown:
-        backends = {"hf": HFBackend(folder), "silent": silent, "torch": TorchBackend(folder)}
+        backends = {"hf": HFBackend(folder), "silent": silent, "torch": LearnerBackend(folder)}
         what = measure_table(recipe, backends, shown)
     assert {drawn.drawer for row in what.rows for drawn in row.drawn} == {"torch"}
-    assert {one.pair: one.judgement.verdict for one in what.judged} == {
+    assert {pair: one.verdict for (_, pair), one in what.judged.items()} == {
         ("hf", "silent"): "FAIL",
         ("hf", "torch"): "PASS",
         ("silent", "torch"): "FAIL",

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.bringup import (
     check_context,
@@ -70,7 +70,7 @@ def test_rows_beyond_the_tokenizer_only_pad(models: Models) -> None:
     assert {one.what: one.outcome for one in check_embeddings(witness, 9)}["head"] == "PASS"
 
 
-class Limited(TorchBackend):
+class Limited(LearnerBackend):
     """Cuts its responses, or does not, at a length of its own."""
 
     ends = 0
@@ -91,11 +91,11 @@ def test_a_context_that_is_not_the_one_asked_for_is_found(models: Models, off: i
 
 
 def test_torch_ends_at_the_models_context(models: Models) -> None:
-    assert check_context("torch", TorchBackend(str(models("llama"))), None).outcome == "PASS"
+    assert check_context("torch", LearnerBackend(str(models("llama"))), None).outcome == "PASS"
     assert check_context("hf", HFBackend(str(models("llama"))), None).outcome == "SKIPPED"
 
 
-class Drifting(TorchBackend):
+class Drifting(LearnerBackend):
     """Its prefill leaves its decoding more and more."""
 
     by = 0.0
@@ -114,7 +114,7 @@ def test_decoding_that_leaves_prefill_with_length_is_found(models: Models, by: f
     assert found.said.endswith("; it grows") == (by > 0)
 
 
-class Full(TorchBackend):
+class Full(LearnerBackend):
     """Refuses to score a sequence that fills its context, as vLLM does."""
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
@@ -127,7 +127,7 @@ def test_what_is_decoded_leaves_room_to_be_scored(models: Models) -> None:
     assert "of 44 tokens" in found.said, "48, less 3 of the prompt and one"
 
 
-class Caching(TorchBackend):
+class Caching(LearnerBackend):
     """Says that it took prompts out of a cache, and what was in there."""
 
     context, holds, calls = 100, 0.0, 0
@@ -160,7 +160,7 @@ def test_experts_that_are_never_chosen_and_other_choices_are_found(models: Model
     folder = mixture
     requests = [Request(tuple((7 * k + 3 * i) % 60 for k in range(20)), i) for i in range(16)]
     hf = HFBackend(folder)
-    well = {one.what: one for one in check_experts({"hf": hf, "torch": TorchBackend(folder)}, requests)}
+    well = {one.what: one for one in check_experts({"hf": hf, "torch": LearnerBackend(folder)}, requests)}
     assert {one.outcome for one in well.values()} == {"PASS"}
     assert list(well) == ["hf", "torch", "hf vs torch"]
     ill = altered_torch(folder, swapped)

@@ -11,7 +11,7 @@ from doctor_tables import asked, found
 
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.cells import Cells
 from lockstep.doctor.report import columns_of
@@ -19,7 +19,7 @@ from lockstep.types import Request, SamplingParams
 
 
 def test_a_table_that_was_stopped_goes_on_where_it_was(models: Callable[..., Path], tmp_path: Path) -> None:
-    class Mortal(TorchBackend):
+    class Mortal(LearnerBackend):
         drawn, lives = 0, 1000
 
         def generate(

@@ -11,9 +11,9 @@ from doctor_tables import asked, found
 from transformers import AutoConfig
 
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import Backend
-from lockstep.doctor.estimate import Speed, count_bytes, count_operations, count_seconds, measure_speed
+from lockstep.doctor.estimate import Speed, TableCost, count_operations, measure_speed
 from lockstep.doctor.judging import make_independent
 from lockstep.doctor.options import DoctorGrid, Method
 from lockstep.doctor.plan import Cell, cells_of
@@ -42,7 +42,7 @@ def test_operations_are_those_of_products_and_of_attention(models: Models) -> No
 @pytest.fixture
 def both(models: Models) -> dict[str, Backend]:
     folder = str(models("llama"))
-    return {"hf": HFBackend(folder), "torch": TorchBackend(folder)}
+    return {"hf": HFBackend(folder), "torch": LearnerBackend(folder)}
 
 
 def test_seconds_follow_the_bounds_of_the_grid(models: Models, both: dict[str, Backend]) -> None:
@@ -51,13 +51,17 @@ def test_seconds_follow_the_bounds_of_the_grid(models: Models, both: dict[str, B
     steps = dict.fromkeys(both, Speed(0.0, 1e30, {1: 1.0, 8: 1.0}))
     passes = dict.fromkeys(both, Speed(1.0, 1e30, {1: 0.0, 8: 0.0}))
     free, floor = [Speed(0.0, 1e30, {})] * 2, [Speed(1.0, 1e30, {})] * 2
+
+    def cost(speeds: dict[str, Speed], floor: list[Speed]) -> TableCost:
+        return TableCost(both, speeds, floor, grid, sizes)
+
     short, long = Cell(10, "real", Method(), 8), Cell(50, "real", Method(), 8)
-    assert count_seconds(short, 16, both, steps, free, grid, sizes) == 2 * (2 * 10) + 3 * (2 * 10)
-    assert count_seconds(long, 16, both, steps, free, grid, sizes) == 2 * 50, "torch alone draws"
-    assert count_seconds(long, 16, both, passes, floor, grid, sizes) == 4 * (2 + 2), "200 tokens are rescored"
+    assert cost(steps, free).count_seconds(short, 16) == 2 * (2 * 10) + 3 * (2 * 10)
+    assert cost(steps, free).count_seconds(long, 16) == 2 * 50, "torch alone draws"
+    assert cost(passes, floor).count_seconds(long, 16) == 4 * (2 + 2), "200 tokens are rescored"
     begun = Cell(50, "real", Method(), 8, beginning=30)
-    assert count_seconds(begun, 16, both, steps, free, grid, sizes) == 2 * 20, "20 tokens are decoded"
-    assert count_seconds(begun, 16, both, passes, floor, grid, sizes) == 4 * (2 + 2 + 1), "and their text is read"
+    assert cost(steps, free).count_seconds(begun, 16) == 2 * 20, "20 tokens are decoded"
+    assert cost(passes, floor).count_seconds(begun, 16) == 4 * (2 + 2 + 1), "and their text is read"
 
 
 def test_rates_are_those_of_this_machine(both: dict[str, Backend], models: Models) -> None:
@@ -73,9 +77,13 @@ def test_bytes_are_those_of_the_largest_pass_or_batch(both: dict[str, Backend]) 
         sizes = Sizes.of(skeleton(AutoConfig.for_model(**BILLION), "BILLION"))
     assert 1.0e9 < sizes.policy < 1.3e9
     grid = DoctorGrid(lengths=(100, 1000), pass_tokens=2000, batch_sizes=(1,))
-    assert count_bytes(both, grid, cells_of(grid), sizes) > 2 * 4 * 2000 * 32000, "logits, and their softmax"
+    assert TableCost(both, {}, [], grid, sizes).count_bytes(cells_of(grid)) > 2 * 4 * 2000 * 32000, (
+        "logits, and their softmax"
+    )
     long = DoctorGrid(lengths=(10000,))
-    assert count_bytes(both, long, cells_of(long), sizes) > 3 * 4 * 32 * 1024 * 10000, "attention's weights of a chunk"
+    assert TableCost(both, {}, [], long, sizes).count_bytes(cells_of(long)) > 3 * 4 * 32 * 1024 * 10000, (
+        "attention's weights of a chunk"
+    )
 
 
 def test_a_table_says_it_and_what_it_took(both: dict[str, Backend], models: Models) -> None:

@@ -20,9 +20,10 @@ from transformers import PreTrainedModel
 from lockstep import exit_codes
 from lockstep.batch import Batch
 from lockstep.cli import main
+from lockstep.config import LearnerSection
 from lockstep.config.loading import describe, load
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.torch import TorchBackend
+from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import USUAL, Backend, Conditions
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.options import DoctorRecipe
@@ -45,7 +46,7 @@ def report(out: Path) -> dict[str, Any]:
 
 
 def verdicts(what: TableResult) -> dict[str, str]:
-    return {what.rows[one.row].cell.name: one.judgement.verdict for one in what.judged}
+    return {what.rows[number].cell.name: one.verdict for (number, _), one in what.judged.items()}
 
 
 def test_there_is_a_page(passed: tuple[Path, int]) -> None:
@@ -151,7 +152,7 @@ def test_too_few_tokens_tell_nothing(models: Callable[..., Path]) -> None:
     """1,536 tokens without an outlier do not show that fewer than 1 in 1,000 are."""
     folder = str(models("llama"))
     recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", "limits.max_outlier_rate=1e-3")
-    what = found(recipe, HFBackend(folder), TorchBackend(folder))
+    what = found(recipe, HFBackend(folder), LearnerBackend(folder))
     assert what.verdict == "INCONCLUSIVE"
     assert "not surely on either side of the limit 0.001" in markdown(what)
 
@@ -183,10 +184,12 @@ def test_a_disagreement_fails(models: Callable[..., Path]) -> None:
     assert "beyond the limit" in markdown(what)
 
 
-class Unshaped(TorchBackend):
+class Unshaped(LearnerBackend):
     """Knows only temperature 1 when it rescores, and refuses anything else."""
 
-    capabilities = TorchBackend.capabilities - {"shaped"}
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.capabilities = frozenset(("generate",))
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         assert batch.sampling is None
@@ -217,7 +220,7 @@ def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
     witness = HFBackend(str(models("llama")))
     tokens = torch.arange(40) * 7 % 60
     batch = Batch(tokens, torch.tensor([40]), {"mask": torch.arange(40) >= 30})
-    eager = Conditions(layout="alone", kernel="eager")
+    eager = Conditions(batch_size=1, kernel="eager")
     at_once, usual = witness.score(batch, eager), witness.score(batch)
     monkeypatch.setattr("lockstep.doctor.backends.hf.CHUNK", 8)
     read: list[tuple[str, int]] = []
@@ -240,7 +243,7 @@ def test_a_column_that_the_machine_refuses_is_shown(
     assert json.loads(Path("out/report.json").read_text())["refused"] == ["megatron"]
 
 
-class Restless(TorchBackend):
+class Restless(LearnerBackend):
     """Draws the same, but never gives the same log-probabilities twice."""
 
     asked = 0
@@ -271,7 +274,7 @@ class Wanderer(HFBackend):
 
 def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
     folder = str(models("llama"))
-    what = found(asked(models("llama"), "grid.lengths=[12]"), Wanderer(folder), TorchBackend(folder))
+    what = found(asked(models("llama"), "grid.lengths=[12]"), Wanderer(folder), LearnerBackend(folder))
     sampled = next(repeat for repeat in what.repeats if repeat.backend == "hf" and "T=0.7" in repeat.cell)
     assert (sampled.times, sampled.same_tokens, sampled.bitwise) == (2, 1, 1)
 
@@ -280,7 +283,8 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path]) -> None
     """Where one side computes in bf16, that side's rounding is the floor; where both do, both sides' is."""
     folder = str(models("llama"))
     recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1")
-    one = found(recipe, HFBackend(folder), TorchBackend(folder, "bf16"))
+    rounded_learner = LearnerBackend(folder, LearnerSection(dtype="bf16"))
+    one = found(recipe, HFBackend(folder), rounded_learner)
     drawn = one.rows[0].by("torch")
     assert drawn is not None
     witness = HFBackend(folder)
@@ -289,7 +293,7 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path]) -> None
     )
     assert torch.allclose(drawn.roundings["shaped", "bf16"], (exact - rounded).abs())
     assert float(drawn.roundings["shaped", "fp32"].max()) < 1e-4
-    both = found(recipe, HFBackend(folder, "bf16"), TorchBackend(folder, "bf16")).rows[0].by("torch")
+    both = found(recipe, HFBackend(folder, "bf16"), rounded_learner).rows[0].by("torch")
     assert both is not None
     ratio = both.floor("hf", "torch") / both.roundings["shaped", "bf16"].clamp(min=1e-9)
     assert torch.allclose(ratio, torch.full_like(ratio, 2**0.5), rtol=1e-3)

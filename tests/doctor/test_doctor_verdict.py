@@ -38,7 +38,7 @@ def verdict(noise: float = 0.02, shift: float = 0.0, *, sequences: int = 32, sam
             alter: Callable[[Compared], Compared] = lambda healthy: healthy) -> CellJudgement:  # fmt: skip
     torch.manual_seed(3)
     compared = drawn(sequences, 400, noise, shift)
-    return judge(alter(compared), None, floor_of(compared, 0.02), LIMITS, sampling=sampling)
+    return judge({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
 
 
 def failed(judgement: CellJudgement) -> set[str]:
@@ -62,10 +62,10 @@ def test_more_than_the_floor_allows_fails_long_before_the_usual_limit() -> None:
 
 def test_the_usual_limit_holds_whatever_the_floor() -> None:
     compared = drawn(32, 400, 0.2)
-    found = judge(compared, None, floor_of(compared, 0.2), LIMITS)
+    found = judge({"infer": (compared, floor_of(compared, 0.2))}, LIMITS)
     assert "infer.mult_prob_error" in failed(found)
     assert found.clauses["infer.mismatch"].verdict == "PASS"
-    lax = judge(compared, None, floor_of(compared, 0.2), LIMITS.model_copy(update={"max_mult_prob_error": 1.5}))
+    lax = judge({"infer": (compared, floor_of(compared, 0.2))}, LIMITS.model_copy(update={"max_mult_prob_error": 1.5}))
     assert "infer.mult_prob_error" not in failed(lax)
 
 
@@ -75,7 +75,7 @@ def test_a_bias_fails_where_tokens_were_sampled() -> None:
     patient = LIMITS.model_copy(update={"max_bias_z": 1000.0})
     torch.manual_seed(3)
     compared = drawn(32, 400, 0.02, 0.008)
-    assert judge(compared, None, floor_of(compared, 0.02), patient).verdict == "PASS"
+    assert judge({"infer": (compared, floor_of(compared, 0.02))}, patient).verdict == "PASS"
 
 
 def with_one(train: float) -> Callable[[Compared], Compared]:
@@ -98,7 +98,7 @@ def test_a_side_that_says_nothing_of_any_token_fails(nothing: float, sampling: S
 
     torch.manual_seed(3)
     compared = drawn(32, 400, 0.02)
-    found = judge(alter(compared), None, floor_of(compared, 0.02), LIMITS, sampling=sampling)
+    found = judge({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
     assert found.verdict == "FAIL"
     assert {"infer.support", "infer.outliers", "infer.sequence_ess"} <= failed(found)
     share = found.clauses["infer.sequence_ess"]
@@ -116,7 +116,7 @@ def test_too_many_outliers_fail_though_the_mean_is_small() -> None:
     wide = LIMITS.model_copy(update={"outlier_nats": 2.5})
     torch.manual_seed(3)
     compared = drawn(32, 400, 0.02)
-    assert "infer.outliers" not in failed(judge(alter(compared), None, floor_of(compared, 0.02), wide))
+    assert "infer.outliers" not in failed(judge({"infer": (alter(compared), floor_of(compared, 0.02))}, wide))
 
 
 def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> None:
@@ -124,15 +124,17 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
     compared = drawn(64, 400, 0.02)
     drift = torch.randn(64, dtype=torch.float64).repeat_interleave(400) * 4 / 400
     assert "infer.sequence_ess" in failed(
-        judge(replace(compared, train=compared.train + drift), None, floor_of(compared, 0.02), LIMITS)
+        judge({"infer": (replace(compared, train=compared.train + drift), floor_of(compared, 0.02))}, LIMITS)
     )
     long = drawn(64, 10_000, 0.02)
-    found = judge(long, None, floor_of(long, 0.02), LIMITS)
+    found = judge({"infer": (long, floor_of(long, 0.02))}, LIMITS)
     assert found.clauses["infer.sequence_ess"].value < 0.5
     assert found.verdict == "PASS", found.reasons
-    assert judge(long, None, None, LIMITS).verdict == "PASS", "without a floor nobody knows what length alone does"
+    assert judge({"infer": (long, None)}, LIMITS).verdict == "PASS", (
+        "without a floor nobody knows what length alone does"
+    )
     none = LIMITS.model_copy(update={"min_sequence_ess": 0.0})
-    assert judge(replace(compared, train=compared.train + drift), None, floor_of(compared, 0.02), none).clauses[
+    assert judge({"infer": (replace(compared, train=compared.train + drift), floor_of(compared, 0.02))}, none).clauses[
         "infer.sequence_ess"
     ].verdict == "PASS"  # fmt: skip
 
@@ -140,14 +142,14 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
 def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
     torch.manual_seed(0)
     cells = [drawn(32, 50, 0.02) for _ in range(8)]
-    alone = judge(cells[0], None, floor_of(cells[0], 0.02), LIMITS)
+    alone = judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS)
     assert alone.verdict == "INCONCLUSIVE"
     assert len(alone.reasons) == 1
     assert "not surely on either side of the limit 0.001" in alone.reasons[0]
     tails = judge_tails(cells, LIMITS)
-    assert judge(cells[0], None, floor_of(cells[0], 0.02), LIMITS, tails=tails).verdict == "PASS"
+    assert judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=tails).verdict == "PASS"
     few = judge_tails(cells[:1], LIMITS)
-    assert judge(cells[0], None, floor_of(cells[0], 0.02), LIMITS, tails=few).verdict == "INCONCLUSIVE"
+    assert judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=few).verdict == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize(("hits", "expected"), [(9, "INCONCLUSIVE"), (3, "PASS")])
@@ -158,15 +160,15 @@ def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(hi
     bad = replace(bad, train=bad.train.index_add(0, beyond, torch.full((hits,), -1.2, dtype=torch.float64)))
     tails = judge_tails([bad, *(drawn(100, 400, 0.02) for _ in range(2))], LIMITS)
     assert tails.verdict == "PASS"
-    found = judge(bad, None, None, LIMITS, cells=3, tails=tails).clauses["infer.outliers"]
+    found = judge({"infer": (bad, None)}, LIMITS, cells=3, tails=tails).clauses["infer.outliers"]
     assert found.verdict == expected
     assert found.value == pytest.approx(tails.value if expected == "PASS" else 0.003)
 
 
 def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
     few, enough = ((drawn(sequences, 400, 0.0), torch.zeros(400 * sequences)) for sequences in (7, 8))
-    assert judge(few[0], None, few[1], LIMITS).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"
-    assert judge(enough[0], None, enough[1], LIMITS).clauses["infer.mismatch"].verdict == "PASS"
+    assert judge({"infer": (few[0], few[1])}, LIMITS).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"
+    assert judge({"infer": (enough[0], enough[1])}, LIMITS).clauses["infer.mismatch"].verdict == "PASS"
     assert verdict(noise=0.3, sequences=7).verdict == "FAIL"
 
 
@@ -182,35 +184,33 @@ def test_both_directions_are_judged() -> None:
     healthy, broken = drawn(32, 400, 0.02), drawn(32, 400, 0.02)
     broken = replace(broken, train=broken.train + 0.1)
     floor = floor_of(healthy, 0.02)
-    found = judge(healthy, broken.swap(), floor, LIMITS, train_floor_M=floor_of(broken, 0.02))
+    found = judge({"infer": (healthy, floor), "train": (broken.swap(), floor_of(broken, 0.02))}, LIMITS)
     assert failed(found) == {"train.mismatch", "train.bias", "train.ratio", "train.mult_prob_error"}
     assert "tokens of the training side" in found.reasons[0]
     noisy = drawn(32, 400, 0.3)
-    mirrored = judge(noisy, noisy.swap(), 0 * floor, LIMITS, train_floor_M=0 * floor)
+    mirrored = judge({"infer": (noisy, 0 * floor), "train": (noisy.swap(), 0 * floor)}, LIMITS)
     assert not failed(mirrored) & {"infer.bias", "train.bias", "infer.ratio", "train.ratio"}
-    with pytest.raises(ValueError, match="floor of their own"):
-        judge(healthy, broken, floor, LIMITS)
     with pytest.raises(ValueError, match=r"one \|Δ\| for each of 12800 tokens"):
-        judge(healthy, None, floor[1:], LIMITS)
+        judge({"infer": (healthy, floor[1:])}, LIMITS)
 
 
 def test_identical_sides_pass_with_a_floor_of_zero_and_so_does_the_dust_of_fp32() -> None:
     torch.manual_seed(0)
     healthy = drawn(32, 400, 1e-5)
     zero = torch.zeros(healthy.train.numel())
-    assert judge(replace(healthy, train=healthy.infer), None, zero, LIMITS).verdict == "PASS"
-    assert judge(healthy, None, zero, LIMITS).verdict == "PASS"
-    assert failed(judge(drawn(32, 400, 1e-3), None, zero, LIMITS)) == {"infer.mismatch"}
+    assert judge({"infer": (replace(healthy, train=healthy.infer), zero)}, LIMITS).verdict == "PASS"
+    assert judge({"infer": (healthy, zero)}, LIMITS).verdict == "PASS"
+    assert failed(judge({"infer": (drawn(32, 400, 1e-3), zero)}, LIMITS)) == {"infer.mismatch"}
 
 
 def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
     torch.manual_seed(5)
     compared = drawn(32, 400, 0.0545)
-    one, many = (judge(compared, None, floor_of(compared, 0.02), LIMITS, cells) for cells in (1, 1000))
+    one, many = (judge({"infer": (compared, floor_of(compared, 0.02))}, LIMITS, cells) for cells in (1, 1000))
     assert many.low < one.low < one.high == pytest.approx(many.high, rel=1e-3)
     limits = LIMITS.model_copy(update={"max_mult_prob_error": (one.low + many.low) / 2})
-    assert judge(compared, None, None, limits).verdict == "FAIL"
-    assert judge(compared, None, None, limits, 1000).verdict == "INCONCLUSIVE"
+    assert judge({"infer": (compared, None)}, limits).verdict == "FAIL"
+    assert judge({"infer": (compared, None)}, limits, 1000).verdict == "INCONCLUSIVE"
 
 
 def test_a_cell_with_several_figures_at_their_limits_fails_as_seldom_as_one_figure_may() -> None:
@@ -226,7 +226,10 @@ def test_a_cell_with_several_figures_at_their_limits_fails_as_seldom_as_one_figu
         size[torch.rand(size.numel()) < rate] = 1.5
         return Compared(size - 9, torch.full_like(size, -9), torch.full((64,), 50), torch.arange(50).repeat(64))
 
-    fails = sum(judge(at_the_limits(), at_the_limits(), None, limits).verdict == "FAIL" for _ in range(runs))
+    fails = sum(
+        judge({"infer": (at_the_limits(), None), "train": (at_the_limits(), None)}, limits).verdict == "FAIL"
+        for _ in range(runs)
+    )
     assert fails <= level * runs
 
 
@@ -247,5 +250,5 @@ def test_verdicts_are_seldom_wrong(noise: float, shift: float, wrong: str) -> No
     runs, mistakes = 60, 0
     for _ in range(runs):
         compared = drawn(32, 150, noise, shift)
-        mistakes += judge(compared, None, floor_of(compared, 0.02), LIMITS).verdict == wrong
+        mistakes += judge({"infer": (compared, floor_of(compared, 0.02))}, LIMITS).verdict == wrong
     assert mistakes <= 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from forgetful import ForgetfulSampler
+from forgetful import ForgetfulSpec
 from torch import Tensor
 
 from lockstep import keyed
@@ -19,7 +19,7 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.vllm import EngineSpec, VLLMBackend
+from lockstep.doctor.backends.vllm import VLLMBackend
 from lockstep.doctor.base import Conditions
 from lockstep.doctor.refit_check import STAGES, check_refits, probe_of
 from lockstep.models.load import load_causal_lm
@@ -33,13 +33,8 @@ LONG = 70
 """Tokens of a prompt that fill two blocks of the prefix cache."""
 
 
-class ForgetfulEngine(EngineSpec):
-    def build(self) -> ForgetfulSampler:
-        return ForgetfulSampler(self.model, self.section, self.learner, self.raw_logprobs, self.options)
-
-
 class ForgetfulBackend(VLLMBackend):
-    spec = ForgetfulEngine
+    spec = ForgetfulSpec
 
 
 @pytest.fixture(scope="module")

@@ -74,11 +74,11 @@ def test_vllm_is_asked_for_what_the_name_says(
     monkeypatch: pytest.MonkeyPatch, name: str, asked: dict[str, str]
 ) -> None:
     seen = list[Any]()
-    monkeypatch.setattr("lockstep.doctor.backends.vllm.VLLMBackend", lambda *given, **more: seen.append((given, more)))
+    monkeypatch.setattr("lockstep.doctor.backends.vllm.VLLMBackend", lambda *given: seen.append(given))
     build.backend_of(recipe("hf", "torch"), name, print, HERE)
-    ((_, _, _, options), more) = seen[0]
+    (_, _, _, options, _, _, tp) = seen[0]
     assert options == asked
-    assert more["tp"] == (2 if "tp2" in name else 1)
+    assert tp == (2 if "tp2" in name else 1)
 
 
 def test_a_table_says_what_it_skipped(

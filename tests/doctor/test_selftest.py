@@ -15,9 +15,8 @@ def test_every_fault_is_located(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_fault_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fault = next(fault for fault in selftest.FAULTS if fault.stage == "router")
-    elsewhere = selftest.InjectedFault(fault.name, "down", fault.change)
-    monkeypatch.setattr(selftest, "FAULTS", (elsewhere,))
+    name, _, path, change = next(fault for fault in selftest.FAULTS if fault[1] == "router")
+    monkeypatch.setattr(selftest, "FAULTS", ((name, "down", path, change),))
     assert main(["doctor", "selftest", "--seed", "3"]) == exit_codes.BROKEN
     said = capsys.readouterr().out
     assert "| the router has other weights | down | router | WRONG |" in said

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.mesh import MeshBackend
+from lockstep.doctor.backends.learner import LearnerBackend, computes_here
 from lockstep.doctor.backends.missing import find_missing, fp8_of
-from lockstep.doctor.backends.torch import TorchBackend
 from lockstep.doctor.base import Backend
 from lockstep.doctor.options import DoctorRecipe, ranks_of
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, count_cache_numbers, read_config
 from lockstep.report.progress import Progress
 
+_NO_LEARNERS = ("hf", "vllm")
 _PROMPT, _LEAST_GIB = 512, 0.5
 """Tokens of a prompt that the cache has room for beside a response, and its least size."""
 
@@ -39,7 +39,8 @@ def open_backends(
     recipe: DoctorRecipe, names: Sequence[str], shown: Progress, compiled: bool | None = None
 ) -> Iterator[dict[str, Backend]]:
     """Some backends, by name; they are closed at the end. `compiled` is as in `backend_of`."""
-    ranks = max((ranks_of(name).ranks for name in names if _over_ranks(name, compiled)), default=0)
+    sections = [section_of(recipe, name, compiled) for name in names if not name.startswith(_NO_LEARNERS)]
+    ranks = max((section.parallel.ranks for section in sections if not computes_here(section)), default=0)
     width = max((ranks_of(name).tp for name in names if name.startswith("vllm")), default=0)
     sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
     with workers_of(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
@@ -61,22 +62,21 @@ def backend_of(
     Raises:
         ValueError: If it cannot compute as the recipe says.
     """
-    folder, dtype, size = recipe.model.path, recipe.learner.dtype, max(recipe.grid.batch_sizes)
-    parallel = ranks_of(name)
+    folder, learner, size = recipe.model.path, recipe.learner, max(recipe.grid.batch_sizes)
+    if name == "hf":
+        return HFBackend(folder, learner.dtype, size, learner.device)
     if name.startswith("vllm"):
         from lockstep.doctor.backends.vllm import VLLMBackend
 
         options = {**fp8_of(name), **({} if compiled is None else {"enforce_eager": not compiled})}
-        return VLLMBackend(
-            folder, _beside_others(recipe), recipe.learner, options, note=note, workers=workers, tp=parallel.tp
-        )
-    if _over_ranks(name, compiled):
-        trainer = "megatron" if name.startswith("megatron") else "torch"
-        section = LearnerSection.of(recipe.learner, trainer, parallel)
-        section = section.model_copy(update={"compile": bool(compiled)})
-        return MeshBackend(name, folder, section, workers)
-    kind = HFBackend if name == "hf" else TorchBackend
-    return kind(folder, dtype, size, device=recipe.learner.device)
+        return VLLMBackend(folder, _beside_others(recipe), learner, options, note, workers, ranks_of(name).tp)
+    return LearnerBackend(folder, section_of(recipe, name, compiled), name, size, workers)
+
+
+def section_of(recipe: DoctorRecipe, name: str, compiled: bool | None) -> LearnerSection:
+    """The learner that a backend's name stands for."""
+    section = LearnerSection.of(recipe.learner, name.partition("-")[0], ranks_of(name))
+    return section.model_copy(update={"compile": bool(compiled)})
 
 
 def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
@@ -87,9 +87,3 @@ def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
     tokens = max(recipe.grid.batch_sizes) * min(max(recipe.grid.lengths) + _PROMPT, context_of(config))
     room = tokens * count_cache_numbers(config) * 4 / 2**30
     return recipe.sampler.model_copy(update={"kv_cache_gib": max(_LEAST_GIB, room)})
-
-
-def _over_ranks(name: str, compiled: bool | None) -> bool:
-    """Returns True for a learner with processes of its own, such as one with compiled layers."""
-    own = name.startswith("torch") and (ranks_of(name).ranks > 1 or bool(compiled))
-    return name.startswith("megatron") or own

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    AutoModelForCausalLM,
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedConfig,
     PreTrainedModel,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -21,11 +23,14 @@ from transformers import (
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.config import Device
 from lockstep.distributed.sampling import draw
-from lockstep.doctor.backends.in_process import InProcessBackend
-from lockstep.doctor.base import USUAL, Conditions, Layout
+from lockstep.doctor.base import TORCH_TYPES, USUAL, Capability, Conditions, DType, flat_fields
 from lockstep.errors import InputError
+from lockstep.models.device import resolve_device
+from lockstep.models.folder import context_of, read_config, skeleton
 from lockstep.models.heads import PLAIN
+from lockstep.models.weight_files import check_weights
 from lockstep.types import Request, SamplingParams
 
 Sequences = Sequence[Tensor]
@@ -33,30 +38,85 @@ CHUNK = 1024
 """Tokens that are read at once where attention holds all its weights, and whose logits become log-probabilities."""
 
 
-class HFBackend(InProcessBackend):
-    """Implements `doctor.base.Backend`. What it does in steps are methods, so that a variation can be made of one."""
+class HFBackend:
+    """Implements `doctor.base.Backend`, with a copy of the model for each type and kernel that it is asked for.
+
+    What it does in steps are methods, so that a variation can be made of one.
+    """
 
     name = "hf"
-    held = None
-    layout = "padded"
-    types = ("fp32", "bf16", "fp16")
+    capabilities: frozenset[Capability] = frozenset(("generate", "shaped"))
+
+    def __init__(self, folder: str, dtype: DType = "fp32", batch_size: int = 8, device: Device = "cpu") -> None:
+        self.device, self._folder = resolve_device(device), folder
+        empty = skeleton(read_config(folder), folder)
+        check_weights(folder, empty)
+        self._sdpa = bool(empty._supports_sdpa)
+        self._models: dict[tuple[DType | None, str], PreTrainedModel] = {}
+        self._usual = Conditions(dtype=dtype, batch_size=batch_size)
+        self.context = context_of(self.read_config())
+
+    @property
+    def network(self) -> PreTrainedModel:
+        return self.model()
+
+    def read_config(self) -> PreTrainedConfig:
+        """The model's configuration."""
+        return read_config(self._folder)
+
+    def config(self) -> Mapping[str, Any]:
+        return flat_fields(self.read_config().get_text_config().to_dict())
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "dtype": self._usual.dtype,
+            "device": self.device.type,
+            "kernel": self.attention(self._usual),
+            "layout": "padded",
+            "batch_size": self._usual.batch_size,
+            "training": any(module.training for module in self.model().modules()),
+        }
+
+    def close(self) -> None:
+        """It has no processes of its own."""
 
     def attention(self, conditions: Conditions) -> str:
+        """The attention that it computes with, by its name in `transformers`."""
         return conditions.kernel or ("sdpa" if self._sdpa else "eager")
+
+    def model(self, conditions: Conditions = USUAL) -> PreTrainedModel:
+        """The model for some conditions."""
+        asked = self._usual.but(conditions)
+        key = asked.dtype, self.attention(asked)
+        if key not in self._models:
+            self._models[key] = self.build(asked)
+        return self._models[key]
+
+    def build(self, conditions: Conditions) -> PreTrainedModel:
+        """Reads the model from its folder, in evaluation mode."""
+        model = AutoModelForCausalLM.from_pretrained(
+            self._folder,
+            config=self.read_config(),
+            dtype=TORCH_TYPES[conditions.dtype or "fp32"],
+            attn_implementation=self.attention(conditions),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        ).eval()
+        nn.Module.to(model, self.device)  # in place; its own `to` is typed for wrappers
+        return model
 
     @torch.no_grad()
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         asked = self._usual.but(conditions)
-        model, layout = self.model(asked), asked.layout or "padded"
-        sequences = batch.sequences()
-        size = 1 if layout == "alone" else asked.batch_size or 1
+        model, sequences, size = self.model(asked), batch.sequences(), asked.batch_size or 1
         columns: list[Tensor] = []
         for start in range(0, len(sequences), size):
             chunk = sequences[start : start + size]
             if len(chunk) == 1 and self.attention(asked) == "eager" and len(chunk[0]) > CHUNK:
                 logits = [self._read_in_chunks(chunk[0], _count_text(batch, start), asked)]
             else:
-                logits = self.compute_logits(model, chunk, layout)
+                logits = self.compute_logits(model, chunk)
             for tokens, logits_TV in zip(chunk, logits, strict=True):
                 parts = zip(logits_TV[:-1].split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True)
                 own = [self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts]
@@ -75,17 +135,8 @@ class HFBackend(InProcessBackend):
             rows += zip(chunk, *self.draw(model, chunk, sampling, asked), strict=True)
         return _join(rows, sampling)
 
-    @torch.no_grad()
-    def logits(self, tokens_T: Tensor) -> Tensor:
-        return self.model()(input_ids=tokens_T[None].to(self.device), use_cache=False).logits[0].cpu()
-
-    def compute_logits(self, model: PreTrainedModel, sequences: Sequences, layout: Layout) -> Sequences:
-        """Computes the logits of each sequence, [T, V]."""
-        if layout == "packed":
-            position_N = torch.cat([torch.arange(len(tokens)) for tokens in sequences]).to(self.device)
-            tokens_N = torch.cat(list(sequences)).to(self.device)
-            logits_NV = model(input_ids=tokens_N[None], position_ids=position_N[None], use_cache=False).logits[0]
-            return torch.split(logits_NV, [len(tokens) for tokens in sequences])
+    def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
+        """Computes the logits of each sequence, [T, V], side by side with padding."""
         padded = pad_sequence(list(sequences), batch_first=True).to(self.device)
         seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True).to(self.device)
         logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits

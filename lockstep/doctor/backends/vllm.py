@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,25 +13,9 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import Computation, SamplerSection
-from lockstep.doctor.backends.in_process import TORCH_TYPES, flat_fields
-from lockstep.doctor.base import USUAL, Capability, Conditions
+from lockstep.doctor.base import TORCH_TYPES, USUAL, Capability, Conditions, flat_fields
 from lockstep.errors import InputError
-from lockstep.samplers.vllm.sampler import VLLMSampler
 from lockstep.types import Request, SamplingParams
-
-
-@dataclass(frozen=True)
-class EngineSpec(SamplerSpec):
-    """A vLLM with options of its own.
-
-    Attributes:
-        options: Of vLLM's, by its words.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(self) -> VLLMSampler:
-        return VLLMSampler(self.model, self.section, self.learner, self.raw_logprobs, self.options)
 
 
 class VLLMBackend:
@@ -45,7 +28,8 @@ class VLLMBackend:
 
     name = "vllm"
     capabilities: frozenset[Capability] = frozenset(("generate",))
-    spec: type[EngineSpec] = EngineSpec
+    spec: type[SamplerSpec] = SamplerSpec
+    network = None
 
     def __init__(
         self,
@@ -60,10 +44,11 @@ class VLLMBackend:
         if section.replicas > 1:
             raise InputError(f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1")
         # Where vLLM is one backend among several, the section need not say so.
-        section = section.model_copy(update={"backend": "vllm", "tensor_parallel": tp})
+        own = section.vllm.model_copy(update={"engine_args": {**section.vllm.engine_args, **(options or {})}})
+        section = section.model_copy(update={"backend": "vllm", "tensor_parallel": tp, "vllm": own})
         require_sampler(section, computation)
         self.name = f"vllm-tp{tp}" if tp > 1 else "vllm"
-        spec = self.spec(folder, section, computation, raw_logprobs=False, options=options or {})
+        spec = self.spec(folder, section, computation)
         self.context = spec.context
         note(f"vLLM starts with {folder}")
         self.engine = SamplerPool(spec, note, workers)
