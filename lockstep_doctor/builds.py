@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,7 +18,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lockstep_doctor.operators import UNSET, Frame, Operator, OperatorTrace, find_writes, is_model_file, stack_of
+from lockstep_doctor.operators import (
+    UNSET,
+    Frame,
+    Operator,
+    OperatorTrace,
+    callers,
+    find_writes,
+    frame_of,
+    is_model_file,
+    stack_of,
+)
 
 _ROWS, _MOST = 1024, 1 << 24
 """So many rows are kept of a table, which locating reads no farther, and so many numbers."""
@@ -39,6 +51,7 @@ class LoadedTensor:
         written: Numbers of it that were written into other memory.
         takers: Functions that were handed all of it, in order.
         writes: Operators that wrote some of it, in order.
+        targets: Memory that these wrote to.
         scalars: Numbers that operators on it were given, such as where a part begins.
         made: Lines that first made a number while it was in hand.
         lines: All lines that ran while it was in hand.
@@ -49,21 +62,20 @@ class LoadedTensor:
     written: int = 0
     takers: list[Operator] = field(default_factory=list)
     writes: list[Operator] = field(default_factory=list)
+    targets: set[int] = field(default_factory=set)
     scalars: dict[Number, None] = field(default_factory=dict)
     made: dict[Number, Operator] = field(default_factory=dict)
     lines: dict[tuple[CodeType, int], None] = field(default_factory=dict)
 
-    def suspects(self) -> list[Operator]:
-        """Returns who may have loaded it wrongly: who had all of it last, what made its places, what wrote it."""
-        made = {
-            one.stack[0].function: one for number, one in self.made.items() if number in self.scalars.keys() - _TRIVIAL
-        }
-        places = list(reversed(made.values()))
-        found = [*self.takers[-1:], *places[:2], *self.writes[-1:], *places[2:], *reversed(self.takers[:-1])]
-        ran = tuple(Frame(code.co_filename, line, code.co_qualname) for code, line in self.lines)
-        share = "" if self.written >= self.numel else f", of which {self.written} of {self.numel} numbers are written"
-        what = f"{self.name}{share}: "
-        return [replace(one, name=what + one.name, lines=ran if not place else ()) for place, one in enumerate(found)]
+    @property
+    def share(self) -> float:
+        """How much of it was written."""
+        return self.written / max(self.numel, 1)
+
+    def find_places(self) -> dict[str, Operator]:
+        """Returns what made the numbers that say where its parts lie, by function, the last first."""
+        wanted = self.scalars.keys() - _TRIVIAL
+        return {one.stack[0].function: one for number, one in reversed(self.made.items()) if number in wanted}
 
 
 class BuildLog(TorchDispatchMode):
@@ -80,10 +92,12 @@ class BuildLog(TorchDispatchMode):
         self._operators: list[Operator] = []
         self._values: list[Tensor | None] = []
         self._current: dict[int, int] = {}
-        self._makers: dict[int, int] = {}
+        self._calls: list[list[int]] = []
+        self._serials: dict[int, int] = {}
         self._held: dict[int, tuple[weakref.ref[Tensor], LoadedTensor]] = {}
         self._in_hand: LoadedTensor | None = None
         self._models: dict[CodeType, bool] = {}
+        self._serial = count(1)
 
     def find_number(self, value: Number) -> Operator | None:
         """Returns the line that first made a number; None: none of a model did."""
@@ -95,20 +109,71 @@ class BuildLog(TorchDispatchMode):
         value = None if last is None else self._values[last]
         if last is None or value is None or not torch.equal(value, _keep(tensor)):
             return None
-        wanted, places = {last}, dict[int, int]()
-        ran: list[Operator] = []
-        for number in range(last, -1, -1):
-            if number in wanted:
-                ran.append(self._operators[number])
-                wanted.update(self._operators[number].inputs)
-        for number in sorted(wanted):
-            places[number] = len(places)
-        values = [one for number in places if (one := self._values[number]) is not None]
+        wanted = self._find_sources(last)
+        places = {number: place for place, number in enumerate(wanted)}
+        values = [one for number in wanted if (one := self._values[number]) is not None]
         operators = [
             replace(one, inputs=tuple(places[x] for x in one.inputs), outputs=tuple(places[x] for x in one.outputs))
-            for one in reversed(ran)
+            for one in (self._operators[number] for number in wanted)
         ]
         return OperatorTrace(values, operators)
+
+    def find_loaders(self, names: Collection[str]) -> list[Operator]:
+        """Returns who may have loaded tensors wrongly, of the one of which least was written.
+
+        First who had all of it last, then what made the places of its parts, and of others in the same memory, which
+        may lie upon it; then what wrote it, and who had it before. The first has all lines that ran for it.
+
+        Args:
+            names: Of tensors of the checkpoint.
+        """
+        some = sorted((self.loaded[name] for name in names if name in self.loaded), key=lambda one: one.share)
+        if not some:
+            return []
+        first = some[0]
+        shared = [one for one in self.loaded.values() if one is not first and first.targets & one.targets]
+        beside = shared if first.share >= 1 else []
+        places = {name: one for loaded in (first, *beside) for name, one in loaded.find_places().items()}
+        steps = [*first.takers[-1:], *places.values(), *first.writes[-1:], *reversed(first.takers[:-1])]
+        lines = dict.fromkeys(line for loaded in (first, *beside) for line in loaded.lines)
+        ran = tuple(Frame(code.co_filename, line, code.co_qualname) for code, line in lines)
+        share = "" if first.share >= 1 else f", of which {first.written} of {first.numel} numbers are written"
+        what = f"{first.name}{share}: "
+        return [replace(one, name=what + one.name, lines=() if place else ran) for place, one in enumerate(steps)]
+
+    def find_fillers(self, model: nn.Module, names: Collection[str]) -> list[Operator]:
+        """Returns what filled parameters, the last first; for one that was left out by the loop of others, that loop.
+
+        Args:
+            model: Which was built.
+            names: Of the parameters.
+        """
+        last = {name: self._current.get(memory_of(x)) for name, x in model.named_parameters()}
+        others = [number for name, number in last.items() if name not in names and number is not None]
+        times = Counter(call for number in others for call in self._calls[number])
+        usual = Counter(self._operators[number].stack[:1] for number in others).most_common(1)
+        other = max((number for number in others if self._operators[number].stack[:1] == usual[0][0]), default=None)
+        loops = [] if other is None else [place for place, one in enumerate(self._calls[other]) if times[one] > 1]
+        found: list[Operator] = []
+        for number in dict.fromkeys(last.get(name) for name in names):
+            if number is not None and (other is None or not loops or self._is_inside(number, other, loops[0])):
+                found += [self._operators[one] for one in reversed(self._find_sources(number))]
+            elif other is not None:
+                stack = self._operators[other].stack
+                found += [Operator(f"fills others, not {names}", stack[place:], (), (), ()) for place in loops]
+        return found
+
+    def _is_inside(self, number: int, other: int, place: int) -> bool:
+        """True if an operator ran in the call that is so many lines outside of another one."""
+        return self._calls[other][place] in self._calls[number]
+
+    def _find_sources(self, last: int) -> list[int]:
+        """The operators from which the value of one follows, in order."""
+        wanted = {last}
+        for number in range(last, -1, -1):
+            if number in wanted:
+                wanted.update(self._operators[number].inputs)
+        return sorted(wanted)
 
     def explain(self, trace: OperatorTrace, model: nn.Module, tensors: Mapping[int, Tensor]) -> OperatorTrace:
         """Returns a trace with what made the tables and the numbers that it reads; weights are no tables.
@@ -154,13 +219,15 @@ class BuildLog(TorchDispatchMode):
         if str(func).startswith(_SOURCES) and not any(memory in self._current for memory in known):
             fresh, inputs = inputs, []
         scalars = tuple(x for x in leaves if isinstance(x, int | float))
-        operator = Operator(str(func), tuple(stack_of(sys._getframe(1))), (), (), scalars)
+        frames = list(callers(sys._getframe(1)))
+        operator = Operator(str(func), tuple(map(frame_of, frames)), (), (), scalars)
+        calls = [self._serials.get(id(one), 0) for one in frames]
         self._follow(operator, inputs, written, fresh)
         for one in written or fresh:
-            self._note(func, operator, inputs, one)
+            self._note(func, operator, calls, inputs, one)
         return outcome
 
-    def _note(self, func: Any, operator: Operator, inputs: list[Tensor], given: Tensor) -> None:
+    def _note(self, func: Any, operator: Operator, calls: list[int], inputs: list[Tensor], given: Tensor) -> None:
         """Notes who made the numbers that memory has now, and these, where they follow from constants alone."""
         is_whole = given.numel() * given.element_size() == given.untyped_storage().nbytes()
         if operator.name.startswith("aten.copy_") and is_whole:
@@ -171,7 +238,9 @@ class BuildLog(TorchDispatchMode):
         is_constant &= not operator.name.startswith(UNSET) and torch.Tag.nondeterministic_seeded not in func.tags
         number = len(self._values)
         self._values.append(_keep(given) if is_constant else None)
-        self._operators.append(replace(operator, inputs=tuple(sources), outputs=(number,)))
+        known = tuple(one for one in follows if one is not None)
+        self._operators.append(replace(operator, inputs=known, outputs=(number,)))
+        self._calls.append(calls)
         self._current[memory_of(given)] = number
 
     def _follow(self, operator: Operator, inputs: list[Tensor], written: list[Tensor], fresh: list[Tensor]) -> None:
@@ -186,6 +255,7 @@ class BuildLog(TorchDispatchMode):
             if self._find(one) is not loaded:
                 loaded.written += min(source.numel(), one.numel())
                 loaded.writes.append(operator)
+                loaded.targets.add(memory_of(one))
         for one in fresh:
             self._held[memory_of(one)] = weakref.ref(one), loaded
 
@@ -200,6 +270,7 @@ class BuildLog(TorchDispatchMode):
             self._models[code] = is_model_file(code.co_filename)
         if not self._models[code]:
             return None
+        self._serials[id(frame)] = next(self._serial)
         if not code.co_flags & inspect.CO_GENERATOR:  # which is called again for each of its values
             for x in frame.f_locals.values():
                 self._hand(x, frame)

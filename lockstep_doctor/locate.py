@@ -409,10 +409,12 @@ def _open(
         return found
     moved = first_rearranged(own, theirs, tolerance)
     # Where every value is there in its place, another one of them is handed on, behind the last operator.
-    ended, last = (
-        [Suspect(tap.name, one) for one in trace.operators[-1:]] for tap, trace in ((other, own), (reference, theirs))
-    )
-    return [Suspect(other.name, moved)] if moved else [*ended, *around, *last]
+    ended = [
+        Suspect(tap.name, one)
+        for tap, trace in ((other, own), (reference, theirs))
+        for one in [one for one in trace.operators if not one.name.startswith(("doctor.", "aten.alias"))][-1:]
+    ]
+    return [Suspect(other.name, moved), *ended] if moved else [*around, *ended]
 
 
 def _order(some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace) -> list[Operator]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep_doctor.builds import find_build
 from lockstep_doctor.cuts import OUTPUT, ROUTED, Capture, CutPoint, End, name_cuts
-from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
+from lockstep_doctor.operators import Operator, OperatorTrace, Recorder, is_model_file
 
 
 class Share(Protocol):
@@ -151,6 +151,13 @@ class ModuleTap:
             self._read(tokens_T, Pass({}))
         return ran
 
+    def loaders(self, cut: CutPoint, weights: Mapping[str, Tensor]) -> Sequence[Operator]:
+        """Implements `tap.LoadsWeights`."""
+        own, log = dict(self.model.named_parameters(remove_duplicate=False)), find_build(self.model)
+        pairs = {name: (own[name], weight) for name, weight in weights.items() if name in own}
+        wrong = [name for name, (a, b) in pairs.items() if not (_is_cast(a, b) or _is_cast(b, a))]
+        return [] if log is None or not wrong else log.find_fillers(self.model, wrong)
+
     @torch.no_grad()
     def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
         """Returns logits [T, V]."""
@@ -165,6 +172,11 @@ class ModuleTap:
         stage, _, number = cut.stage.partition(".")
         base, place = (cut, "0") if cut in self._places else (CutPoint(stage, cut.layer), number)
         return None if base not in self._places else "|".join((*self._places[base], place))
+
+
+def _is_cast(one: Tensor, other: Tensor) -> bool:
+    """True if a tensor is another one in its own type."""
+    return one.shape == other.shape and torch.equal(one.cpu(), other.to(one.dtype).cpu())
 
 
 def _read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:

@@ -268,15 +268,16 @@ def find_frames(depth: int = 2) -> Iterator[Frame]:
 
 def _active(depth: int = 1) -> Iterator[FrameType]:
     """The functions of models that are being executed, innermost first."""
-    yield from _callers(sys._getframe(depth))
+    yield from callers(sys._getframe(depth))
 
 
 def stack_of(frame: FrameType) -> Iterator[Frame]:
     """The lines of models that a frame and those that called it execute, innermost first."""
-    yield from map(frame_of, _callers(frame))
+    yield from map(frame_of, callers(frame))
 
 
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame of a model, and those that called it, innermost first."""
     while frame is not None:
         if is_model_file(frame.f_code.co_filename):
             yield frame

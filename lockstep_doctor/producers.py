@@ -35,7 +35,8 @@ def find_producers(
     if not wrong:
         return []
     known = sorted({*_PLAIN, *numbers, *_scalars(other.operators), *_scalars(_of_tables(other))})
-    right = [_sort(one, tokens) for one in _find_tables(other)]
+    final = [_sort(one, tokens) for one in _find_final(other)]
+    right = [*final, *(_sort(one, tokens) for table in other.tables.values() for one in table.values[:-1])]
     read = {value for one in other.operators if not one.early for value in one.inputs}
     early = {value for one in other.operators if one.early for value in one.outputs}
     handed_on = [_sort(other.values[value], tokens) for value in early & read]
@@ -43,7 +44,7 @@ def find_producers(
     for value, table in own.tables.items():
         if not table.values[-1].is_floating_point() or not any(value in one.inputs for one in own.operators):
             continue
-        good = _check_table([_sort(one, tokens) for one in table.values], right, handed_on, plain)
+        good = _check_table([_sort(one, tokens) for one in table.values], right, final, handed_on, plain)
         if good[-1]:
             continue
         first = find_first_bad(table, good)
@@ -55,20 +56,27 @@ def find_producers(
 
 
 def _check_table(
-    values: Sequence[Tensor], right: Sequence[Tensor], handed_on: Sequence[Tensor], known: Tensor
+    values: Sequence[Tensor],
+    right: Sequence[Tensor],
+    final: Sequence[Tensor],
+    handed_on: Sequence[Tensor],
+    known: Tensor,
 ) -> list[bool]:
-    """Returns which values of a table's making have the numbers of some right ones, all of theirs, and no others.
+    """Returns which values of a table's making have the numbers of a right one, all of them and no others.
 
-    A single number is right if it is known. What the other engine hands on has to be in the table, if it is in a value
-    that it was made of.
+    A single number is right if it is known. The table itself may have those of several final ones. What the other
+    engine hands on has to be in it, if it is in a value that it was made of.
     """
-    inside = [[one for one in right if _is_among(one, value)] for value in values]
     good = [
-        _is_among(value, known if len(value) < 2 else torch.cat([known[:0], *some]).unique())
-        for value, some in zip(values, inside, strict=True)
+        _is_among(value, known)
+        if len(value) < 2
+        else any(_is_among(one, value) and _is_among(value, one) for one in right)
+        for value in values[:-1]
     ]
+    table = values[-1]
+    inside = [known if len(table) < 2 else known[:0], *(one for one in final if _is_among(one, table))]
     wanted = [one for one in handed_on if any(_is_among(one, value) for value in values)]
-    return [*good[:-1], good[-1] and all(_is_among(one, values[-1]) for one in wanted)]
+    return [*good, _is_among(table, torch.cat(inside).unique()) and all(_is_among(one, table) for one in wanted)]
 
 
 def _origins(own: OperatorTrace, some: Sequence[Operator], known: Sequence[float]) -> Iterator[Operator]:
@@ -86,10 +94,11 @@ def _of_tables(trace: OperatorTrace) -> list[Operator]:
     return [one for table in trace.tables.values() for one in table.operators]
 
 
-def _find_tables(trace: OperatorTrace) -> Iterator[Tensor]:
-    """The values of an engine's tables, and of what it computes before the layers."""
-    yield from (trace.values[value] for one in trace.operators if one.early for value in one.outputs)
-    yield from (value for table in trace.tables.values() for value in table.values)
+def _find_final(trace: OperatorTrace) -> Iterator[Tensor]:
+    """An engine's tables, and what it computes before the layers, but for masks."""
+    early = (trace.values[value] for one in trace.operators if one.early for value in one.outputs)
+    yield from (value for value in early if value.dtype != torch.bool)
+    yield from (table.values[-1] for table in trace.tables.values())
 
 
 def _sort(value: Tensor, tokens: int) -> Tensor:

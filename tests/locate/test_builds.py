@@ -135,7 +135,7 @@ def test_a_tensor_that_is_dropped_has_the_function_that_had_it_last() -> None:
         load(models[0], skip_first(read_file()))
     log = find_build(models[0])
     assert log is not None
-    (dropped, *_), loaded = log.loaded["other"].suspects(), log.loaded["weight"]
+    (dropped, *_), loaded = log.find_loaders(["other", "weight"]), log.loaded["weight"]
     assert dropped.name == "other, of which 0 of 16 numbers are written: taken"
     assert dropped.stack[0].function == "skip_first"
     assert (loaded.written, loaded.numel) == (4, 16)
@@ -147,7 +147,7 @@ def test_a_tensor_that_is_put_elsewhere_has_its_writer_and_what_made_the_place()
         load(models[0], read_file())
     log = find_build(models[0])
     assert log is not None
-    taker, place, writer, *_ = log.loaded["weight"].suspects()
+    taker, place, writer, *_ = log.find_loaders(["weight"])
     assert [one.stack[0].function for one in (taker, place, writer)] == ["load_half", "find_place", "load_half"]
     assert writer.name.endswith("aten.copy_.default")
     assert {one.function for one in taker.lines} >= {"load", "load_half", "find_place"}

@@ -23,6 +23,7 @@ from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.errors import InputError
 from lockstep_doctor import CutPoint, Location, ModuleTap, locate
+from lockstep_doctor.builds import watch_build
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import Pass
 from lockstep_doctor.operators import OperatorTrace, Recorder
@@ -71,7 +72,9 @@ def kept_by(worker: Any) -> list[str]:
 def reference_of(folder: Path) -> ModuleTap:
     # gemma2's scores are capped by the eager kernel alone
     kernel = "eager" if "gemma2" in folder.name else "sdpa"
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=kernel)
+    with watch_build() as models:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=kernel)
+        models.append(model)
     if hasattr(model.config, "num_experts"):
         model.set_experts_implementation("eager")
     return ModuleTap(model.eval(), "hf")

@@ -16,12 +16,8 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from lockstep.samplers.vllm.landings import as_in_files
 from lockstep.samplers.vllm.sites import Site
-from lockstep_doctor.builds import BuildLog, watch_build
+from lockstep_doctor.builds import watch_build
 from lockstep_doctor.cuts import CutPoint
-from lockstep_doctor.operators import Operator
-
-_MOST = 3
-"""Tensors of one module whose loading is told."""
 
 
 def weight_at(model: Any, site: Site, cut: CutPoint, width: int) -> Tensor | None:
@@ -74,17 +70,9 @@ def is_loaded(model: Any, site: Site, cut: CutPoint, weights: Mapping[str, Tenso
     return torch.equal(torch.cat(held).sort().values, torch.cat(right).sort().values)
 
 
-def find_loaders(log: BuildLog, network: PreTrainedModel, names: Iterable[str]) -> list[Operator]:
-    """Returns what loaded some parameters of the reference, first where not all numbers were written.
-
-    Args:
-        log: Of the build.
-        network: The same model in `transformers`.
-        names: Of the parameters, there.
-    """
-    files = as_in_files(network, {name: network.get_parameter(name) for name in names})
-    loaded = sorted((log.loaded[name] for name in files if name in log.loaded), key=lambda one: one.written / one.numel)
-    return [step for one in loaded[:_MOST] for step in one.suspects()]
+def names_in_files(network: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """Returns the names that parameters of the reference have in files."""
+    return list(as_in_files(network, {name: network.get_parameter(name) for name in names}))
 
 
 @contextmanager

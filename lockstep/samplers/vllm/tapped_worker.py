@@ -13,7 +13,7 @@ import safetensors.torch
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 
-from lockstep.samplers.vllm.loading import find_loaders, is_loaded
+from lockstep.samplers.vllm.loading import is_loaded, names_in_files
 from lockstep.samplers.vllm.sites import Site, find_sites
 from lockstep.samplers.vllm.worker import WeightReceiver
 from lockstep_doctor.builds import find_build
@@ -175,7 +175,7 @@ class TappedWorker(WeightReceiver):
         sites = [one for one in find_sites(self._model, self._network).sites if one.end == "out" and point in one.cuts]
         with set_current_vllm_config(self.vllm_config):
             wrong = [site for site in sites if not is_loaded(self._model, site, point, weights)]
-        found = find_loaders(log, self._network, weights) if wrong and log is not None else []
+        found = log.find_loaders(names_in_files(self._network, weights)) if wrong and log is not None else []
         return json.dumps(list(map(_plain, found)))
 
     def _tap_at(self, site: Site) -> None:
