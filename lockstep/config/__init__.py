@@ -21,9 +21,7 @@ from lockstep.config.machinery import (
     OpenAI,
     Optimizer,
     RaySection,
-    RepeatedSampling,
     SamplerSection,
-    Sampling,
     Schedule,
 )
 from lockstep.config.new_prompts import NewPromptsSection
@@ -33,6 +31,7 @@ from lockstep.config.preference import PreferenceLoss, PreferenceSection
 from lockstep.config.ranked import RankedSection, TreeSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.run import Bound, Common, RunSection
+from lockstep.config.sampling import RepeatedSampling, Sampling
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import (
     CodeSection,

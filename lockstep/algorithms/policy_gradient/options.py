@@ -9,7 +9,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.config.agreement import AgreementSection
 from lockstep.config.environment import EnvironmentSection
-from lockstep.config.machinery import EngineSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.config.machinery import EngineSection, Optimizer, SamplerSection
+from lockstep.config.sampling import RepeatedSampling, Sampling
 from lockstep.config.section import Section
 from lockstep.config.sources import ModelFolder, RewardSection
 
