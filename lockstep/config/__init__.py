@@ -21,9 +21,7 @@ from lockstep.config.machinery import (
     LoRA,
     OpenAI,
     RaySection,
-    RepeatedSampling,
     SamplerSection,
-    Sampling,
 )
 from lockstep.config.new_prompts import NewPromptsSection
 from lockstep.config.optimizer import Optimizer, Schedule
@@ -43,6 +41,7 @@ from lockstep.config.reward import (
     Verifier,
 )
 from lockstep.config.run import Bound, Common, RunSection
+from lockstep.config.sampling import RepeatedSampling, Sampling
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import (
     DataSection,

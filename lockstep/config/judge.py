@@ -7,7 +7,8 @@ from typing import Literal, assert_never
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from lockstep.config.machinery import SamplerSection, Sampling
+from lockstep.config.machinery import SamplerSection
+from lockstep.config.sampling import Sampling
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import TemplateArgs
 

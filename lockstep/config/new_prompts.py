@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from lockstep.config.machinery import Sampling
+from lockstep.config.sampling import Sampling
 from lockstep.config.section import Section
 
 

@@ -100,11 +100,10 @@ def _text(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool, args: TemplateArgs
 ) -> str:
     talk = [dict(message) for message in messages]
+    options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **args}  # the template's own, by name
     try:
         with _limit_time():
-            text = tokenizer.apply_chat_template(
-                talk, tokenize=False, add_generation_prompt=add_generation_prompt, **args
-            )
+            text = tokenizer.apply_chat_template(talk, tokenize=False, **options)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: {first_line(error)}); "

@@ -98,7 +98,8 @@ class _Penalized(torch.autograd.Function):
         return penalized_Mv
 
     @staticmethod
-    def backward(ctx: Any, gradient_Mv: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, None, None, None, None]:
+        (gradient_Mv,) = grad_outputs
         if gradient_Mv is None:
             return None, None, None, None, None
         row_P, column_P, factor_P = ctx.saved_tensors

@@ -106,8 +106,14 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) ->
     """The threshold of the support [M]; None where every token belongs to it."""
     if sampling.full_support:
         return None
-    filters = {"top_p": sampling.top_p, "min_p": sampling.min_p, "temperature": sampling.temperature}
-    return support_floor(logits_MV, shard, top_k=sampling.top_k, **filters)
+    return support_floor(
+        logits_MV,
+        shard,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        temperature=sampling.temperature,
+    )
 
 
 def _scoring(sampling: SamplingParams, entropy: bool, shard: Shard = WHOLE, row_invariant: bool = False) -> Scoring:

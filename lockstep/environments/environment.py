@@ -116,10 +116,10 @@ class _Episodes:
             except Exception as error:  # any error of the user's code
                 yield {"wrong": _what(error)}
 
-    def _move(self, move: dict[str, Any], environment: Environment | None) -> Iterator[Any]:
+    def _move(self, move: dict[str, Any], known: Environment | None) -> Iterator[Any]:
         """Yields the answer to the newest response; an episode that is new to this process is replayed up to there."""
-        if environment is None:
-            environment = self._make()
+        environment: Environment = self._make() if known is None else known
+        if known is None:
             environment.reset(move["row"], move["seed"])
             yield CALLED
             for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
@@ -140,14 +140,18 @@ class _Episodes:
                 loop.run_until_complete(asyncio.wait({task}, timeout=move["timeout_s"] / 2))
                 if not task.done():
                     yield CALLED
-            error = task.exception()
-            yield task.result() if error is None else {"wrong": _what(error)}
+            try:
+                yield task.result()
+            except asyncio.CancelledError:
+                yield {"wrong": "was cancelled by its own code"}
+            except Exception as error:  # any error of the user's code
+                yield {"wrong": _what(error)}
 
-    async def _move_async(self, move: dict[str, Any], environment: AsyncEnvironment | None) -> dict[str, Any]:
+    async def _move_async(self, move: dict[str, Any], known: AsyncEnvironment | None) -> dict[str, Any]:
         """`_move` where calls are awaited, each as long as it may take."""
+        environment: AsyncEnvironment = self._make() if known is None else known
         limit_s = move["timeout_s"]
-        if environment is None:
-            environment = self._make()
+        if known is None:
             await _finish(environment.reset(move["row"], move["seed"]), limit_s)
             for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
                 _require_same(await _finish(environment.step(response), limit_s), observation)
@@ -158,11 +162,12 @@ class _Episodes:
 
 
 async def _finish(call: Any, limit_s: float) -> Any:
-    """What a call returns, once it has been awaited, if it can be."""
+    """The result of a call, awaited if it can be."""
     if not inspect.isawaitable(call):
         return call
+    limit = asyncio.timeout(limit_s)
     try:
-        async with asyncio.timeout(limit_s) as limit:
+        async with limit:
             return await call
     except TimeoutError:
         if not limit.expired():
@@ -178,7 +183,7 @@ def _require_same(result: Any, observation: str) -> None:
 
 
 def _read(result: Any) -> dict[str, Any]:
-    """What a step returned, checked."""
+    """The result of a step, checked."""
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
     observation, reward, done = result
@@ -193,5 +198,5 @@ def _read(result: Any) -> dict[str, Any]:
     return {"observation": observation, "reward": reward, "done": bool(done)}
 
 
-def _what(error: BaseException) -> str:
+def _what(error: Exception) -> str:
     return str(error) if isinstance(error, _Nonsense) else user_code.describe_error(error)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.config.environment import EnvironmentSection
-from lockstep.config.machinery import ClusterSection, Computation, EngineSection, RepeatedSampling, SamplerSection
+from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.reward import RewardSection
+from lockstep.config.sampling import RepeatedSampling
 from lockstep.config.section import LocalPath, Section
 from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection
 

@@ -6,8 +6,9 @@ from typing import Literal, assert_never
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lockstep.config.machinery import ClusterSection, Computation, SamplerSection, Sampling
+from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
 from lockstep.config.recipe import Recipe
+from lockstep.config.sampling import Sampling
 from lockstep.config.section import LocalPath, Section
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
 

@@ -147,11 +147,12 @@ def test_a_stop_token_ends_and_belongs(subject: Subject) -> None:
 
 
 def test_a_stop_string_ends_with_the_token_that_completes_it(subject: Subject) -> None:
-    """Tokens are numbers without spaces: "11" is in 1 and 13, in 21 and 1, and in 11."""
-    strings, read = ("11", "9"), load_tokenizer(subject.model).decode
+    """Tokens are numbers without spaces: "13" is in 1 and 3, in 21 and 30, and in 13."""
+    strings, read = ("13", "24", "35"), load_tokenizer(subject.model).decode
     wanted, free_length = requests(tuple(range(1, 25))), SamplingParams(max_tokens=8)
     free = responses(subject.sampler.generate(wanted, free_length))
     ended = [next((k for k in range(1, 9) if any(s in read(list(row[:k])) for s in strings)), None) for row in free]
+    assert any(end and read(row[end - 1]) not in strings for row, end in zip(free, ended, strict=True)), "one over two"
     sampling = replace(free_length, stop=strings)
     batch = subject.sampler.generate(wanted, sampling)
     assert responses(batch) == [row[:end] for row, end in zip(free, ended, strict=True)]

@@ -10,9 +10,10 @@ from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole, find
 from lockstep.config.agreement import AgreementSection
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.judge import AskedSection
-from lockstep.config.machinery import EngineSection, RepeatedSampling, SamplerSection, Sampling
+from lockstep.config.machinery import EngineSection, SamplerSection
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.reward import RewardSection
+from lockstep.config.sampling import RepeatedSampling, Sampling
 from lockstep.config.section import Section
 from lockstep.config.sources import ModelFolder
 

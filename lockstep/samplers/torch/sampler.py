@@ -104,7 +104,7 @@ class TorchSampler(ModelSampler):
                 exact,
                 self._raw_logprobs,
                 most,
-                self._lm.config.name_or_path,
+                self._lm.config.name_or_path or "",
             )
             self._step = TokenStep(self._lm, self._bf16) if can_step(self._lm) else None
         return self._scheduler

@@ -14,7 +14,7 @@ from lockstep.distributed.penalties import Earlier
 
 
 class Seen:
-    """Which tokens each row has had, and how often in its response.
+    """The tokens that each row has had, and how often in its response.
 
     Args:
         places: Number of places.

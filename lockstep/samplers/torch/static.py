@@ -107,7 +107,7 @@ class StaticSampler(ModelSampler):
 
     def _complete(self, tokens_RK: Tensor, sampling: SamplingParams) -> Tensor:
         """Rows whose newest token completes a stop string."""
-        strings = open_stop_strings(self._lm.config.name_or_path, sampling.stop)
+        strings = open_stop_strings(self._lm.config.name_or_path or "", sampling.stop)
         newest = tokens_RK[:, -strings.window :].tolist()
         return torch.tensor([strings.completes(tokens) for tokens in newest], device=tokens_RK.device)
 

@@ -1,0 +1,83 @@
+"""The options of the distribution that responses are sampled from."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lockstep.config.section import Section
+from lockstep.types import SamplingParams
+
+
+class Sampling(Section):
+    """The distribution that responses are sampled from."""
+
+    max_tokens: PositiveInt = Field(description="longest response")
+    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
+    top_k: NonNegativeInt = Field(default=0, description="0: all")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=1.0, description="sample from the fewest likeliest tokens that together have this probability; 1: all"
+    )
+
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        default=0.0, description="keep tokens at least this times as likely as the likeliest, before top_k and top_p"
+    )
+    repetition_penalty: PositiveFloat = Field(
+        default=1.0,
+        description="divides positive logits of tokens in prompt or response, multiplies the others; 1: none",
+    )
+    presence_penalty: float = Field(default=0.0, description="subtracted from logits of tokens in the response")
+    frequency_penalty: float = Field(default=0.0, description="subtracted for each time that the response has a token")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="text that ends a response, and stays in it, besides the model's own stop tokens"
+    )
+
+    @model_validator(mode="after")
+    def _greedy_takes_the_likeliest(self) -> Sampling:
+        if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
+            raise ValueError(
+                "temperature 0 takes the likeliest token, so top_k, top_p and min_p must be left at 0, 1 and 0"
+            )
+        return self
+
+    def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+        """The sampling parameters for a sampler, with the tokens of a model that end a response."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            stop_token_ids=stop_token_ids,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            stop=self.stop,
+        )
+
+
+class RepeatedSampling(Sampling):
+    """A sampling distribution, with the number of responses per question in validation or evaluation."""
+
+    num_samples: PositiveInt = Field(default=1, description="responses per question")
+    k: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="the k of pass@k and maj@k, besides 1; null: 4, 16, … and num_samples"
+    )
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of pass@k and maj@k, rising; 1 is the first."""
+        if self.k is not None:
+            return tuple(sorted({1, *self.k}))
+        powers = itertools.takewhile(lambda power: power < self.num_samples, (4**i for i in itertools.count()))
+        return (*powers, self.num_samples)
+
+    @model_validator(mode="after")
+    def _samples_differ_and_suffice(self) -> RepeatedSampling:
+        if self.temperature == 0 and self.num_samples > 1:
+            raise ValueError("temperature 0 gives the same response every time, so num_samples must be 1")
+        if self.ks[-1] > self.num_samples:
+            raise ValueError(f"k is {self.ks[-1]}, but each question gets num_samples={self.num_samples} responses")
+        return self
