@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_public_names() -> None:
     assert lockstep.__all__ == [
-        "DPO", "GRPO", "PPO", "SFT", "Batch", "Distill", "Learner", "Loss", "Metrics", "RewardModel", "Run", "Sampler",
-        "SamplingParams", "SelfRewarding", "Trainer", "close_all", "load", "losses", "objectives", "open_learner",
-        "open_sampler", "rollout", "save", "sync", "train", "trust",
+        "DPO", "GRPO", "KTO", "ORPO", "PPO", "SFT", "Batch", "Distill", "Learner", "Loss", "Metrics", "OnlineDPO",
+        "RewardModel", "Run", "Sampler", "SamplingParams", "SelfRewarding", "SimPO", "Trainer", "close_all", "load",
+        "losses", "objectives", "open_learner", "open_sampler", "rollout", "save", "sync", "train", "trust",
     ]  # fmt: skip
     assert set(lockstep.__all__) <= set(dir(lockstep))
 
