@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lockstep.rewards.rewards import NoReward
 
 from benchmarks.lockstep_ppo import agreement_of, arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config
@@ -30,7 +31,6 @@ from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.token_step import join_maps
 from lockstep.process_defaults import keep_freed_memory
-from lockstep.rewards.rewards import NoReward
 from lockstep.types import Phase, skip_timing
 
 SECTION = LearnerSection(device="cpu")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lockstep.rewards.rewards import Reward
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -43,7 +44,6 @@ from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.token_step import join_maps
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.process_defaults import keep_freed_memory
-from lockstep.rewards.rewards import Reward
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self, assert_never
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,

@@ -46,6 +46,9 @@ _FILL = {
     "sampling.max_tokens": (512, "the longest response"),
     "sft.max_tokens": (2048, "the longest prompt and completion together"),
     "dpo.max_tokens": (2048, "the longest prompt and answer together"),
+    "simpo.max_tokens": (2048, "the longest prompt and answer together"),
+    "orpo.max_tokens": (2048, "the longest prompt and answer together"),
+    "kto.max_tokens": (2048, "the longest prompt and completion together"),
     "reward_model.max_tokens": (2048, "the longest prompt and answer together"),
     "policy.lr": (1e-6, "the learning rate"),
     "critic.lr": (1e-5, "the learning rate of the critic"),
@@ -54,6 +57,10 @@ _FILL = {
     "ppo.global_batch_size": (128, "responses per optimizer step"),
     "sft.global_batch_size": (32, "rows per optimizer step"),
     "dpo.global_batch_size": (32, "pairs per optimizer step"),
+    "simpo.global_batch_size": (32, "pairs per optimizer step"),
+    "orpo.global_batch_size": (32, "pairs per optimizer step"),
+    "kto.global_batch_size": (32, "rows per optimizer step"),
+    "online_dpo.num_prompts_per_step": (32, "prompts of a step"),
     "reward_model.global_batch_size": (32, "pairs per optimizer step"),
     "distill.num_prompts_per_step": (32, "prompts of a step"),
     "distill.global_batch_size": (32, "responses per optimizer step"),
@@ -250,9 +257,8 @@ def _fill(options: _Options) -> None:
         is_said = option in values or (option == "run.max_epochs" and "run.max_steps" in values)
         if option is not None and not is_said:
             options.put(option, value, f"placeholder: {meaning}")
-    learns_rewards = options.find("ppo.kl.coef")
-    if learns_rewards is not None:
-        _fill_rewards(options, learns_rewards)
+    if options.find("reward.type") is not None:
+        _fill_rewards(options, options.find("ppo.kl.coef"))
     if options.find("sft.global_batch_size") and not {"data.completion", "data.messages"} & values.keys():
         options.put("data.completion", "{completion}", "placeholder: the field of the answer")
     if options.find("distill.kl_type") and "data.validation" not in values:
@@ -263,13 +269,13 @@ def _fill(options: _Options) -> None:
         options.put("validation_sampling.max_tokens", values["sampling.max_tokens"], "as sampling.max_tokens")
 
 
-def _fill_rewards(options: _Options, coefficient: str) -> None:
-    """Sets what a recipe must say where responses are scored; `coefficient` is the option of the KL's."""
+def _fill_rewards(options: _Options, coefficient: str | None) -> None:
+    """Sets what a recipe must say where responses are scored; `coefficient`: the KL's option, if there is one."""
     values = options.values
     options.put("validation_sampling.max_tokens", values["sampling.max_tokens"], "as sampling.max_tokens")
     if not any(key.startswith(("reward.", "environment.")) or key == "reward_model.path" for key in values):
         options.put("reward.type", "math", "placeholder: what scores the responses, docs/guides/rewards.md")
-    if "reward_model.path" in values and coefficient not in values:
+    if "reward_model.path" in values and coefficient is not None and coefficient not in values:
         options.put(coefficient, 0.0, "a learned reward needs one, and 0 does without")
 
 

@@ -279,8 +279,8 @@ MAPPED = (
     Key("model.beta", ("dpo.ref_policy_kl_penalty",)),
     Key("model.ipo_enable", ("dpo.preference_loss",), Lookup({True: "ipo", False: "dpo"}), page="`model.ipo_enable`"),
     Key("model.nll_loss_coef", ("dpo.sft_loss_weight",), optional()),
-    Key("model.label_smoothing", ("dpo.preference_loss",), lambda value, config:
-        refuse("there is no label smoothing") if value else nothing("none"), page="-"),
+    Key("model.label_smoothing", ("dpo.label_smoothing",), lambda value, config:
+        nothing("ipo does not read it") if config.says("model.ipo_enable") else optional()(value, config)),
     Key("model.margin_loss_enable", ("reward_model.margin",)),
     Key("model.loss_type", ("reward_model.margin",), lambda value, config:
         nothing("the likelihood of the chosen one") if value == "sigmoid" else refuse(f"there is no loss {value}"),

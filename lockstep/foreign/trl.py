@@ -26,16 +26,25 @@ from lockstep.foreign.conversions import (
     tokens_left,
 )
 from lockstep.foreign.trl_others import OTHERS
+from lockstep.foreign.trl_values import (
+    convert_label_smoothing,
+    convert_loss_of_pairs,
+    convert_optimizer,
+    convert_weights,
+    has_adamw,
+)
 from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Key, Library, Several, Unset
 
 PROGRAMS = (
     ("grpo", "grpo"), ("gspo", "grpo"), ("rloo", "grpo"), ("ppo", "ppo"), ("sft", "sft"), ("reward", "reward_model"),
-    ("gkd", "distill"), ("dpo", "dpo"),
+    ("gkd", "distill"), ("online_dpo", "online_dpo"), ("onlinedpo", "online_dpo"), ("kto", "kto"), ("orpo", "orpo"),
+    ("dpo", "dpo"),
 )  # fmt: skip
 """Several of names of scripts and configurations, and the algorithm that each stands for."""
-ELSEWHERE = ("online_dpo", "onlinedpo", "xpo", "nash", "kto", "orpo", "cpo", "bco", "prm", "mpo", "async", "gold")
+ELSEWHERE = ("xpo", "nash", "bco", "prm", "mpo", "async", "gold")
 OF_KEYS = {
     "num_generations": "grpo", "cliprange": "ppo", "kl_coef": "ppo", "center_rewards_coefficient": "reward_model",
+    "desirable_weight": "kto", "undesirable_weight": "kto", "simpo_gamma": "simpo",
     "lmbda": "distill", "precompute_ref_log_probs": "dpo", "dataset_text_field": "sft", "packing": "sft",
     "completion_only_loss": "sft", "assistant_only_loss": "sft",
 }  # fmt: skip
@@ -46,6 +55,8 @@ def _algorithm(config: Config) -> str | None:
     program = config.program.rsplit("/", 1)[-1].lower()
     if any(name in program for name in ELSEWHERE):
         return None
+    if "cpo" in program:  # whose other losses are not here
+        return "simpo" if config.get("loss_type") == "simpo" else None
     named = next((ours for part, ours in PROGRAMS if part in program), None)
     return named or next((ours for key, ours in OF_KEYS.items() if key in config.given), None)
 
@@ -59,7 +70,7 @@ def _always(config: Config) -> Mapping[str, Json]:
     columns: dict[str, Json] = {"data.prompt": "{prompt}"}
     if config.algorithm == "ppo":
         columns["ppo.num_generations"] = 1
-    if config.algorithm == "sft":
+    if config.algorithm in ("sft", "kto"):
         columns["data.completion"] = "{completion}"
     if _is_rloo(config):
         columns |= {"grpo.baseline": "leave_one_out", "grpo.scale_rewards": "none"}
@@ -98,7 +109,9 @@ def _in_our_steps(steps: float, config: Config) -> int:
 def _batch(value: Json, config: Config) -> Answer:
     rows = _rows(config)
     if config.algorithm not in ("grpo", "ppo"):
-        own = {"sft": "sft", "dpo": "dpo", "reward_model": "reward_model", "distill": "distill"}[config.algorithm]
+        own = config.algorithm
+        if own == "online_dpo":
+            return section("online_dpo", num_prompts_per_step=rows)
         sizes: dict[str, Json] = {f"{own}.global_batch_size": rows}
         return Several(sizes | {"distill.num_prompts_per_step": rows} if own == "distill" else sizes)
     if config.algorithm == "ppo":
@@ -157,9 +170,7 @@ def _beta(value: Json, config: Config) -> Answer:
         if value in (0, 1):
             return section("distill", kl_type="forward" if value == 0 else "reverse")
         return section("distill", kl_type="jsd", mixed_kl_weight=value)
-    if config.algorithm == "dpo":
-        return value
-    return _kl(value, config)
+    return _kl(value, config) if config.algorithm in ("grpo", "ppo") else value
 
 
 def _kl(value: Json, config: Config) -> Answer:
@@ -169,12 +180,19 @@ def _kl(value: Json, config: Config) -> Answer:
 
 
 def _loss(value: Json, config: Config) -> Answer:
-    """The losses of GRPO, DPO and SFT have one key."""
+    """The losses of all trainers have one key."""
     match config.algorithm:
         case "grpo":
             return _loss_of_groups(value, config)
         case "dpo":
-            return _loss_of_pairs(value, config)
+            return convert_loss_of_pairs(value, config)
+        case "online_dpo":
+            loss = Lookup({"sigmoid": "dpo", "ipo": "ipo"})(value, config)
+            return section("online_dpo", preference_loss=loss) if isinstance(loss, str) else loss
+        case "kto" | "simpo":
+            return (
+                nothing("the algorithm says it") if value == config.algorithm else refuse(f"there is no loss {value}")
+            )
         case _:
             return (
                 nothing("the likelihood of the answer")
@@ -188,36 +206,6 @@ def _loss_of_groups(value: Json, config: Config) -> Answer:
         return section("grpo", loss="cispo")
     mean = Lookup({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"})(value, config)
     return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
-
-
-_LOSSES_OF_PAIRS: Mapping[str, Mapping[str, Json]] = {
-    "sigmoid": {"preference_loss": "dpo"},
-    "ipo": {"preference_loss": "ipo", "preference_average_log_probs": True},
-}
-
-
-def _loss_of_pairs(value: Json, config: Config) -> Answer:
-    names: list[Json] = value if isinstance(value, list) else [value]
-    others = [name for name in names if name != "sft"]
-    if len(others) != 1:
-        return refuse(f"one loss of pairs, and sft beside it, not {value}")
-    loss = Lookup({name: name for name in _LOSSES_OF_PAIRS})(others[0], config)
-    if not isinstance(loss, str):
-        return loss
-    parts = dict(_LOSSES_OF_PAIRS[loss])
-    if "sft" in names:
-        weights = config.get("loss_weights")
-        weight = weights[names.index("sft")] if isinstance(weights, list) and len(weights) == len(names) else 1.0
-        parts |= {"sft_loss_weight": weight, "sft_average_log_probs": True}
-    return section("dpo", **parts)
-
-
-def _weights(value: Json, config: Config) -> Answer:
-    names = config.get("loss_type")
-    if not isinstance(value, list) or not isinstance(names, list) or len(value) != len(names):
-        return nothing("none") if value is None else refuse("loss_weights without as many names in loss_type")
-    first = next((i for i, name in enumerate(names) if name != "sft"), None)
-    return refuse("there is no loss of pairs in loss_type") if first is None else value[first]
 
 
 def _bf16(value: Json, config: Config) -> Answer:
@@ -333,7 +321,8 @@ DTYPES: dict[Json, Json | Unset] = {
 SIZE = "`per_device_train_batch_size` × `gradient_accumulation_steps` × processes"
 BATCHES = (
     "ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_size", "reward_model.global_batch_size",
-    "distill.global_batch_size",
+    "distill.global_batch_size", "kto.global_batch_size", "simpo.global_batch_size", "orpo.global_batch_size",
+    "online_dpo.num_prompts_per_step",
 )  # fmt: skip
 
 MAPPED = (
@@ -347,6 +336,8 @@ MAPPED = (
     Key("", ("data.train",), page="the trainer's `train_dataset`"),
     Key("dataset_name", ("data.train",), data_file, page="-"),
     Key("", ("data.prompt",), page="column `prompt`"),
+    Key("", ("data.completion",), page="column `completion`"),
+    Key("", ("data.label",), page="KTO: column `label`"),
     Key("", ("data.answer",), page="a column, as an argument of the reward function"),
     Key("", ("data.chosen",), page="column `chosen`"),
     Key("", ("data.rejected",), page="column `rejected`"),
@@ -393,14 +384,21 @@ MAPPED = (
     Key("", ("grpo.baseline",), Lookup({"GRPOTrainer": "mean"}), page="`GRPOTrainer`"),
     Key("", ("grpo.baseline",), Lookup({"RLOOTrainer": "leave_one_out"}), page="`RLOOTrainer`"),
     Key("scale_rewards", ("grpo.scale_rewards",), Lookup(SCALES), page="`scale_rewards`"),
-    Key("loss_type", ("grpo.loss_mean", "grpo.loss", "dpo.preference_loss", "sft.max_tokens"), _loss, page="-"),
+    Key("loss_type", ("grpo.loss_mean", "grpo.loss", "dpo.preference_loss", "online_dpo.preference_loss",
+        "kto.max_tokens", "simpo.max_tokens", "sft.max_tokens"), _loss, page="-"),
     Key("", ("grpo.loss_mean", "grpo.loss"), Lookup({"loss_type=dapo": "tokens", "loss_type=grpo": "responses",
         "loss_type=dr_grpo": "constant", "loss_type=cispo": "cispo"}), page="="),
     Key("", ("dpo.preference_loss",), page="`loss_type`, where `sigmoid` is our `dpo`"),
     Key("importance_sampling_level", ("grpo.importance_sampling_level",), Lookup({"token": "token",
         "sequence": "sequence"})),
-    Key("beta", ("dpo.ref_policy_kl_penalty", "ppo.kl.coef", "distill.mixed_kl_weight"), _beta,
+    Key("beta", ("dpo.ref_policy_kl_penalty", "kto.ref_policy_kl_penalty", "online_dpo.ref_policy_kl_penalty",
+        "simpo.beta", "orpo.odds_ratio_weight", "ppo.kl.coef", "distill.mixed_kl_weight"), _beta,
         page="`beta`"),
+    Key("simpo_gamma", ("simpo.margin",), page="CPO: `simpo_gamma`"),
+    Key("cpo_alpha", ("simpo.sft_loss_weight",), differs="the likelihood of a chosen answer is a mean over its own "
+        "tokens, then over pairs", page="CPO: `cpo_alpha`"),
+    Key("desirable_weight", ("kto.desirable_weight",)),
+    Key("undesirable_weight", ("kto.undesirable_weight",)),
     Key("", ("distill.kl_type",), page="`beta`: 0 is our `forward`, 1 our `reverse`, between them `jsd`"),
     Key("kl_coef", ("ppo.kl.coef",), _kl, page="PPO: `kl_coef`"),
     Key("vllm_importance_sampling_mode", ("ppo.correction.kind",), _vllm(_correction), page="-"),
@@ -408,10 +406,11 @@ MAPPED = (
         "token_mask": "icepop"}), page="=vllm_importance_sampling_mode"),
     Key("vllm_importance_sampling_clip_max", ("ppo.correction.high",), _vllm(_correction_bound)),
     Key("vllm_importance_sampling_clip_min", ("ppo.correction.low",), _vllm(_correction_low)),
-    Key("max_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens"), _length,
+    Key("max_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens", "kto.max_tokens",
+        "simpo.max_tokens", "orpo.max_tokens"), _length,
         default=1024),
     Key("max_seq_length", ("sft.max_tokens",), _length, page="-"),
-    Key("loss_weights", ("dpo.preference_loss_weight",), _weights),
+    Key("loss_weights", ("dpo.preference_loss_weight",), convert_weights),
     Key("", ("dpo.sft_loss_weight",), page="`loss_weights`, with `sft` in `loss_type`"),
     Key("center_rewards_coefficient", ("reward_model.center_rewards_coefficient",), optional()),
     Key("teacher_model_name_or_path", ("teachers",), teacher),
@@ -465,9 +464,8 @@ MAPPED = (
     Key("report_to", ("trackers.tensorboard", "trackers.wandb"), _tracker, page="`report_to`"),
     Key("run_name", ("trackers.wandb.name",), _run_name),
     Key("fp16", ("learner.dtype",), insist(False, "no model is trained in fp16"), page="-"),
-    Key("label_smoothing", ("dpo.preference_loss",), insist(0.0, "there is no label smoothing"), page="-"),
-    Key("optim", ("policy.lr",), lambda value, config: nothing(say.ADAMW) if str(value).startswith("adamw") else
-        refuse(say.ADAMW), page="-"),
+    Key("label_smoothing", ("dpo.label_smoothing",), convert_label_smoothing),
+    Key("optim", ("policy.name",), convert_optimizer),
 )  # fmt: skip
 
 GATES = (
@@ -475,6 +473,7 @@ GATES = (
     Gate(("lora_*", "use_dora", "use_rslora"), lambda config: config.says("use_peft"), "use_peft is false"),
     Gate(("ref_model_mixup_alpha", "ref_model_sync_steps"), lambda config: config.says("sync_ref_model"),
          "sync_ref_model is false"),
+    Gate(("adam_*",), has_adamw, "the optimizer is not AdamW"),
     Gate(("num_train_epochs",), lambda config: _steps(config) <= 0, "the run ends after its steps"),
     Gate(("eval_steps",), lambda config: config.get("eval_strategy") == "steps", "eval_strategy is not steps"),
     Gate(("save_steps",), lambda config: config.get("save_strategy") in (None, "steps"), "save_strategy is not steps"),
@@ -486,6 +485,9 @@ DEFAULTS: dict[str, dict[str, Json]] = {
     "ppo": {"learning_rate": 3e-6, "kl_coef": 0.05, "response_length": 53, "num_ppo_epochs": 4, "temperature": 0.7},
     "sft": {"learning_rate": 2e-5}, "dpo": {"learning_rate": 1e-6, "beta": 0.1},
     "reward_model": {"learning_rate": 1e-4},
+    "kto": {"learning_rate": 1e-6, "beta": 0.1}, "orpo": {"learning_rate": 1e-6, "beta": 0.1},
+    "simpo": {"learning_rate": 1e-6, "beta": 0.1, "simpo_gamma": 0.5, "cpo_alpha": 1.0},
+    "online_dpo": {"learning_rate": 5e-7, "beta": 0.1, "max_new_tokens": 64, "temperature": 0.9},
     "distill": {"beta": 0.5, "max_new_tokens": 128, "lmbda": 0.5, "temperature": 0.9},
 }  # fmt: skip
 OF_RLOO: dict[str, Json] = {**DEFAULTS["grpo"], "num_generations": 2, "beta": 0.05}

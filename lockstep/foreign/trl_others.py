@@ -50,7 +50,7 @@ OTHERS = (
           "label_smoothing_factor"),
     *none("tools are called in an environment: environment.class_name", "max_tool_calling_iterations"),
     *none("the tokenizer's own chat template is used as it is", "chat_template_path"),
-    *none("AdamW's moments are fp32, without more options", "optim_args", "optim_target_modules"),
+    *none("options of an optimizer are optimizer.options, by torch's names", "optim_args", "optim_target_modules"),
     *none("quantized weights are not trained", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type",
           "bnb_4bit_quant_storage", "use_bnb_nested_quant"),
     *none("adapters are plain LoRA on linear maps", "use_dora", "use_rslora", "lora_modules_to_save",

@@ -15,12 +15,14 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 from torch import Tensor
 
+from lockstep.algorithms.kto.step import measure_reference_point
 from lockstep.cluster.learner_group import MeshLearner, RankSender, launch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.worker_proxy import RemoteError, WorkerDied
 from lockstep.config import SamplerSection
 from lockstep.learners.base import train
+from lockstep.losses.kto import KTOLoss
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -87,6 +89,27 @@ def test_two_ranks_learn_pairs_as_one(two: MeshLearner, spec: LearnerSpec, tmp_p
     batch = batch.with_columns({"mask": mask, "ref_logprob": torch.full((len(mask),), -2.0)})
     torch.testing.assert_close(two.logprobs(batch), one.logprobs(batch), atol=1e-5, rtol=0.0)
     alone, together = (train(learner, batch, Preference(beta=0.3)).floats() for learner in (one, two))
+    assert together == pytest.approx(alone, rel=1e-5)
+    expected = dict(one.weights())
+    for name, tensor in two.weights():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
+
+
+def test_two_ranks_learn_labeled_rows_as_one(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
+    """With KTO's reference point, which is of the whole batch."""
+    two.save(tmp_path)
+    assert two.poll_save(wait=True)
+    one = spec.build()
+    one.load(tmp_path)
+    batch = ragged(LENGTHS, 5)
+    mask = batch.mask | (batch.position == 0)
+    column = torch.full((len(mask),), -9.0)
+    batch = batch.with_columns({"mask": mask, "ref_logprob": column}, {"desirable": torch.arange(len(batch)) % 3 > 0})
+    points = [measure_reference_point(learner, batch) for learner in (one, two)]
+    assert points[0] > 0
+    assert points[1] == pytest.approx(points[0], rel=1e-5)
+    loss = KTOLoss(0.1, (1.0, 2.0), points[0])
+    alone, together = (train(learner, batch, loss).floats() for learner in (one, two))
     assert together == pytest.approx(alone, rel=1e-5)
     expected = dict(one.weights())
     for name, tensor in two.weights():

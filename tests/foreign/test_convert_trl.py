@@ -84,3 +84,30 @@ AVERAGES = ("preference_average_log_probs", "sft_average_log_probs")
 def test_ipo_and_the_likelihood_are_of_tokens(loss: str, averages: list[Json], convert: Convert) -> None:
     found = convert("run.sh", f"python dpo.py --model_name_or_path m --loss_type {loss}").options
     assert [found.get(f"dpo.{name}") for name in AVERAGES] == averages
+
+
+@pytest.mark.parametrize(
+    ("command", "algorithm", "expected"),
+    [
+        ("kto.py --desirable_weight 1.5 --max_length 512", "kto",
+         {"kto.desirable_weight": 1.5, "kto.max_tokens": 512, "kto.global_batch_size": 8, "optimizer.lr": 1e-6,
+          "data.completion": "{completion}", "kto.ref_policy_kl_penalty": 0.1}),
+        ("orpo.py --beta 0.2", "orpo", {"orpo.odds_ratio_weight": 0.2, "orpo.global_batch_size": 8}),
+        ("cpo.py --loss_type simpo --beta 2.5 --cpo_alpha 0", "simpo",
+         {"simpo.beta": 2.5, "simpo.margin": 0.5, "simpo.sft_loss_weight": 0}),
+        ("online_dpo.py --loss_type ipo --reward_model_path r", "online_dpo",
+         {"online_dpo.num_prompts_per_step": 8, "online_dpo.preference_loss": "ipo", "sampling.max_tokens": 64,
+          "sampling.temperature": 0.9, "optimizer.lr": 5e-7}),
+        ("dpo.py --loss_type robust --label_smoothing 0.1", "dpo",
+         {"dpo.preference_loss": "robust", "dpo.label_smoothing": 0.1}),
+        ("dpo.py --loss_type ipo --label_smoothing 0.1", "dpo", {"dpo.label_smoothing": None}),
+        ("sft.py --optim sgd --adam_beta1 0.8", "sft", {"optimizer.name": "SGD", "optimizer.betas": None}),
+        ("sft.py --optim adafactor", "sft", {"optimizer.name": None}),
+    ],
+)  # fmt: skip
+def test_losses_and_optimizers_that_papers_name(
+    command: str, algorithm: str, expected: dict[str, Json], convert: Convert
+) -> None:
+    converted = convert("run.sh", f"python {command} --model_name_or_path m")
+    assert converted.algorithm == algorithm
+    assert {name: converted.options.get(name) for name in expected} == expected

@@ -150,6 +150,25 @@ def test_an_optimizer_by_name_is_torchs_and_resumes_bit_for_bit(
     assert torch.equal(model.bias, copy.bias)
 
 
+@pytest.mark.parametrize(("name", "options"), OTHERS)
+def test_pieces_of_a_weight_are_updated_as_the_whole(name: str, options: dict[str, bool | float]) -> None:
+    """To the bit, however many ranks hold it; a fused kernel rounds the end of a piece otherwise than its middle."""
+    whole, half = linear(), [nn.Linear(4, rows, bias=False) for rows in (1, 2)]
+    with torch.no_grad():
+        for one, rows in zip(half, whole.weight.split((1, 2)), strict=True):
+            one.weight.copy_(rows)
+    optimizers = [TorchOptimizer(pieces(one)[:1], build(name, **options)) for one in (whole, *half)]
+    for seed in range(3):
+        gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+        length = gradient.norm()
+        for optimizer, part in zip(optimizers, (gradient, *gradient.split((1, 2))), strict=True):
+            optimizer.step([part.clone()], length, 0.1)
+    slack = 1e-7 if build(name).torch_class.fused else 0.0
+    torch.testing.assert_close(
+        torch.cat([one.weight.detach() for one in half]), whole.weight.detach(), atol=slack, rtol=0.0
+    )
+
+
 def test_moments_of_another_optimizer_are_refused(tmp_path: Path) -> None:
     model = linear()
     optimizer, held = TorchOptimizer(pieces(model), build("SGD", momentum=0.9)), pieces(model)
