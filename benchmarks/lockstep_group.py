@@ -31,6 +31,7 @@ from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.token_step import join_maps
 from lockstep.process_defaults import keep_freed_memory
+from lockstep.rewards.base import NoReward
 from lockstep.types import Phase, skip_timing
 
 SECTION = LearnerSection(device="cpu")

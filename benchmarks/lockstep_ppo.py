@@ -44,6 +44,7 @@ from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.token_step import join_maps
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.process_defaults import keep_freed_memory
+from lockstep.rewards.base import Reward
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler

@@ -27,7 +27,7 @@ LOWEST_WITH_TRANSFORMERS = FLOOR["data"]
 ENGINES = {
     "ray": ("lockstep/cluster/ray_transport.py",),
     "vllm": ("lockstep/samplers/vllm/",),
-    "openai": ("lockstep/samplers/openai/server.py", "lockstep/samplers/openai/bounded.py"),
+    "openai": ("lockstep/servers/json_server.py", "lockstep/servers/bounded.py"),
     "tensorboard": ("lockstep/run/trackers/tensorboard.py",),
     "wandb": ("lockstep/run/trackers/wandb.py",),
     "mlflow": ("lockstep/run/trackers/mlflow.py",),

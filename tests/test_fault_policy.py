@@ -36,8 +36,8 @@ def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
         for path in folder.rglob("*.py")
         if re.search(r"\btime\.sleep\b|\banyio\.sleep\b|\basyncio\.sleep\b|for attempt\b", path.read_text())
     }
-    assert waiting == {*SLEEPERS, "samplers/openai/client.py"}
-    client = (folder / "samplers/openai/client.py").read_text()
+    assert waiting == {*SLEEPERS, "servers/json_server.py"}
+    client = (folder / "servers/json_server.py").read_text()
     assert client.count("anyio.sleep") == client.count("Attempts(") == 1
 
 

@@ -43,8 +43,8 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     """Converts keyword arguments to a recipe.
 
     Short forms become sections: `model` is a folder, `train` and `validation` are rows, a reward is a function, a list
-    of functions, names with functions (and weights), or the name of a verifier, an environment is a class. Functions and
-    classes become references, see `user_code.refer`.
+    of functions, names with functions (and weights), or the name of a verifier, an environment is a class. Functions
+    and classes become references, see `user_code.refer`.
 
     Raises:
         InputError: A value has no place in a recipe, or a row is no mapping.

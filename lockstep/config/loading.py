@@ -9,7 +9,7 @@ Two conveniences, the same in files and overrides:
 - A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means `sampler.backend=torch`,
   and `run=FOLDER` means `run.folder=FOLDER`.
 - Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, task, and prompt,
-  messages; `reward`: marker, function; `run`: max_steps, max_epochs), to give one takes back another that
+  messages; `reward`: marker, function, parts; `run`: max_steps, max_epochs), to give one takes back another that
   an underlying recipe gave: `model.path=FOLDER` is enough. Likewise to name another task (`data.task.name`) takes back
   the options of the one before.
 
@@ -52,7 +52,7 @@ _EXCLUSIVE = (
     ("data", ("train", "task")),
     ("data", ("prompt", "messages")),
     ("data", ("ranks", "best", "tree")),
-    ("reward", ("marker", "function")),
+    ("reward", ("marker", "function", "parts")),
 )
 _NAMED = (("data", "task"),)
 """Sections whose `name` decides which options they have: another name drops the options set before."""

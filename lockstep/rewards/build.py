@@ -9,7 +9,7 @@ from lockstep.config import RewardJudge, RewardSection, SingleReward, Verifier
 from lockstep.config.named_code import name_code
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.code_reward import CodeReward
-from lockstep.rewards.combined_rewards import ByRow, Part, WeightedSum
+from lockstep.rewards.combined_rewards import ByRow, WeightedPart, WeightedSum
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.python_reward import PythonReward
@@ -47,7 +47,7 @@ def build(
             assert isinstance(section, RewardSection), "a part is no sum"
             assert section.parts is not None, "a sum has parts"
             built = {
-                name: Part(build(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
+                name: WeightedPart(build(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
                 for name, part in section.parts.items()
             }
             return WeightedSum(built)

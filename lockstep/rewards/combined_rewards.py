@@ -39,7 +39,7 @@ class ByRow(DetailedReward):
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightedPart:
     """A part of a sum: a reward and its weight; 0: it is measured only."""
 
     reward: Reward
@@ -54,7 +54,7 @@ class WeightedSum(DetailedReward):
         parts: Parts by their names.
     """
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, WeightedPart]
 
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
         """Rewards responses by each part, and sums."""

@@ -100,7 +100,7 @@ def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[d
 
 
 class _Refused(Exception):
-    """What a batch function returned is no list of rewards; the text says what it is."""
+    """A batch function returned no list of rewards; the text says what it returned."""
 
 
 def _read_list(returned: Any, count: int) -> list[Any]:

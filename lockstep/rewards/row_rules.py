@@ -1,4 +1,4 @@
-"""What a recipe's reward asks of rows: fields, instructions and tests that can be read, a verifier's name."""
+"""Requirements of a recipe's reward on rows: fields, instructions and tests that can be read, a verifier's name."""
 
 from __future__ import annotations
 

@@ -49,12 +49,12 @@ class ServerReward:
             ServerError: It cannot be reached, refuses, or does not answer in the protocol, after all retries.
             RewardError: It answers with something that is no reward.
         """
-        from lockstep.samplers.openai.server import Address, Server  # imports openai's client
+        from lockstep.servers.json_server import JsonServer, ServerAddress  # imports openai's client
 
         own = self.section
         key, protocol = own.api_key_env, "docs/guides/rewards.md"
         hint = "url is the whole address, path included"
-        address = Address(own.url, "url", key, own.max_concurrency, own.max_retries, protocol, hint)
+        address = ServerAddress(own.url, "url", key, own.max_concurrency, own.max_retries, protocol, hint)
         parts = [slice(start, start + own.batch_size) for start in range(0, len(prompts), own.batch_size)]
         bodies = [
             {
@@ -73,7 +73,7 @@ class ServerReward:
             )
 
         found: list[float | None] = [None] * len(prompts)
-        for place, reply in Server(address, self.timeout_s, self.note).answers(RewardReply, own.url, bodies, fault):
+        for place, reply in JsonServer(address, self.timeout_s, self.note).answers(RewardReply, own.url, bodies, fault):
             found[parts[place]] = reply.rewards
         return [self._read(prompt, reward) for prompt, reward in zip(prompts, found, strict=True)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import signal
@@ -245,6 +246,26 @@ def test_rewards_of_the_program_keep_their_contract(assets: Path, in_tmp: Path) 
         grpo(assets, reward=lambda prompt, response, answer, row: "much").train()
     with pytest.raises(InputError, match=r"is called with \(prompt, response, answer, row\)"):
         grpo(assets, reward=lambda response: 1.0).train()
+
+
+async def even(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
+    """Awaited in this process, since no other has it."""
+    await asyncio.sleep(0)
+    return float(len(response) % 2)
+
+
+def test_several_functions_are_a_sum_under_their_names_or_yours(assets: Path, in_tmp: Path) -> None:
+    def long(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
+        return len(response) / 100
+
+    run = grpo(assets, reward={"odd": (even, 0.25), "long": long}, run={"max_steps": 1}).train()
+    [row] = [row for row in run.metrics if "reward/odd" in row]
+    assert row["train/reward"] == pytest.approx(0.25 * row["reward/odd"] + row["reward/long"])
+    parts = grpo(assets, reward=[even, long]).loaded.dump()["reward"]["parts"]
+    assert {name: part["weight"] for name, part in parts.items()} == {"even": 1.0, "long": 1.0}
+    for wrong in ([long, long], [long, "math"]):
+        with pytest.raises(InputError, match="which has no name of its own; name each"):
+            grpo(assets, reward=wrong)
 
 
 def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:

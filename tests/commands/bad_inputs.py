@@ -119,10 +119,6 @@ FOLLOWED = "reward={type: instructions, marker: null, instructions: {field: aske
 TESTED = "reward={type: code, marker: null, code: {tests: tests}}"
 BY_ROW = "reward={type: by_row, verifier: kind, code: {tests: tests}}"
 SERVED = "reward={type: server, marker: null, server: {url: http://127.0.0.1:9/score, max_retries: 0}}"
-JUDGED = (
-    'reward={type: judge, marker: null, judge: {chat: false, template: "{prompt} {response}", max_prompt_tokens: 32, '
-    "sampling: {max_tokens: 1}}}"
-)
 
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 4\n"
@@ -218,16 +214,8 @@ RECIPES = {
     "rule: a reward without its section": said("reward.type=code reward.marker=null"),
     "rule: a verifier for every row": said("reward.verifier=kind"),
     "rule: parts of no sum": said("'reward.parts={a: {type: math}}'"),
-    "rule: a sum of nothing": said("'reward={type: sum, marker: null, parts: {}}'"),
     "rule: a part without a name": said("'reward={type: sum, marker: null, parts: {a-b: {type: math}}}'"),
-    "rule: a sum in a sum": said("'reward={type: sum, marker: null, parts: {a: {type: sum}}}'"),
-    "rule: a batch of no function": said("reward.batch=true"),
-    "rule: a batch at a time": reward("rewards.py:parity", "reward.batch=true reward.concurrency=2"),
     "rule: a server without an address": said(f"'{SERVED.replace('http://', '')}'"),
-    "rule: a judge beside the learner": own(
-        overrides=f"ppo.one_step_ahead=true ppo.correction.kind=token_tis '{JUDGED}'"
-    ),
-    "rule: a judge of an evaluation": BadInput(f"eval model rows.jsonl '{JUDGED}'"),
     "rule: validation without rows": BadInput("train sft.yaml run.validate_every=2"),
     "rule: two limits": said("data.max_validation_samples=2 data.limit_val_batches=1"),
     "rule: truncated pairs": BadInput("train dpo.yaml data.overlong_prompts=truncate"),
@@ -404,12 +392,8 @@ REWARDS = {
     "reward: raises": reward("rewards.py:broken").late,
     "reward: returns text": reward("rewards.py:word").late,
     "reward: returns NaN": reward("rewards.py:no_number").late,
-    "reward: takes no lists": reward("rewards.py:narrow", "reward.batch=true"),
-    "reward: waits for itself": reward("rewards.py:parity", "reward.concurrency=4"),
     "reward: a batch with too few": reward("rewards.py:too_few", "reward.batch=true").late,
     "reward: no server": said(f"'{SERVED}'").lost,
-    "reward: a question without a response": said(f"'{JUDGED.replace('{prompt} {response}', '{prompt}')}'"),
-    "reward: no ranked responses": said(f"'{JUDGED.replace('max_p', 'people: {ranked: no.jsonl, ranks: r}, max_p')}'"),
     "reward: hangs": reward("rewards.py:hanging", "reward.timeout_s=0.3").late,
     "reward: ends its process": reward("rewards.py:ending").late,
     "reward: the system ends its process": reward("rewards.py:killed").lost,

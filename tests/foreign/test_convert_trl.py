@@ -50,6 +50,12 @@ def test_ppo_and_rloo_take_the_kl_from_the_reward(
     assert [converted.options.get(f"{kl}.{name}") for name in ("coef", "placement")] == [coefficient, placement]
 
 
+def test_weights_of_several_rewards_are_refused_and_say_where_they_belong(convert: Convert) -> None:
+    converted = convert("run.sh", f"{GRPO} --reward_weights 0.5 1.0")
+    [reason] = [entry.reason for entry in converted.list_kind(Kind.REFUSED) if entry.theirs == "reward_weights"]
+    assert "reward.parts.<name>.weight" in reason
+
+
 def test_steps_of_grpo_are_optimizer_steps(convert: Convert) -> None:
     found = convert("run.sh", GRPO + REUSED + SCHEDULE + TIMES).options
     assert (found["grpo.num_prompts_per_step"], found["grpo.global_batch_size"]) == (8, 32), "four updates a step"

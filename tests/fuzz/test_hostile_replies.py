@@ -17,8 +17,8 @@ from reply_strategies import changed_answers, damaged_bytes
 from lockstep.config import OpenAI
 from lockstep.errors import LockstepError
 from lockstep.helpers.printable import make_printable
-from lockstep.samplers.openai import server as module
 from lockstep.samplers.openai.client import OpenAIClient
+from lockstep.servers import json_server as module
 from lockstep.types import Reply as Response
 from lockstep.types import Request, SamplingParams
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from scoring_server import serving
 
 from lockstep.config import RewardSection
@@ -18,7 +19,7 @@ from lockstep.errors import LockstepError
 from lockstep.fault_policy import POLICY
 from lockstep.rewards.base import RewardError, judge
 from lockstep.rewards.build import build
-from lockstep.rewards.combined_rewards import Part, WeightedSum
+from lockstep.rewards.combined_rewards import WeightedPart, WeightedSum
 from lockstep.types import Prompt
 
 PROMPTS = [Prompt(f"rows.jsonl:{n}", f"p{n}", (0,), {"level": n}) for n in range(6)]
@@ -112,7 +113,7 @@ def test_a_sum_is_rounded_once_so_the_order_of_its_parts_is_nothing_to_it() -> N
     weights = [random.Random(n).uniform(-1, 1) * 10.0 ** (n % 9) for n in range(12)]
     exact = float(sum(Fraction(weight * 5.0) for weight in weights))
     for order in (weights, weights[::-1], sorted(weights)):
-        parts = {str(weight): Part(lambda prompts, responses, answers: [5.0], weight) for weight in order}
+        parts = {str(weight): WeightedPart(lambda prompts, responses, answers: [5.0], weight) for weight in order}
         assert WeightedSum(parts)(PROMPTS[5:], ["5"], ["a"]) == [exact]
 
 
@@ -216,3 +217,24 @@ def test_a_server_that_comes_back_is_asked_again_and_its_key_is_told_to_it_alone
     assert "answers 503" in told[0]
     assert "asking again" in told[0]
     assert "secret" not in "".join([*told, *capfd.readouterr()])
+
+
+MATH: dict[str, Any] = {"type": "math"}
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        (MATH | {"parts": {"a": MATH}}, "parts goes with type: sum, and only with it"),
+        ({"type": "sum", "parts": {}}, "a sum has parts; name at least one"),
+        ({"type": "sum", "parts": {"tampering": MATH}}, "is no name of a part"),
+        ({"type": "sum", "parts": {"a": {"type": "sum"}}}, "a part of a sum is no sum"),
+        (MATH | {"batch": True}, "batch and concurrency go with type: python"),
+        ({"type": "python", "function": "f.py:f", "batch": True, "concurrency": 2}, "a batch is one call"),
+        ({"type": "server"}, "type: server needs server"),
+        ({"type": "server", "server": {"url": "localhost/score"}}, "address begins with http"),
+    ],
+)
+def test_a_section_that_means_nothing_is_refused(section: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        RewardSection.model_validate(section)

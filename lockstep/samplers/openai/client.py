@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lockstep import config
 from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
-from lockstep.samplers.openai.server import Address, Lost, Server, ServerError
+from lockstep.servers.json_server import JsonServer, Lost, ServerAddress, ServerError
 from lockstep.types import Reply, Request, SamplingParams
 
 _SHOWN_MODELS = 5
@@ -49,7 +49,7 @@ class OpenAIClient:
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.answers = self.bad_ends = 0
-        self._server = Server(Address.of_openai(options), timeout_s, note)
+        self._server = JsonServer(ServerAddress.of_openai(options), timeout_s, note)
         self._options, self._vocabulary, self._note = options, vocabulary, note
         self._warned = False
         self._model = self._ask_model()

@@ -25,7 +25,7 @@ try:
     import openai
     from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-    from lockstep.samplers.openai.bounded import BoundedClient, ReplyRefused
+    from lockstep.servers.bounded import BoundedClient, ReplyRefused
 except ModuleNotFoundError as missing:
     raise InputError(
         f"a client for servers needs the package {missing.name}, which is not installed: "
@@ -55,7 +55,7 @@ Lost = Callable[[int, ServerError], object]
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """A server, and how a recipe speaks of it.
 
     Attributes:
@@ -77,7 +77,7 @@ class Address:
     hint: str
 
     @classmethod
-    def of_openai(cls, options: config.OpenAI) -> Address:
+    def of_openai(cls, options: config.OpenAI) -> ServerAddress:
         """The address of a server that speaks OpenAI's protocol."""
         return cls(
             options.base_url,
@@ -90,7 +90,7 @@ class Address:
         )
 
 
-class Server:
+class JsonServer:
     """Connections to a server, with error sentences for their failures.
 
     Args:
@@ -102,7 +102,7 @@ class Server:
         ServerError: The key cannot be one.
     """
 
-    def __init__(self, address: Address, timeout_s: float, note: Callable[[str], object]) -> None:
+    def __init__(self, address: ServerAddress, timeout_s: float, note: Callable[[str], object]) -> None:
         self._address, self._timeout_s, self._note = address, timeout_s, note
         self._seldom, self._told_of_slowness = Seldom(note), False
         self._key = os.environ.get(address.api_key_env, "").strip()
