@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 def test_public_names() -> None:
     assert lockstep.__all__ == [
         "DPO", "GRPO", "PPO", "SFT", "Batch", "Distill", "Learner", "Loss", "Metrics", "RewardModel", "Run", "Sampler",
-        "SamplingParams", "SelfRewarding", "Sweep", "Trainer", "close_all", "load", "losses", "objectives", "open_learner",
-        "open_sampler", "rollout", "save", "sweep", "sync", "train", "trust",
+        "SamplingParams", "SelfRewarding", "Sweep", "Trainer", "close_all", "load", "losses", "objectives",
+        "open_learner", "open_sampler", "rollout", "save", "sweep", "sync", "train", "trust",
     ]  # fmt: skip
     assert set(lockstep.__all__) <= set(dir(lockstep))
 
