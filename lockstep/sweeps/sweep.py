@@ -181,7 +181,7 @@ def run_sweep(plan: SweepPlan, jobs: int | None) -> int:
 
 
 def preview(plan: SweepPlan, jobs: int | None) -> str:
-    """Describes what `run_sweep` would do: the runs, those that are finished, and how many at a time; it raises the same."""
+    """Describes the runs of `run_sweep`, those that are finished, and how many at a time; it raises the same."""
     noted = plan.require_same()
     room = make_room(plan, jobs, None if noted is None else noted.threads)
     lines = [f"{run.folder}{', finished' if (run.folder / 'final').is_dir() else ''}" for run in plan.runs]
