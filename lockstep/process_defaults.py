@@ -81,7 +81,7 @@ def usual_threads() -> int:
     return min(count_cores(), MOST_THREADS)
 
 
-def given_threads() -> int | None:
+def read_given_threads() -> int | None:
     """The number of threads that the user has set; None: none, or no number."""
     return int(_GIVEN_THREADS) if _GIVEN_THREADS is not None and _GIVEN_THREADS.isdecimal() else None
 

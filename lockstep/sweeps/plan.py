@@ -55,7 +55,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The runs of a sweep and its folder."""
 
     folder: Path
@@ -107,7 +107,7 @@ class _Noted:
     own: dict[str, dict[str, Any]]
 
 
-def plan_words(recipe: str, words: Sequence[str], name: str | None) -> Plan:
+def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan:
     """The sweep of a command: a recipe and `key=value` words, some with several values.
 
     Raises:
@@ -122,7 +122,7 @@ def plan_words(recipe: str, words: Sequence[str], name: str | None) -> Plan:
     return plan_combinations(combine(axes), resolve, name)
 
 
-def plan_combinations(combinations: Sequence[Combination], resolve: Resolve, name: str | None) -> Plan:
+def plan_combinations(combinations: Sequence[Combination], resolve: Resolve, name: str | None) -> SweepPlan:
     """Resolves every combination before anything starts.
 
     Args:
@@ -138,7 +138,9 @@ def plan_combinations(combinations: Sequence[Combination], resolve: Resolve, nam
         trial = [_resolve(combination, resolve, SWEEPS / combination.name) for combination in combinations]
         text = json.dumps([run.options for run in trial], sort_keys=True)
         folder = SWEEPS / f"{trial[0].loaded.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-    return Plan(folder, [_resolve(combination, resolve, folder / combination.name) for combination in combinations])
+    return SweepPlan(
+        folder, [_resolve(combination, resolve, folder / combination.name) for combination in combinations]
+    )
 
 
 def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> PlannedRun:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import Placement, placement_of
 from lockstep.errors import InputError
-from lockstep.process_defaults import count_cores, given_threads
-from lockstep.sweeps.plan import Plan
+from lockstep.process_defaults import count_cores, read_given_threads
+from lockstep.sweeps.plan import SweepPlan
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -31,12 +31,12 @@ class Room:
 
     @property
     def sentence(self) -> str:
-        """How many runs at a time, and what each has."""
+        """The number of runs at a time, and what each has."""
         threads = f"{self.threads} {'thread' if self.threads == 1 else 'threads'}"
         return f"{len(self.slots)} at a time, {threads} each"
 
 
-def make_room(plan: Plan, jobs: int | None, noted_threads: int | None) -> Room:
+def make_room(plan: SweepPlan, jobs: int | None, noted_threads: int | None) -> Room:
     """Divides this machine among the runs of a sweep.
 
     Args:
@@ -50,15 +50,15 @@ def make_room(plan: Plan, jobs: int | None, noted_threads: int | None) -> Room:
     placements = [placement_of(run.loaded.expect(Algorithm)) for run in plan.runs]
     if any(placement.devices.on_gpu for placement in placements):
         slots = divide_gpus(plan, placements, jobs)
-        return Room(noted_threads or given_threads() or max(1, count_cores() // len(slots)), slots, on_gpu=True)
+        return Room(noted_threads or read_given_threads() or max(1, count_cores() // len(slots)), slots, on_gpu=True)
     processes, cores = max(placement.processes.devices for placement in placements), count_cores()
-    threads = noted_threads or given_threads()
+    threads = noted_threads or read_given_threads()
     fitting = max(1, cores // max(processes, threads or 1))
     number = min(len(plan.runs), fitting if jobs is None else jobs)
     return Room(threads or max(1, cores // number), ({},) * number, on_gpu=False)
 
 
-def divide_gpus(plan: Plan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:
+def divide_gpus(plan: SweepPlan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:
     """A slot for each run at a time, with GPUs of its own; a single one where Ray divides several machines."""
     ray = not all(run.loaded.training.cluster.on_this_machine for run in plan.runs)
     names = [name for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]

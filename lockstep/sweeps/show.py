@@ -22,7 +22,7 @@ from lockstep.report.log import METRICS
 from lockstep.report.progress import HEADLINES
 
 if TYPE_CHECKING:
-    from lockstep.sweeps.sweep import Job
+    from lockstep.sweeps.sweep import SweepJob
 
 _TAIL_BYTES = 1 << 16
 _METRICS = 3  # in a line of the table
@@ -32,7 +32,7 @@ _MOST_LINES = 30
 class SweepView:
     """The display of a sweep; it starts no thread, since runs are forks."""
 
-    def __init__(self, title: str, jobs: Sequence[Job], live: Live | None) -> None:
+    def __init__(self, title: str, jobs: Sequence[SweepJob], live: Live | None) -> None:
         self._title, self._jobs, self._live = title, jobs, live
 
     def note(self, text: str) -> None:
@@ -42,12 +42,12 @@ class SweepView:
         else:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def started(self, job: Job) -> None:
+    def show_start(self, job: SweepJob) -> None:
         """Says that a run begins."""
         if self._live is None:
             self.note(f"{job.run.name} begins; {job.log}")
 
-    def ended(self, job: Job) -> None:
+    def show_end(self, job: SweepJob) -> None:
         """Says how a run's process has ended."""
         done = sum(one.state == "finished" for one in self._jobs)
         why = f": {job.sentence}" if job.state == "failed" else ""
@@ -61,7 +61,7 @@ class SweepView:
 
 
 @contextmanager
-def show_sweep(title: str, jobs: Sequence[Job]) -> Iterator[SweepView]:
+def show_sweep(title: str, jobs: Sequence[SweepJob]) -> Iterator[SweepView]:
     """Shows a sweep on standard error while the block lasts."""
     console = Console(file=sys.stderr)
     if not sys.stderr.isatty() or console.is_dumb_terminal:
@@ -75,7 +75,7 @@ def show_sweep(title: str, jobs: Sequence[Job]) -> Iterator[SweepView]:
         yield view
 
 
-def _draw(title: str, jobs: Sequence[Job]) -> RenderableType:
+def _draw(title: str, jobs: Sequence[SweepJob]) -> RenderableType:
     counts = Counter(job.state for job in jobs)
     table = Table.grid(padding=(0, 2))
     notable = [job for job in jobs if job.state in ("running", "failed", "stopped")]
@@ -86,7 +86,7 @@ def _draw(title: str, jobs: Sequence[Job]) -> RenderableType:
     return Group(Text(title, style="bold", overflow="fold"), table, Text(told + more))
 
 
-def _describe_progress(job: Job) -> tuple[str, str, str]:
+def _describe_progress(job: SweepJob) -> tuple[str, str, str]:
     """Steps, headlines and seconds of a run."""
     row = read_newest(job.run.folder)
     recipe = job.run.loaded.expect(Common)

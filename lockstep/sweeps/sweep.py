@@ -26,7 +26,7 @@ from lockstep.run.folder import lock_folder
 from lockstep.run.stop import Stop, Stopped, heed_signals
 from lockstep.run.train import judge_finished, train_to_code
 from lockstep.sweeps import processes
-from lockstep.sweeps.plan import Plan, PlannedRun
+from lockstep.sweeps.plan import PlannedRun, SweepPlan
 from lockstep.sweeps.results import summarize
 from lockstep.sweeps.room import Room, make_room
 from lockstep.sweeps.show import SweepView, show_sweep
@@ -41,7 +41,7 @@ State = Literal["waiting", "running", "finished", "stopped", "failed"]
 
 
 @dataclass
-class Job:
+class SweepJob:
     """A run of a sweep on its way.
 
     Attributes:
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def sentence(self) -> str:
-        """Why it failed: what its process said last."""
+        """The reason why it failed: what its process said last."""
         with suppress(OSError):
             lines = [
                 line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
@@ -89,7 +89,7 @@ class Runner:
         view: Shows them.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[SweepJob]
     room: Room
     begin: Callable[[Loaded], processes.Work]
     view: SweepView
@@ -111,10 +111,10 @@ class Runner:
                 processes.kill_group(job.process)
                 self._end(job, exit_codes.INTERRUPTED)
 
-    def _running(self) -> list[Job]:
+    def _running(self) -> list[SweepJob]:
         return [job for job in self.jobs if job.state == "running"]
 
-    def _waiting(self) -> list[Job]:
+    def _waiting(self) -> list[SweepJob]:
         return [job for job in self.jobs if job.state == "waiting"]
 
     def _reap(self) -> None:
@@ -123,11 +123,11 @@ class Runner:
             if code is not None:
                 self._end(job, code)
 
-    def _end(self, job: Job, code: int) -> None:
+    def _end(self, job: SweepJob, code: int) -> None:
         stopped = code == exit_codes.OUT_OF_TIME or (self.asked is not None and code >= exit_codes.HUNG_UP)
         job.state = "finished" if code == exit_codes.OK else "stopped" if stopped else "failed"
         job.code, job.process = code, 0
-        self.view.ended(job)
+        self.view.show_end(job)
 
     def _hand_on(self, stop: Stop) -> None:
         self.asked = stop.check_after_step()
@@ -138,19 +138,19 @@ class Runner:
     def _fill(self) -> None:
         """Starts runs in free slots. What another run trains first is waited for here, and takes no slot."""
         for slot in set(range(len(self.room.slots))) - {job.slot for job in self._running()}:
-            training = {_trained_first(job) for job in self._running()} - {None}
-            ready = [job for job in self._waiting() if _trained_first(job) not in training]
+            training = {_find_first_run(job) for job in self._running()} - {None}
+            ready = [job for job in self._waiting() if _find_first_run(job) not in training]
             if ready:
                 self._start(ready[0], slot)
 
-    def _start(self, job: Job, slot: int) -> None:
+    def _start(self, job: SweepJob, slot: int) -> None:
         job.state, job.slot, job.since = "running", slot, time.monotonic()
-        self.view.started(job)
+        self.view.show_start(job)
         environment = {**self.room.slots[slot], THREADS: str(self.room.threads)}
         job.process = processes.start(self.begin(job.run.loaded), job.log, environment)
 
 
-def run_sweep(plan: Plan, jobs: int | None) -> int:
+def run_sweep(plan: SweepPlan, jobs: int | None) -> int:
     """Runs a sweep to its end, or resumes it; writes its report, and prints its table.
 
     Args:
@@ -180,24 +180,24 @@ def run_sweep(plan: Plan, jobs: int | None) -> int:
     return _finish(plan, todo, asked)
 
 
-def preview(plan: Plan, jobs: int | None) -> str:
-    """What `run_sweep` would do: the runs, those that are finished, and how many at a time; it raises the same."""
+def preview(plan: SweepPlan, jobs: int | None) -> str:
+    """Describes the runs of `run_sweep`, those that are finished, and how many at a time; it raises the same."""
     noted = plan.require_same()
     room = make_room(plan, jobs, None if noted is None else noted.threads)
     lines = [f"{run.folder}{', finished' if (run.folder / 'final').is_dir() else ''}" for run in plan.runs]
     return "\n".join([*lines, f"{len(lines)} runs, {room.sentence}"])
 
 
-def _look_up(run: PlannedRun) -> Job:
+def _look_up(run: PlannedRun) -> SweepJob:
     """The job of a run that may be finished since an earlier sweep."""
     if not (run.folder / "final").is_dir():
-        return Job(run)
+        return SweepJob(run)
     code = end_with_code(lambda: judge_finished(run.folder))
-    return Job(run, "failed" if code else "finished", code)
+    return SweepJob(run, "failed" if code else "finished", code)
 
 
 def _run_jobs(
-    plan: Plan, jobs: list[Job], room: Room, begin: Callable[[Loaded], processes.Work]
+    plan: SweepPlan, jobs: list[SweepJob], room: Room, begin: Callable[[Loaded], processes.Work]
 ) -> tuple[str, int] | None:
     """Runs jobs; returns why and with which code it was asked to end early."""
     with show_sweep(f"{plan.folder}: {len(jobs)} runs, {room.sentence}", jobs) as view:
@@ -207,7 +207,7 @@ def _run_jobs(
     return runner.asked
 
 
-def _finish(plan: Plan, jobs: Sequence[Job], asked: tuple[str, int] | None) -> int:
+def _finish(plan: SweepPlan, jobs: Sequence[SweepJob], asked: tuple[str, int] | None) -> int:
     print(summarize(plan.folder))
     failed = [job for job in jobs if job.state == "failed"]
     for job in failed:
@@ -218,7 +218,7 @@ def _finish(plan: Plan, jobs: Sequence[Job], asked: tuple[str, int] | None) -> i
     return next((code for code in codes if code is not None), exit_codes.OK)
 
 
-def _trained_first(job: Job) -> Path | None:
+def _find_first_run(job: SweepJob) -> Path | None:
     """Folder of the run that this one begins with and that is yet to be finished."""
     first = job.run.loaded.warm_start
     return None if first is None or (first.run_folder / "final").is_dir() else first.run_folder
@@ -239,7 +239,7 @@ def _work_in_program(folder: Path, loaded: Loaded) -> processes.Work:
     return partial(processes.replace_program, [sys.executable, "-m", "lockstep", "train", str(recipe)])
 
 
-def _require_no_program(plan: Plan) -> None:
+def _require_no_program(plan: SweepPlan) -> None:
     """Raises InputError where a run needs code of this program, which its process would not have."""
     for run in plan.runs:
         for option, value in run.options.items():

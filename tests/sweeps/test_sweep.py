@@ -18,10 +18,10 @@ from lockstep.config.loading import Loaded
 from lockstep.errors import InputError
 from lockstep.run.stop import Stop
 from lockstep.sweeps import processes
-from lockstep.sweeps.plan import Plan, plan_words
+from lockstep.sweeps.plan import SweepPlan, plan_words
 from lockstep.sweeps.room import Room, divide_gpus, make_room
 from lockstep.sweeps.show import SweepView
-from lockstep.sweeps.sweep import Job, Runner
+from lockstep.sweeps.sweep import Runner, SweepJob
 
 SEEDS = "seed=0..1 policy.lr=0.001,0.002"
 
@@ -98,10 +98,10 @@ class Diary(SweepView):
         self.told = list[str]()
         self.stop, self.stop_after, self.fail_after = stop, stop_after, fail_after
 
-    def started(self, job: Job) -> None:
+    def show_start(self, job: SweepJob) -> None:
         self.told.append(f"{job.run.name} begins")
 
-    def ended(self, job: Job) -> None:
+    def show_end(self, job: SweepJob) -> None:
         self.told.append(f"{job.run.name} {job.state}")
 
     def update(self) -> None:
@@ -111,7 +111,7 @@ class Diary(SweepView):
             raise KeyboardInterrupt
 
 
-def play(plan: Plan, work: processes.Work, stop_after: int = 100, fail_after: int = 100) -> list[str]:
+def play(plan: SweepPlan, work: processes.Work, stop_after: int = 100, fail_after: int = 100) -> list[str]:
     """What happens to the jobs of a plan, two at a time, whose work is this."""
 
     def begin(loaded: Loaded) -> processes.Work:
@@ -120,7 +120,7 @@ def play(plan: Plan, work: processes.Work, stop_after: int = 100, fail_after: in
     stop = Stop(None)
     diary = Diary(stop, stop_after, fail_after)
     try:
-        Runner([Job(run) for run in plan.runs], Room(1, ({}, {}), on_gpu=False), begin, diary).run(stop)
+        Runner([SweepJob(run) for run in plan.runs], Room(1, ({}, {}), on_gpu=False), begin, diary).run(stop)
     except KeyboardInterrupt:
         diary.told.append("interrupted")
     return diary.told
