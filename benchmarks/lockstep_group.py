@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lockstep.rewards.rewards import NoReward
 
 from benchmarks.lockstep_ppo import agreement_of, arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config

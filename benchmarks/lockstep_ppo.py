@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lockstep.rewards.rewards import Reward
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast

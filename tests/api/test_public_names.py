@@ -16,16 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_public_names() -> None:
     assert lockstep.__all__ == [
-<<<<<<< HEAD
         "DPO", "GRPO", "KTO", "ORPO", "PPO", "SFT", "Batch", "Distill", "Learner", "Loss", "Metrics", "OnlineDPO",
         "RewardModel", "Run", "Sampler", "SamplingParams", "SelfRewarding", "SimPO", "Sweep", "Trainer", "close_all",
         "load", "losses", "objectives", "open_learner", "open_sampler", "rollout", "save", "sweep", "sync", "train",
         "trust",
-=======
-        "DPO", "GRPO", "PPO", "SFT", "Batch", "Distill", "Learner", "Loss", "Metrics", "RewardModel", "Run", "Sampler",
-        "SamplingParams", "SelfRewarding", "Sweep", "Trainer", "close_all", "load", "losses", "objectives",
-        "open_learner", "open_sampler", "rollout", "save", "sweep", "sync", "train", "trust",
->>>>>>> sweep
     ]  # fmt: skip
     assert set(lockstep.__all__) <= set(dir(lockstep))
 
