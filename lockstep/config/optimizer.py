@@ -136,7 +136,7 @@ class Optimizer(Section):
     schedule: Schedule = Schedule()
 
     def __hash__(self) -> int:
-        """By its JSON, since a mapping has no hash."""
+        """Hash of its JSON, since a mapping has none."""
         return hash(self.model_dump_json())
 
     @property
