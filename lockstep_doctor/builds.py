@@ -1,4 +1,4 @@
-"""What built a model: the lines of Python that made its numbers and its tables, and that loaded its weights."""
+"""Makers of a model: the lines of Python that made its numbers and its tables, and that loaded its weights."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LoadedTensor:
 
     @property
     def share(self) -> float:
-        """How much of it was written."""
+        """Share of it that was written."""
         return self.written / max(self.numel, 1)
 
     def find_places(self) -> dict[str, Operator]:
