@@ -23,8 +23,17 @@ from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
 from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, column_tiles, exchange, pick_logits, sum_block
 
-_ROWS = 8
-"""Products of a multiple of so many rows sum each row in one order, on a CPU."""
+ROWS = 8
+"""Products of a multiple of so many rows sum each row in one order, on a CPU, if they are not small."""
+
+_SMALL = 4096
+"""Products of so many multiplications or fewer sum in another order in bf16: PyTorch does not give them to oneDNN."""
+
+
+def count_missing_rows(rows: int, weight: Tensor) -> int:
+    """Counts the rows of 0 that a product with a weight lacks to sum each of its rows in one order, on a CPU."""
+    least = ROWS * (_SMALL // (ROWS * weight.numel()) + 1)
+    return max(-rows % ROWS, least - rows) if rows else 0
 
 
 def hidden_logprobs(
@@ -175,7 +184,7 @@ def _tiles(
     for rows in blocks(len(hidden_MD), len(head_cD), hidden_MD.device, max_rows):
         hidden = hidden_MD[rows]
         if row_invariant:
-            hidden = F.pad(hidden, (0, 0, 0, -len(hidden) % _ROWS))
+            hidden = F.pad(hidden, (0, 0, 0, count_missing_rows(len(hidden), head_cD)))
         if memory is None:
             memory = hidden.new_empty(len(hidden), len(head_cD))
         z = torch.mm(hidden, head_cD.t(), out=memory[: len(hidden)])[: rows.stop - rows.start]

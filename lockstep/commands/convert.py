@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.foreign.convert import list_lines
     from lockstep.whole_files import write_whole
 
-    if options.out is not None and Path(options.out).resolve() == Path(options.file).resolve():
-        raise InputError(f"{options.file} is the config that is converted; give --out another name")
+    if options.out is not None and Path(options.out).exists():
+        raise InputError(f"{options.out} is there already and would be lost; give --out another name, or move it")
     converted = convert_file(Path(options.file), options.library, options.algorithm)
     table = "\n".join(list_lines(converted))
     if options.out is None:

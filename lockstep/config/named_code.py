@@ -55,6 +55,9 @@ def say_changed_code(folder: Path, code: Mapping[str, Path]) -> None:
         code: The files that would run now, by option.
     """
     noted = _read(folder / CODE)
+    if noted is None:
+        _say(f"{folder / CODE} cannot be read, so whether code has changed since {folder} was made is not known")
+        return
     for name, file in code.items():
         before = noted.get(name)
         if isinstance(before, dict) and before.get("sha256") != digest_content(file.read_bytes()):
@@ -62,12 +65,15 @@ def say_changed_code(folder: Path, code: Mapping[str, Path]) -> None:
             _say(f"{name} has changed since {folder} was made (sha256 was {was}): {describe_file(file)}")
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (OSError, ValueError, RecursionError):
+def _read(file: Path) -> dict[str, Any] | None:
+    """What was noted; nothing where there is no note, None where it is damaged."""
+    if not file.exists():
         return {}
-    return noted if isinstance(noted, dict) else {}
+    try:
+        noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None  # no pipe, which would wait
+    except (OSError, ValueError, RecursionError):
+        return None
+    return noted if isinstance(noted, dict) else None
 
 
 @cache

@@ -64,6 +64,11 @@ def share_of_steps(total: Callable[[Config], float]) -> Convert:
     return convert
 
 
+def data_ranks(gpus: int, others: int) -> Answer:
+    """Ranks that share the data: so many GPUs, by what the other axes take of them."""
+    return gpus // others if gpus > 0 and gpus % others == 0 else refuse(f"{gpus} GPUs do not divide by {others}")
+
+
 def kl_coefficient(value: Json, config: Config) -> Answer:
     """A coefficient of the KL to a reference policy."""
     return value if value else nothing("0: no reference policy is loaded")

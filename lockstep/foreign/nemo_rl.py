@@ -10,6 +10,7 @@ from lockstep.foreign.conversions import (
     bound,
     context,
     data_file,
+    data_ranks,
     distance,
     kl_coefficient,
     model_folder,
@@ -102,7 +103,7 @@ def _dp(value: Json, config: Config) -> Answer:
     others = 1
     for name in names:
         others *= config.whole(f"{MEGATRON if _is_megatron(config) else DTENSOR}.{name}_parallel_size", 1)
-    return gpus // others if gpus > 0 and gpus % others == 0 else refuse(f"{gpus} GPUs do not divide by {others}")
+    return data_ranks(gpus, others)
 
 
 def _placement(value: Json, config: Config) -> Answer:

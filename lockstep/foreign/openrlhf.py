@@ -10,6 +10,7 @@ from lockstep.foreign.conversions import (
     bound,
     column,
     data_file,
+    data_ranks,
     distance,
     kl_coefficient,
     model_folder,
@@ -72,7 +73,7 @@ def _dp(value: Json, config: Config) -> Answer:
     """Ranks that share the data: the actor's GPUs, less what the other axes take."""
     gpus = config.whole("actor.num_nodes", 1) * config.whole("actor.num_gpus_per_node", 8)
     others = config.whole("ds.tensor_parallel_size", 1) * config.whole("ds.ring_attn_size", 1)
-    return gpus // others if gpus % others == 0 else refuse(f"{gpus} GPUs do not divide by {others}")
+    return data_ranks(gpus, others)
 
 
 def _clips(value: Json, config: Config) -> Answer:

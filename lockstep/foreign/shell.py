@@ -8,14 +8,15 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from lockstep.errors import InputError
 from lockstep.foreign.interpolation import Filler, parse_value
 from lockstep.foreign.words import Json
 
 _ASSIGNMENT = re.compile(r"(?:(?:export|readonly|local|declare(?:\s+-\w+)?)\s+)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_ARRAY = re.compile(r"^\s*(?:declare\s+-a\s+)?([A-Za-z_]\w*\+?)=\(\s*$")
+_ARRAY = re.compile(r"^\s*(?:declare\s+-a\s+)?([A-Za-z_]\w*\+?)=\((.*)$")
+_BEFORE_COMMENT = re.compile(r"""(?:[^'"#]|"[^"]*"|'[^']*'|(?<=\S)#)*""")
 _HEREDOC = re.compile(r"^\s*read\b.*\s([A-Za-z_]\w*)\s*<<-?\s*['\"]?(\w+)['\"]?\s*$")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\}|\{(\w+)\[[@*]\]\})")
 _ARITHMETIC = re.compile(r"\$\(\(([^$]+?)\)\)(?!\))")
@@ -97,7 +98,7 @@ def _join_lines(script: str) -> Iterator[str]:
             yield f"${heredoc[1]}"  # what its script gives to a launcher
             continue
         if array is not None:
-            yield f"{array[1]}={shlex.quote(' ' + _collect(lines, ')'))}"
+            yield f"{array[1]}={shlex.quote(' ' + _collect_array(array[2], lines))}"
             continue
         while line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
             line = line.rstrip()[:-1] + " " + _drop_comment(next(lines, ""))
@@ -112,6 +113,21 @@ def _collect(lines: Iterator[str], end: str) -> str:
             break
         found.append(_drop_comment(line).rstrip().removesuffix("\\"))
     return " ".join(found)
+
+
+def _collect_array(first: str, lines: Iterator[str]) -> str:
+    """The text of an array from what follows its parenthesis up to the one that closes it."""
+    found: list[str] = []
+    for line in chain([first], lines):
+        found.append(_drop_comment(line).rstrip().removesuffix("\\"))
+        if found[-1].endswith(")") and (found[-1].strip() == ")" or _is_closed("".join(found))):
+            found[-1] = found[-1][:-1]
+            break
+    return " ".join(found)
+
+
+def _is_closed(text: str) -> bool:
+    return text.count(")") > text.count("(")
 
 
 def _split(line: str) -> Iterator[list[str]]:
@@ -135,7 +151,8 @@ def _split(line: str) -> Iterator[list[str]]:
 
 
 def _drop_comment(line: str) -> str:
-    return "" if line.lstrip().startswith("#") else line
+    before = _BEFORE_COMMENT.match(line)
+    return before[0] if before is not None and line[before.end() :].startswith("#") else line
 
 
 @dataclass

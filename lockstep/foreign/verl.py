@@ -9,6 +9,7 @@ from lockstep.foreign.conversions import (
     column,
     context,
     data_file,
+    data_ranks,
     distance,
     insist,
     kl_coefficient,
@@ -109,7 +110,7 @@ def _dp(value: Json, config: Config) -> Answer:
     others = config.whole(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     for axis in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         others *= config.whole(f"{ACTOR}.megatron.{axis}", 1) if _is_megatron(config) else 1
-    return gpus // others if gpus % others == 0 else refuse(f"{gpus} GPUs do not divide by {others}")
+    return data_ranks(gpus, others)
 
 
 def _kl_reward(value: Json, config: Config) -> Answer:

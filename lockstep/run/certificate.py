@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from lockstep.models.exact.attention import BLOCK
-from lockstep.models.exact.linear import ROWS
 from lockstep.monitor.agreement import Certificate
 from lockstep.report.certificate import CERTIFICATE
 from lockstep.run.machine import describe_machine
 from lockstep.whole_files import write_whole
+from lockstep_logprobs.hidden import ROWS
 from lockstep_logprobs.softmax import TILE_COLUMNS
 
 _EXACT = {

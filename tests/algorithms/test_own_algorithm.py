@@ -108,7 +108,7 @@ def test_killed_at_any_instant_it_ends_as_if_it_had_not_been(example: Path) -> N
                 process.wait(chance.uniform(0.0, 0.1))
         process.kill()
         assert process.wait() == -9, "the run was over before it could be killed; give it more steps"
-    subprocess.run(command, check=True, capture_output=True)
+    assert main(["train", "recipe.yaml", *whole, "run.folder=killed"]) == 0
     assert_same(final("whole"), final("killed"))
     assert read_metrics(Path("whole")) == read_metrics(Path("killed"))
 

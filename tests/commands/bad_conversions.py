@@ -28,6 +28,6 @@ CONVERTED = {
     "convert: no configuration in Python": theirs("py", "print(1)\n"),
     "convert: nothing known": theirs("yaml", "x: 1\n"),
     "convert: no algorithm": theirs("yaml", "model_name_or_path: m\nlearning_rate: 1e-6\n"),
-    "convert: over what is read": theirs("yaml", "grpo: {num_generations_per_prompt: 4}\n", "--out ./theirs.yaml"),
+    "convert: over a file": theirs("yaml", "grpo: {num_generations_per_prompt: 4}\n", "--out ./theirs.yaml"),
     "convert: a recipe that does not load": theirs("sh", ODD_BATCH),
 }

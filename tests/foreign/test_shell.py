@@ -51,3 +51,18 @@ def test_arguments_that_are_not_known_are_named(convert: Convert) -> None:
     assert converted.missing == ("$more", "$OTHER", "what a condition adds to $ARGS")
     assert "data.seed" not in {entry.theirs for entry in converted.entries}
     assert converted.options["data.shuffle"] is True
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        "(data.seed=3 data.shuffle=True)",
+        "( data.seed=3\n  data.shuffle=True )",
+        "(data.seed=3  # note :)\n data.shuffle=True)",
+        "(\n  data.seed=$(echo 3)\n  data.shuffle=True\n)",
+    ],
+)
+def test_an_array_ends_at_its_parenthesis(array: str) -> None:
+    command = find_command(f'ARGS={array}\npython -m verl.trainer.main_ppo "${{ARGS[@]}}" data.truncation=error\n')
+    assert command.read()["data.shuffle"] is True
+    assert command.read()["data.truncation"] == "error"

@@ -1,7 +1,7 @@
 """Mixtures of experts whose tokens do not depend on their neighbors, on CPUs.
 
-A router's products have a multiple of 8 rows, and so have an expert's, however many tokens it was given. A token's
-experts are added in the order in which its router named them.
+A router's products are filled up with rows as `linear` fills them, and so are an expert's, however many tokens it got.
+A token's experts are added in the order in which its router named them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from lockstep.models.exact.linear import linear, pad
+from lockstep.models.exact.linear import linear
+from lockstep_logprobs.hidden import count_missing_rows
 
 ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "Qwen3MoeTopKRouter")
 """Classes of `transformers` that `route` computes."""
@@ -22,10 +24,11 @@ EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 """Those that `compute_experts` computes."""
 
 
-def route(router: nn.Module, hidden: Tensor) -> tuple[Tensor, ...]:
+def route(router: Any, hidden: Tensor) -> tuple[Tensor, ...]:
     """The results of a router for some tokens, by its own operations on rows that are filled up."""
     rows = hidden.shape[:-1].numel()
-    return tuple(x[:rows] for x in type(router).forward(router, pad(hidden.reshape(rows, -1))))
+    filled = F.pad(hidden.reshape(rows, -1), (0, 0, 0, count_missing_rows(rows, router.weight)))
+    return tuple(x[:rows] for x in type(router).forward(router, filled))
 
 
 def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Linear maps and activations whose rows do not depend on their neighbors, on CPUs.
 
 A matrix product sums each element in an order that its kernel chooses, and the kernel is chosen by the number of rows:
-a few rows take another one, and so do threads that are left with a few. Multiples of 8 rows all take the same. An
-activation's vectors and what is left of them at the end can round differently; it is written here in operations that
-round alike.
+a few rows take another one, so do threads that are left with a few, and in bf16 so do small products. Multiples of 8
+rows, and of enough multiplications, all take the same (`count_missing_rows`). An activation's vectors and what is left
+of them at the end can round differently; it is written here in operations that round alike.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.models.kernels import cast_as_autocast
+from lockstep_logprobs.hidden import count_missing_rows
 from lockstep_logprobs.kernel import runs_fused
-
-ROWS = 8
-"""Products have a multiple of so many rows."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, each row of which has the same bits in any batch; differentiable."""
     rows = x.shape[:-1].numel()
-    if rows % ROWS == 0:
-        return F.linear(x, weight, bias)
-    return F.linear(pad(x.reshape(rows, -1)), weight, bias)[:rows].view(*x.shape[:-1], -1)
+    if missing := count_missing_rows(rows, weight):
+        return F.linear(F.pad(x.reshape(rows, -1), (0, 0, 0, missing)), weight, bias)[:rows].view(*x.shape[:-1], -1)
+    return F.linear(x, weight, bias)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -39,7 +37,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _FixedTiles.apply(x, weight, None if bias is None else bias.to(weight.dtype))
 
 
-def pad(x: Tensor, multiple: int = ROWS) -> Tensor:
+def pad(x: Tensor, multiple: int) -> Tensor:
     """Adds rows of 0 up to a multiple; padding by none would copy."""
     return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple)) if x.shape[-2] % multiple else x
 

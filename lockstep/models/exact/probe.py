@@ -16,10 +16,11 @@ from transformers import PreTrainedConfig
 from lockstep.config import LoRA
 from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
-from lockstep.models.exact.linear import ROWS, linear
+from lockstep.models.exact.linear import linear
 from lockstep.models.exact.verdicts import recall
 from lockstep.models.folder import head_size, skeleton
 from lockstep.models.lora import adapt
+from lockstep_logprobs.hidden import ROWS
 from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles
 
 _SIZES = (1, 5, 9, 17, 65, 264)
@@ -28,14 +29,9 @@ _SIZES = (1, 5, 9, 17, 65, 264)
 _DRAWN = 256
 """Columns of a weight that are drawn; the others repeat them, since a kernel is not chosen by numbers."""
 
-ADAPTED_RANKS = 8
-"""Ranks of adapters that are exact in bf16: of others, up to 1 token of 30 had other bits, which no trial here saw."""
-
 
 def probe(config: PreTrainedConfig, bf16: bool, adapters: LoRA | None = None) -> str | None:
     """Says which product of a model is not exact on this machine, on one thread or all; None: all are exact."""
-    if adapters is not None and bf16 and adapters.rank % ADAPTED_RANKS:
-        return f"learner.lora.rank is {adapters.rank}, and adapters in bf16 are exact by multiples of {ADAPTED_RANKS}"
     for product in _products(config, torch.bfloat16 if bf16 else torch.float32, adapters):
         if not recall(repr(product), product.is_exact):
             return f"{product} on this machine"
@@ -80,8 +76,22 @@ def use_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def _draw_cancelling(rows: int, columns: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Draws factors [rows, size] and [columns, size] whose products cancel: what is left tells the order of the sums.
+
+    Of other numbers bf16 rounds it away in all but 1 element of some 40,000.
+    """
+    half, draw = -(-size // 2), torch.Generator().manual_seed(rows + columns + size)
+    x, weight = (
+        torch.randn(n, half, generator=draw) * torch.randint(-6, 7, (n, half), generator=draw).exp2()
+        for n in (rows, columns)
+    )
+    order = torch.randperm(2 * half, generator=draw)[:size]
+    return torch.cat([x, x], 1)[:, order].to(dtype), torch.cat([weight, -weight], 1)[:, order].to(dtype)
 
 
 class _Product(Protocol):
@@ -106,13 +116,13 @@ class _Map:
 
     @torch.no_grad()
     def is_exact(self) -> bool:
-        """Tries batches whose rows repeat those of the smallest, on one thread and on all."""
-        drawn, repeats = min(self.columns, _DRAWN), -(-self.columns // _DRAWN)
-        weight = _random(drawn, self.size, dtype=self.dtype).repeat(repeats, 1)[: self.columns]
+        """Tries batches that repeat a few rows, on one thread and on all, against each of them alone."""
+        repeats, times = -(-self.columns // _DRAWN), -(-_SIZES[-1] // ROWS)
+        x, weight = _draw_cancelling(ROWS, min(self.columns, _DRAWN), self.size, self.dtype)
+        weight = weight.repeat(repeats, 1)[: self.columns]
         weight = weight.mT.contiguous().mT if self.turned else weight
-        x, times = _random(ROWS, self.size, dtype=self.dtype), -(-_SIZES[-1] // ROWS)
         with use_threads(1):
-            few = linear(x, weight).repeat(times, 1)
+            few = torch.cat([linear(row, weight) for row in x.split(1)]).repeat(times, 1)
         x = x.repeat(times, 1)
         for threads in {1, torch.get_num_threads()}:
             with use_threads(threads):
@@ -136,7 +146,7 @@ class _Head:
     def is_exact(self) -> bool:
         """Tries the first tile and the last."""
         columns = min(self.vocabulary, TILE_COLUMNS + self.vocabulary % TILE_COLUMNS)
-        x, weight = _random(ROWS, self.size, dtype=self.dtype), _random(columns, self.size, dtype=self.dtype)
+        x, weight = _draw_cancelling(ROWS, columns, self.size, self.dtype)
         tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
         return torch.equal(linear(x, weight), torch.cat([linear(x, tile) for tile in tiles], 1))
 

@@ -18,7 +18,7 @@ import torch
 
 from lockstep.data.cache import entry, folder
 from lockstep.whole_files import write_changed
-from lockstep_logprobs import softmax
+from lockstep_logprobs import hidden, softmax
 
 _PROCESSOR = (
     "vendor_id", "cpu family", "model", "stepping", "cache size", "flags",
@@ -77,7 +77,7 @@ def _read_processor() -> str:
 @cache
 def _hash_code() -> str:
     """A hash of the code that a verdict is about."""
-    files = [*sorted(Path(__file__).parent.rglob("*.py")), Path(softmax.__file__)]
+    files = [*sorted(Path(__file__).parent.rglob("*.py")), Path(softmax.__file__), Path(hidden.__file__)]
     return _hash("\n".join(file.read_text() for file in files))
 
 

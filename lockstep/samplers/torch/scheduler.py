@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.continuous import Continuous, Growing
-from lockstep.models.exact.linear import ROWS
 from lockstep.models.extents import Extents
 from lockstep.models.heads import PLAIN
 from lockstep.models.pool import BLOCK, Pool
@@ -27,6 +26,7 @@ from lockstep.samplers.torch.blocks import Blocks, count_blocks
 from lockstep.samplers.torch.passes import Tokens, take_prompts
 from lockstep.samplers.torch.rows import NotFinite, Places, Response, Row, SharedPrompt
 from lockstep.types import Request, SamplingParams
+from lockstep_logprobs.hidden import ROWS
 
 PASS_TOKENS = 16_384
 """Tokens of prompts in one pass, at most, but for one longer prompt."""

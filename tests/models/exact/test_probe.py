@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoConfig, PreTrainedConfig
 
 from lockstep.config import LoRA
 from lockstep.models.exact import probe
 from lockstep.models.exact.linear import linear
+from lockstep_logprobs.hidden import ROWS
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 PRODUCTS = 3 + 1 + 1
@@ -70,12 +72,24 @@ def test_a_second_probe_computes_no_product(
 
 
 @pytest.mark.usefixtures("verdicts")
-@pytest.mark.parametrize(
-    ("rank", "bf16", "exact"), [(3, True, False), (12, True, False), (3, False, True), (8, True, True)]
-)
-def test_adapters_in_bf16_are_exact_by_their_rank(config: PreTrainedConfig, rank: int, bf16: bool, exact: bool) -> None:
-    reason = probe.probe(config, bf16, LoRA(rank=rank))
-    assert reason is None if exact else f"learner.lora.rank is {rank}, and adapters in bf16" in str(reason)
+@pytest.mark.parametrize("rank", [1, 3, 8, 12])
+def test_adapters_of_any_rank_are_exact_in_bf16(config: PreTrainedConfig, rank: int) -> None:
+    assert probe.probe(config, bf16=True, adapters=LoRA(rank=rank)) is None
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
+    config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch does not give small products to oneDNN: by rows in multiples of 8 alone, 1 element of 40,000 differs."""
+
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(F.pad(x, (0, 0, 0, -len(x) % ROWS)), weight)[: len(x)]
+
+    monkeypatch.setattr(probe, "linear", multiply)
+    assert probe.probe(config, bf16=True) is None
+    reason = probe.probe(config, bf16=True, adapters=LoRA(rank=8))
+    assert reason == "a product of 32 by 8 in torch.bfloat16 is not the same in any batch on this machine"
 
 
 @pytest.mark.usefixtures("verdicts")
