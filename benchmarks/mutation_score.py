@@ -43,7 +43,8 @@ class Score:
         text: The code before.
         outcome: `kept`, `equivalent` or `crashed`.
         gap: Root mean square difference of log-probabilities, nats.
-        segment: True if the segment that was opened ran the line, or reads a weight that the line changed.
+        segment: True if the segment that was opened, or what built a value that is measured wrong, ran the line, or it
+            reads a weight that the line changed.
         in_line: True if the line is among the first three places; None: not measured.
         in_function: True if its function is.
         reproduces: True if the script fails with the edit and passes without it.

@@ -1,4 +1,4 @@
-"""What built a model: the lines of Python that made its numbers and its tables, and that loaded its weights."""
+"""Makers of a model: the lines of Python that made its numbers and its tables, and that loaded its weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from lockstep_doctor.operators import (
     find_writes,
     frame_of,
     is_model_file,
-    stack_of,
 )
 
 _ROWS, _MOST = 1024, 1 << 24
@@ -48,6 +47,7 @@ class LoadedTensor:
     Attributes:
         name: As the checkpoint has it.
         numel: Numbers that it has.
+        reader: Function that gave it away first.
         written: Numbers of it that were written into other memory.
         takers: Functions that were handed all of it, in order.
         writes: Operators that wrote some of it, in order.
@@ -59,6 +59,7 @@ class LoadedTensor:
 
     name: str
     numel: int
+    reader: Operator
     written: int = 0
     takers: list[Operator] = field(default_factory=list)
     writes: list[Operator] = field(default_factory=list)
@@ -69,7 +70,7 @@ class LoadedTensor:
 
     @property
     def share(self) -> float:
-        """How much of it was written."""
+        """Share of it that was written."""
         return self.written / max(self.numel, 1)
 
     def find_places(self) -> dict[str, Operator]:
@@ -129,7 +130,8 @@ class BuildLog(TorchDispatchMode):
         """
         some = sorted((self.loaded[name] for name in names if name in self.loaded), key=lambda one: one.share)
         if not some:
-            return []
+            readers = dict.fromkeys(one.reader for one in self.loaded.values())
+            return [replace(one, name=f"{', '.join(names)} is not {one.name}") for one in readers]
         first = some[0]
         shared = [one for one in self.loaded.values() if one is not first and first.targets & one.targets]
         beside = shared if first.share >= 1 else []
@@ -308,13 +310,15 @@ class BuildLog(TorchDispatchMode):
                 continue
             self._in_hand = loaded
             if x.numel() >= loaded.numel:
-                loaded.takers.append(Operator("taken", tuple(stack_of(frame)), (), (), ()))
+                loaded.takers.append(Operator("taken", _stack_of(frame), (), (), ()))
 
     def _hand_over(self, value: Any, frame: FrameType) -> None:
         """Notes that a generator gives a tensor away; the first one that gives it by its name has read it."""
         match value:
             case (str(name), Tensor() as tensor) if self._find(tensor) is None:
-                loaded = self.loaded[name] = LoadedTensor(name, tensor.numel())
+                loaded = self.loaded[name] = LoadedTensor(
+                    name, tensor.numel(), Operator("read", _stack_of(frame), (), (), ())
+                )
                 self._held[memory_of(tensor)] = weakref.ref(tensor), loaded
             case _:
                 pass
@@ -341,6 +345,11 @@ def find_build(model: nn.Module) -> BuildLog | None:
     return _LOGS.get(model)
 
 
+def _stack_of(frame: FrameType) -> tuple[Frame, ...]:
+    """The lines of models that a frame and those that called it execute, innermost first."""
+    return tuple(map(frame_of, callers(frame)))
+
+
 def memory_of(tensor: Tensor) -> int:
     """Returns a number of the memory that a tensor shares with its views."""
     return tensor.untyped_storage()._cdata
@@ -365,5 +374,5 @@ def _numbers(frame: FrameType) -> Iterator[tuple[str, Number]]:
 
 def _at(frame: FrameType, line: int) -> tuple[Frame, ...]:
     """The lines of models that are being executed, of which the innermost one has a line of its own."""
-    first, *others = stack_of(frame)
+    first, *others = _stack_of(frame)
     return replace(first, line=line), *others

@@ -271,11 +271,6 @@ def _active(depth: int = 1) -> Iterator[FrameType]:
     yield from callers(sys._getframe(depth))
 
 
-def stack_of(frame: FrameType) -> Iterator[Frame]:
-    """The lines of models that a frame and those that called it execute, innermost first."""
-    yield from map(frame_of, callers(frame))
-
-
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
     """A frame of a model, and those that called it, innermost first."""
     while frame is not None:

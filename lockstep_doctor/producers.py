@@ -1,4 +1,4 @@
-"""What built the tables and numbers that a segment reads, where they are measured not to be the other engine's."""
+"""Makers of the tables and numbers that a segment reads, where they are measured not to be the other engine's."""
 
 from __future__ import annotations
 

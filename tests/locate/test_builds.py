@@ -151,3 +151,13 @@ def test_a_tensor_that_is_put_elsewhere_has_its_writer_and_what_made_the_place()
     assert [one.stack[0].function for one in (taker, place, writer)] == ["load_half", "find_place", "load_half"]
     assert writer.name.endswith("aten.copy_.default")
     assert {one.function for one in taker.lines} >= {"load", "load_half", "find_place"}
+
+
+def test_a_tensor_that_is_not_read_has_the_reader_of_the_others() -> None:
+    with watch_build() as models:
+        models.append(Loaded())
+        load(models[0], read_file())
+    log = find_build(models[0])
+    assert log is not None
+    (reader,) = log.find_loaders(["third"])
+    assert (reader.name, reader.stack[0].function) == ("third is not read", "read_file")
