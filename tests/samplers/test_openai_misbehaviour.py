@@ -23,8 +23,8 @@ from lockstep.config import OpenAI
 from lockstep.inference.generate import generate
 from lockstep.inference.generate_recipe import generate_recipe
 from lockstep.models.tokenizer import load_tokenizer
-from lockstep.samplers.openai import bounded
 from lockstep.samplers.openai.client import OpenAIClient, ServerError
+from lockstep.servers import bounded
 from lockstep.types import Reply, Request, SamplingParams
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "servers.md"

@@ -49,7 +49,7 @@ def online_dpo_step(step: int, position: int, workers: OnlineDPOWorkers, setting
     count, generations = settings.options.num_prompts_per_step, settings.options.num_generations
     with workers.phase("generate"), workers.collector.engine.at(step) as refitted:
         rollouts = workers.collector.collect(position, count, settings.sampling, generations)  # y_1 … y_G ~ π(·|x)
-    metrics = rollouts.metrics().with_prefix("train") + rollouts.tampering() + refitted
+    metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + refitted
     with workers.phase("logprobs"):
         old_logprob_N = compute_logprobs(workers.policy, rollouts.batch, "the policy")
     answers = rollouts.batch.with_columns({"old_logprob": old_logprob_N})
