@@ -14,6 +14,9 @@ _LOSSES_OF_PAIRS: Mapping[str, Mapping[str, Json]] = {
     "ipo": {"preference_loss": "ipo", "preference_average_log_probs": True},
 }
 
+_AT_NO_SMOOTHING = {"robust": "sigmoid"}
+"""Losses that are another one without label smoothing."""
+
 
 def convert_loss_of_pairs(value: Json, config: Config) -> Answer:
     """One loss of pairs, with the likelihood of chosen answers beside it or not."""
@@ -24,7 +27,7 @@ def convert_loss_of_pairs(value: Json, config: Config) -> Answer:
     loss = Lookup({name: name for name in _LOSSES_OF_PAIRS})(others[0], config)
     if not isinstance(loss, str):
         return loss
-    parts = dict(_LOSSES_OF_PAIRS["sigmoid" if loss == "robust" and not config.get("label_smoothing") else loss])
+    parts = dict(_LOSSES_OF_PAIRS[loss if config.get("label_smoothing") else _AT_NO_SMOOTHING.get(loss, loss)])
     if "sft" in names:
         weights = config.get("loss_weights")
         weight = weights[names.index("sft")] if isinstance(weights, list) and len(weights) == len(names) else 1.0

@@ -25,19 +25,17 @@ def episodes() -> Batch:
 def by_hand(batch: Batch, logits_mV: Tensor, sampling: SamplingParams) -> Tensor:
     """Penalties by the words of their definition, place by place, float64 [m, V]."""
     rows = list[Tensor]()
+
+    def penalize(z: Tensor, token: int, before: Tensor, made: Tensor) -> Tensor:
+        if bool((before == token).any()):
+            z = z / sampling.repetition_penalty if z > 0 else z * sampling.repetition_penalty
+        times = int(((before == token) & made).sum())
+        return z - sampling.frequency_penalty * times - sampling.presence_penalty * (times > 0)
+
     for sequence, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
         for t in mask.nonzero()[:, 0].tolist():
-            z = logits_mV[len(rows)].double().clone()
-            for token in range(VOCABULARY):
-                made = int(((sequence[:t] == token) & mask[:t]).sum())
-                if token in sequence[:t].tolist():
-                    z[token] = (
-                        z[token] / sampling.repetition_penalty
-                        if z[token] > 0
-                        else (z[token] * sampling.repetition_penalty)
-                    )
-                z[token] -= sampling.frequency_penalty * made + sampling.presence_penalty * (made > 0)
-            rows.append(z)
+            z = logits_mV[len(rows)].double()
+            rows.append(torch.stack([penalize(z[token], token, sequence[:t], mask[:t]) for token in range(VOCABULARY)]))
     return torch.stack(rows)
 
 
