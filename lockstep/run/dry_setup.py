@@ -158,7 +158,7 @@ class DrySetup:
         located = section.locate(self.source.folder)
         score_judge(located, self.answering(located, Policy(Absent(), self.source), key), self.algorithm.seed, key)
         people = "" if section.people is None else f"; {describe(*read_people(section.people))}"
-        who = located.path if located.has_engine else "a server"
+        who = (section.path or "the initial model") if located.has_engine else "a server"
         self.found.say(key, f"{who} judges {section.num_evals_to_average} times; it was not asked{people}")
 
     def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, option: str) -> None:

@@ -80,7 +80,7 @@ def test_they_are_known_to_the_command_line_too() -> None:
     [
         (
             "maths",
-            "reward is 'maths'; did you mean 'math'\\? there are: math, instructions, code, python; or give a fun",
+            "reward is 'maths'; did you mean 'math'\\? there are: math, instructions, code, python, server, judge; or",
         ),
         ("accuracy", "reward is 'accuracy'; there are: math"),
     ],

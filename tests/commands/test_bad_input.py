@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from bad_conversions import CONVERTED
 from bad_inputs import CATALOGUE as OWN
+from bad_options import OPTIONS
 from safetensors.torch import load_file
 from workspace import furnish
 
@@ -20,7 +21,7 @@ from lockstep.cli import main
 from lockstep.errors import InputError
 from lockstep.run.folder import lock_folder
 
-CATALOGUE = {**OWN, **CONVERTED}
+CATALOGUE = {**OWN, **OPTIONS, **CONVERTED}
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")
 SENTENCES = {row["name"]: row["sentence"] for row in map(ROW.fullmatch, PAGE.read_text().splitlines()) if row}

@@ -15,7 +15,9 @@ FIELDS = PromptSection.model_fields
 TALKS = PromptSection(
     messages="talk", max_prompt_tokens=7, overlong_prompts="skip", bad_rows="skip", fields={"n": "any"}
 )
-CHATS = PromptSection(prompt="{q}", chat=True, system_prompt="Be brief.", max_prompt_tokens=7)
+CHATS = PromptSection(
+    prompt="{q}", chat=True, system_prompt="Be brief.", template_args={"thinking": False}, max_prompt_tokens=7
+)
 
 
 def options(section: PromptSection, of: type[PromptSection] = PromptSection) -> dict[str, object]:

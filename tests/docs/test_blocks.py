@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
@@ -17,6 +18,7 @@ import pytest
 from doc_commands import PAGES, ROOT, blocks
 from openai_server import OpenAIServer, Said, listening
 
+import lockstep
 from lockstep.config import JudgeSection
 from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer
@@ -24,6 +26,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import SamplingParams
 
 ELSEWHERE = {
+    "docs/guides/sweeps.md": "tests/sweeps/test_sweep_guide.py",
     "README.md": "tests/api/test_loop.py",
     "docs/guides/add_a_model.md": "tests/dist/test_new_family.py",
     "docs/guides/first_steps.md": "tests/docs/test_docs.py",
@@ -85,19 +88,32 @@ def test_a_task_of_ones_own_writes_its_rows(in_tmp: Path, run_block: Callable[..
 
 
 def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any]]) -> None:
-    [block] = python_of("environments")
-    game = run_block(block)["Guess"]()
+    guess, slow = python_of("environments")
+    game = run_block(guess)["Guess"]()
     game.reset({"largest": 9}, seed=0)
     said = [game.step(text) for text in ("?", *map(str, range(1, 10)))]
     assert said[0] == ("A number, please.\n", 0.0, False)
     assert ("", 1.0, True) in said
 
+    async def play() -> list[tuple[str, float, bool]]:
+        service = run_block(slow)["Slow"]()
+        await service.reset({}, seed=0)
+        return [await service.step("?") for _ in range(3)]
+
+    assert [end for _, _, end in asyncio.run(play())] == [False, False, True]
+
 
 def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]]) -> None:
-    [block] = python_of("rewards")
-    score = run_block(block)["short_and_right"]
+    one, batch, slow, several = python_of("rewards")
+    score = run_block(one)["short_and_right"]
     assert score("2 + 2 =", "", "4", {}) is None
     assert score("2 + 2 =", " 4", "4", {}) == pytest.approx(0.998)
+    assert run_block(batch)["by_rank"](["?"] * 2, ["long", "no"], [""] * 2, [{}] * 2) == [0.5, 1.0]
+    assert asyncio.run(run_block(slow)["ask_slowly"]("2 + 2 =", " 4", "4", {})) == 1.0
+    rows = [{"question": "2 + 2 =", "answer": "4"}]
+    names = {"lockstep": lockstep, "rows": rows, "right": score, "well_formed": score}
+    parts = run_block(several, **names)["trainer"].loaded.recipe.reward.parts
+    assert {name: part.weight for name, part in parts.items()} == {"format": 0.2, "answer": 1.0}
 
 
 def test_a_server_answers_as_a_judge(run_block: Callable[..., dict[str, Any]]) -> None:

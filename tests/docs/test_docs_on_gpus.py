@@ -38,6 +38,7 @@ ROWS = {
     "pairs.jsonl": {"prompt": "Who?", "chosen": ANSWER, "rejected": "Nobody.", "score_chosen": 5, "score_rejected": 1},
     "prompts.jsonl": {"prompt": "Who?", "question": "Who?"},
     "train.jsonl": {"question": "How many?", "answer": "#### 3"},
+    "labeled.jsonl": {"prompt": "Who?", "completion": "Lily.", "label": True},
 }
 EXAMPLE = ROOT / "examples/custom_algorithm"
 COUNT = 1024
@@ -95,6 +96,9 @@ def test_a_run_can_start_on_gpus(
     text: str, real: dict[str, str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(EXAMPLE, in_tmp, dirs_exist_ok=True)
+    (in_tmp / "my_rewards.py").write_text(
+        "def brief(prompt, response, answer, row):\n    return -float(len(response))\n"
+    )
     show_gpus(monkeypatch, TRAINING[text].gpus)
     arguments = [word for word in with_files(text, real) if word != "--dry-run"]
     assert main([*arguments, *warmed_up_shortly(arguments[1]), "--dry-run"]) == 0, capsys.readouterr().err

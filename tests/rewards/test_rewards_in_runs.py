@@ -100,7 +100,7 @@ def test_the_initial_model_can_judge_and_equal_answers_are_judged_alike() -> Non
     reward = {"type": "sum", "parts": {"judge": part, "parity": python("parity")}}
     Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"reward": reward}))
     report = dry_run(load("tiny.yaml"))
-    assert "reward.parts.judge.judge: " in report
+    assert "reward.parts.judge.judge  the initial model judges 2 times" in report
     rows = run(RECIPE, reward, "run.max_steps=1", "sampling.max_tokens=1", "run.num_logged_samples=16")
     [row] = [row for row in rows if "reward/judge" in row]
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
