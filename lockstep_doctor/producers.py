@@ -23,7 +23,8 @@ def find_producers(
 
     A table, such as the cosines of all positions, is right if its numbers, up to the last token, are those of tables of
     the other engine, or of what that computes before the layers. Of a wrong one, the operators that begin to be wrong
-    come first, then where their numbers come from; the first has the lines of all others. What is right is left out.
+    come first, then where their numbers come from; the first has the lines of all others. What is right is left out,
+    and so are all tables where none of the other engine are known to compare them with.
 
     Args:
         own: Of the engine, with what built its tables.
@@ -41,7 +42,7 @@ def find_producers(
     early = {value for one in other.operators if one.early for value in one.outputs}
     handed_on = [_sort(other.values[value], tokens) for value in early & read]
     plain, found = torch.tensor(known, dtype=torch.float64), list[Operator]()
-    for value, table in own.tables.items():
+    for value, table in own.tables.items() if other.tables else ():
         if not table.values[-1].is_floating_point() or not any(value in one.inputs for one in own.operators):
             continue
         good = _check_table([_sort(one, tokens) for one in table.values], right, final, handed_on, plain)

@@ -91,7 +91,7 @@ def test_its_recipe_is_printed_and_explained(example: Path, capsys: pytest.Captu
     assert "did you mean num_prompts_per_step?" in capsys.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.proof
 def test_killed_at_any_instant_it_ends_as_if_it_had_not_been(example: Path) -> None:
     """Within a step, and while a checkpoint is written."""
     chance, whole = random.Random(0), (*SHORT, "run.max_steps=6")

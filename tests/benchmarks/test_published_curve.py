@@ -86,7 +86,7 @@ def command(places: Sequence[Path], *options: str) -> list[str]:
     return [*map(str, places), "--out", "out", "--seeds", "7", *options]
 
 
-@pytest.mark.full
+@pytest.mark.proof
 @pytest.mark.needs("megatron")
 @pytest.mark.usefixtures("megatron")
 @pytest.mark.timeout(900)

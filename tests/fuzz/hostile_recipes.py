@@ -203,7 +203,6 @@ REWARDS = {
     "reward: exits when imported": found_early("raise SystemExit(0)\n", "mine.py"),
     "reward: interrupts when imported": found_early("raise KeyboardInterrupt\n", "mine.py:f", "ended the process"),
     "reward: bytes that are no UTF-8": found_early(b"x = '\xff'\n".decode("latin1").encode("latin1"), "mine.py"),
-    "reward: a coroutine": reward("async " + F + "  return 1.0\n", "mine.py:f", "async"),
     "reward: a generator": reward(F + "  yield 1.0\n", "mine.py:f"),
     "reward: a class": reward("class f:\n  def __init__(self, prompt, response, answer, row): pass\n", "mine.py:f"),
     "reward: a truth value of numpy": reward(

@@ -18,10 +18,10 @@ from lockstep.command_line import command
 from lockstep.config.loading import load
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
+from lockstep.models import digests
 from lockstep.objectives.estimates import share
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
-from lockstep.run import identity
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -166,7 +166,7 @@ def test_a_finished_evaluation_is_read_and_not_made_again(
 def test_other_weights_or_rows_are_another_evaluation(
     in_tmp: Path, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "_SMALL_BYTES", 1 << 18)  # the weights, a megabyte, are then large
+    monkeypatch.setattr(digests, "_SMALL_BYTES", 1 << 18)  # the weights, a megabyte, are then large
     shutil.copytree(assets / "models/stories260K/hf", "model", copy_function=shutil.copyfile)
     rows, weights = in_tmp / "one.jsonl", in_tmp / "model/model.safetensors"
     rows.write_text('{"question": "Once upon a time", "answer": "#### 1"}\n')

@@ -440,7 +440,7 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
 def test_a_large_file_of_the_first_model_is_known_by_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.run.identity._SMALL_BYTES", 1000)
+    monkeypatch.setattr("lockstep.models.digests._SMALL_BYTES", 1000)
     (tmp_path / "weights").write_bytes(bytes(10**6))
     before = inputs(load("ppo_arithmetic"), {}, tmp_path)
     (tmp_path / "weights").write_bytes(b"\1" * 10**6)

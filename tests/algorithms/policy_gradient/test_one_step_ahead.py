@@ -67,8 +67,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_validation_changes_nothing(r
     assert_same(final("seldom"), final("whole"))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("kills", [12])
 def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run, kills: int) -> None:
     lasting = (*AHEAD, "sampler.replicas=2", f"run.max_steps={kills + 4}", "run.save_every=2")
     run("run.folder=whole", *lasting)
