@@ -156,7 +156,7 @@ def open_judge_reward(
             who, data, assess(ranked, lenient, None), skipped.count, section.judge_score_high, False
         )
         write_whole(folder / agreement_file(key), [json.dumps(found, indent=1, allow_nan=False).encode() + b"\n"])
-    return JudgeReward(scorer, section.judge_score_low, section.judge_score_high)
+    return JudgeReward(scorer, remembered, section.judge_score_low, section.judge_score_high)
 
 
 def read_people(section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
@@ -170,7 +170,7 @@ def _identify(section: RewardJudge) -> str:
     folder = None if section.path is None else weights_of(section.path)
     files = {} if folder is None or served is not None else model_files(folder)
     sampling = section.sampling.model_dump(mode="json")
-    return json.dumps([served, files, section.chat, sampling], sort_keys=True)
+    return json.dumps([served, files, section.chat, dict(section.template_args), sampling], sort_keys=True)
 
 
 def _describe(section: RewardJudge) -> str:

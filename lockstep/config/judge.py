@@ -90,6 +90,8 @@ class AskedSection(Section):
             raise ValueError(
                 "the policy judges with its own sampler; set path to let another model judge, or no sampler"
             )
+        if served and self.sampling.stop:
+            raise ValueError("sampling.stop: a server ends replies by itself; leave stop strings out")
         if served and not self.chat:
             raise ValueError("a server puts every question through its chat template; leave chat on")
         if self.system_prompt is not None and not self.chat:

@@ -117,6 +117,9 @@ class Schedule(Section):
         return self
 
 
+_Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
 class Optimizer(Section):
     """An optimizer of torch.optim, AdamW (Loshchilov & Hutter 2019) unless named, with fp32 weights and moments."""
 
@@ -124,7 +127,7 @@ class Optimizer(Section):
         default="AdamW", description="class of torch.optim"
     )
     lr: PositiveFloat = Field(description="learning rate after the warm-up")
-    betas: tuple[Probability, Probability] = Field(
+    betas: tuple[_Decay, _Decay] = Field(
         default=(0.9, 0.999), description="decay of the running means of the gradient and of its square"
     )
     eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")

@@ -237,6 +237,8 @@ class RewardSection(SingleReward):
     def _parts_have_names(self) -> RewardSection:
         if self.parts == {}:
             raise ValueError("a sum has parts; name at least one")
+        if self.parts is not None and not any(part.weight for part in self.parts.values()):
+            raise ValueError("every part of the sum has weight 0, so nothing is rewarded; raise one")
         for name in self.parts or {}:
             if not _PART.fullmatch(name) or name in _TAKEN:
                 raise ValueError(

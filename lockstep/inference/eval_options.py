@@ -69,6 +69,11 @@ class EvalRecipe(Recipe):
             raise ValueError("greedy and sampling are both null, so there is nothing to evaluate; set one of them")
         if self.reward is None and self.environment is None:
             raise ValueError("say what responses are worth: set reward, or an environment that rewards")
+        if self.environment is not None and self.sampling is not None and self.sampling.params().counts_response:
+            raise ValueError(
+                "sampling.presence_penalty and frequency_penalty count the tokens of one response, and an episode has "
+                "several; leave them at 0 with an environment"
+            )
         for key, leaf in self.reward.leaves("reward") if self.reward is not None else ():
             if leaf.judge is not None and leaf.judge.path is None and leaf.judge.has_engine:
                 raise ValueError(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from lockstep.errors import InputError
 from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.records import check_shape, is_file
 from lockstep.whole_files import append
@@ -56,9 +58,11 @@ class RememberedAnswers:
     file: Path
     who: str
     _places: dict[bytes, int] = field(init=False, repr=False, compare=False)  # of lines, since replies may be large
+    _begin: list[int] = field(init=False, repr=False, compare=False)  # of the last call's lines
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_places", {})
+        object.__setattr__(self, "_begin", [0])
         if not is_file(self.file):
             return
         with self.file.open("rb") as lines:
@@ -78,6 +82,7 @@ class RememberedAnswers:
         """See `Answering`; a reply is the same whenever its question and its key are."""
         if not conversations:
             return []
+        self._begin[:] = [self.file.stat().st_size if self.file.exists() else 0]
         names = [self._name(*asked) for asked in zip(conversations, keys, strict=True)]
         missing = {name: place for place, name in enumerate(names) if name not in self._places}
         new = list(missing.items())
@@ -89,6 +94,17 @@ class RememberedAnswers:
         self._keep([RepliedLine(questions=len(names), asked=len(new))])
         with self.file.open("rb") as lines:
             return [self._read_reply(lines, self._places[name]) for name in names]
+
+    def forget_last_unanswered(self) -> None:
+        """Forgets which questions of the last call had no reply, where too many had none: they are asked again."""
+        [start] = self._begin
+        with self.file.open("rb") as lines:
+            lines.seek(start)
+            kept = [one for line in lines if (one := _read(line, str(self.file))).text is not None]
+        os.truncate(self.file, start)
+        for name in [name for name, place in self._places.items() if place >= start]:
+            del self._places[name]
+        self._keep(kept)
 
     def _name(self, conversation: Conversation, key: int) -> bytes:
         asked = json.dumps([self.who, [dict(message) for message in conversation], key], sort_keys=True)
@@ -123,6 +139,7 @@ def count_asked(file: Path) -> tuple[int, int]:
 
 
 _COUNTS = b'{"questions"'
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def _reply_line(name: bytes, reply: Answer | None) -> RepliedLine:
@@ -140,4 +157,8 @@ def _write(line: RepliedLine) -> bytes:
 
 
 def _read(line: bytes, where: str) -> RepliedLine:
-    return check_shape(line, RepliedLine, f"{where} is no reply of a judge, but {line[:60]!r}", "restore the file")
+    wrong = f"{where} is no reply of a judge, but {line[:60]!r}"
+    found = check_shape(line, RepliedLine, wrong, "restore the file")
+    if found.question is not None and not _DIGEST.fullmatch(found.question):
+        raise InputError(f"{wrong}; restore the file")
+    return found

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.judge.build import response_case
-from lockstep.judge.judge import Judge, judge_metrics, mean_score
+from lockstep.judge.judge import Judge, JudgeError, judge_metrics, mean_score
+from lockstep.judge.remembered import RememberedAnswers
 from lockstep.rewards.base import DetailedReward, Verdicts
 from lockstep.types import Prompt
 
@@ -21,11 +22,13 @@ class JudgeReward(DetailedReward):
 
     Attributes:
         scorer: The judge.
+        replies: Its replies, kept.
         low: Its lowest score.
         high: Its highest score.
     """
 
     scorer: Judge[float]
+    replies: RememberedAnswers
     low: float
     high: float
 
@@ -42,7 +45,11 @@ class JudgeReward(DetailedReward):
         cases = [
             response_case(prompt.conversation, response, (_digest(prompt, response),)) for prompt, response in asked
         ]
-        judged = self.scorer(cases)
+        try:
+            judged = self.scorer(cases)
+        except JudgeError:
+            self.replies.forget_last_unanswered()
+            raise
         return Verdicts([self._reward(mean_score(one)) for one in judged], metrics=judge_metrics(judged))
 
     def _reward(self, score: float | None) -> float | None:

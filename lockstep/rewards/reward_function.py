@@ -143,6 +143,8 @@ class _Awaiting:
                     return _read(await self.function(*given))
                 except Exception as error:  # any error of the user's code
                     return _fault(error)
+                except BaseException as error:  # what would end the loop, or leave this call without a result
+                    return _refuse(f"raised {type(error).__name__}")
 
         futures = [asyncio.run_coroutine_threadsafe(score_one(given), self._loop) for given in question]
         try:

@@ -22,16 +22,17 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
     Args:
         timeout_s: Deadline of an attempt, from the request to the last byte of the reply.
         connect_s: Timeout of the connection.
+        anonymous: Sends no `Authorization`: openai's client has one even without a key.
     """
 
-    def __init__(self, timeout_s: float, connect_s: float) -> None:
+    def __init__(self, timeout_s: float, connect_s: float, anonymous: bool = False) -> None:
         # Uncompressed, so that the bytes that are counted are those that fill the memory.
         super().__init__(
             timeout=httpx2.Timeout(timeout_s, connect=connect_s),
             headers={"accept-encoding": "identity"},
             follow_redirects=False,
         )
-        self._timeout_s = timeout_s
+        self._timeout_s, self._anonymous = timeout_s, anonymous
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         """Sends a request and reads the whole reply.
@@ -41,6 +42,8 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
             ReplyRefused: If the reply is too long, compressed, or sends the client elsewhere.
         """
         options["follow_redirects"] = False
+        if self._anonymous:
+            request.headers.pop("Authorization", None)
         try:
             with anyio.fail_after(self._timeout_s):
                 response = await super().send(request, stream=True, **options)
@@ -58,7 +61,7 @@ async def _read(response: httpx2.Response) -> bytes:
         where = response.headers.get("location")
         if where is None:
             raise ReplyRefused("it sends requests on, and does not say where to; look at what serves there")
-        raise ReplyRefused(f"it sends requests on to {where}; name that in base_url if it is right")
+        raise ReplyRefused(f"it sends requests on to {where}; name that address if it is right")
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ReplyRefused("it compresses its replies, though it was asked not to; switch that off")
     body = bytearray()

@@ -150,7 +150,7 @@ class JsonServer:
             base_url=self._address.url,
             api_key=self._key or "none",
             max_retries=0,
-            http_client=BoundedClient(self._timeout_s, min(_CONNECT_S, self._timeout_s)),
+            http_client=BoundedClient(self._timeout_s, min(_CONNECT_S, self._timeout_s), anonymous=not self._key),
         )
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
             yield portal, client

@@ -74,6 +74,14 @@ async def fails(prompt, response, answer, row):
     raise KeyError(response)
 
 
+async def leaves(prompt, response, answer, row):
+    raise SystemExit(0)
+
+
+async def cancels(prompt, response, answer, row):
+    raise asyncio.CancelledError
+
+
 async def hangs(prompt, response, answer, row):
     await asyncio.sleep(60 if response == "3" else 0)
     return 1.0
@@ -146,6 +154,9 @@ def test_an_async_function_is_awaited_so_often_at_once_and_rewards_keep_their_or
 def test_an_async_function_that_fails_or_hangs_names_the_row() -> None:
     with pytest.raises(RewardError, match=r"rows\.jsonl:0: .* raised KeyError: '0' \(mine\.py, line \d+\)"):
         reward_of("fails")
+    for name, what in (("leaves", "SystemExit"), ("cancels", "CancelledError")):
+        with pytest.raises(RewardError, match=rf"rows\.jsonl:0: .* raised {what}"):
+            reward_of(name)
     with pytest.raises(RewardError, match=r"rows\.jsonl:3: .* did not answer within 0\.5 s and was ended"):
         reward_of("hangs", timeout_s=0.5)
 
@@ -217,6 +228,11 @@ def test_a_server_that_comes_back_is_asked_again_and_its_key_is_told_to_it_alone
     assert "answers 503" in told[0]
     assert "asking again" in told[0]
     assert "secret" not in "".join([*told, *capfd.readouterr()])
+    seen.clear()
+    with serving(lambda path, body: {"rewards": [1.0] * 6}, seen) as url:
+        section = RewardSection.model_validate({"type": "server", "server": {"url": f"{url}/score"}})
+        build(section)(PROMPTS, RESPONSES, ANSWERS)
+    assert seen == [("/score", None)], "no key, no header"
 
 
 MATH: dict[str, Any] = {"type": "math"}
@@ -227,6 +243,7 @@ MATH: dict[str, Any] = {"type": "math"}
     [
         (MATH | {"parts": {"a": MATH}}, "parts goes with type: sum, and only with it"),
         ({"type": "sum", "parts": {}}, "a sum has parts; name at least one"),
+        ({"type": "sum", "parts": {"a": MATH | {"weight": 0.0}}}, "every part of the sum has weight 0"),
         ({"type": "sum", "parts": {"tampering": MATH}}, "is no name of a part"),
         ({"type": "sum", "parts": {"a": {"type": "sum"}}}, "a part of a sum is no sum"),
         (MATH | {"batch": True}, "batch and concurrency go with type: python"),

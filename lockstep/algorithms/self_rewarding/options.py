@@ -298,6 +298,8 @@ class SelfRewardingRecipe(Algorithm):
             for key, leaf in section.leaves(option) if section is not None else ():
                 if leaf.judge is not None:
                     raise ValueError(f"{key}.judge: here the section judge judges; let {key} be another reward")
+                if leaf.verifier is not None and leaf is not section:
+                    raise ValueError(f"{key}: rows that a judge rewards are named by type: by_row alone, not in a sum")
         return self
 
     @property

@@ -1,0 +1,73 @@
+"""Kept replies of judges: what too few of a call had is asked again, and a stop string stays in a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lockstep.batch import Batch
+from lockstep.errors import InputError
+from lockstep.judge.asking import Answer, Conversation, Reader, SamplerAnswers
+from lockstep.judge.remembered import RememberedAnswers, count_asked
+from lockstep.models.tokenizer import load_tokenizer
+from lockstep.types import Request, SamplingParams
+
+QUESTIONS: list[Conversation] = [({"role": "user", "content": text},) for text in "abc"]
+
+
+class Silent:
+    """Is asked nothing."""
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        raise AssertionError(requests)
+
+
+class Flaky:
+    """Answers all questions but those of a list, and says what it was asked."""
+
+    def __init__(self, silent: Sequence[str]) -> None:
+        self.silent, self.asked = set(silent), list[str]()
+
+    def escape(self, text: str) -> str:
+        return text
+
+    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+        return [0] * len(conversations)
+
+    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+        texts = [str(conversation[0]["content"]) for conversation in conversations]
+        self.asked += texts
+        return [None if text in self.silent else Answer(f"said {text}", True) for text in texts]
+
+
+def test_what_had_no_reply_is_asked_again_only_where_the_call_was_not_accepted(tmp_path: Path) -> None:
+    file, server = tmp_path / "replies.jsonl", Flaky("a")
+    remembered = RememberedAnswers(server, file, "judge")
+    accepted = remembered.answers(QUESTIONS[:1], [0])
+    assert accepted == [None]
+    server.silent = {"c"}
+    remembered.answers(QUESTIONS, [0, 0, 0])
+    remembered.forget_last_unanswered()
+    server.silent = set()
+    resumed = RememberedAnswers(server, file, "judge")
+    assert resumed.answers(QUESTIONS, [0, 0, 0]) == [None, Answer("said b", True), Answer("said c", True)]
+    assert server.asked == ["a", "b", "c", "c"]
+
+
+def test_a_reply_loses_its_stop_token_and_keeps_what_completes_a_stop_string(assets: Path) -> None:
+    reader = Reader(load_tokenizer(assets / "models/stories260K/hf"), False, 64)
+    sampled = SamplerAnswers(Silent(), reader, SamplingParams(8, stop_token_ids=(2,)))
+    said = reader.tokenizer("Score: 5")["input_ids"][1:]
+    texts = [sampled._answer((1,), drawn, False).text for drawn in (said, [*said, 2])]
+    assert texts == [texts[0]] * 2
+    assert texts[0].endswith("5")
+
+
+def test_a_damaged_question_names_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "replies.jsonl"
+    file.write_text('{"question": "zz", "text": "x", "finished": true}\n')
+    with pytest.raises(InputError, match=r"replies\.jsonl:1 is no reply of a judge"):
+        RememberedAnswers(Flaky(""), file, "judge")
+    assert count_asked(tmp_path / "absent.jsonl") == (0, 0)
