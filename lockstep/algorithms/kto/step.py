@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
@@ -16,6 +17,7 @@ from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
+from lockstep.errors import InputError
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Outputs
 from lockstep.losses.kto import KTOLoss
@@ -69,15 +71,24 @@ def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: i
 
 
 def mismatch(rows: Sequence[Demonstration], max_tokens: int) -> list[Demonstration]:
-    """Gives each prompt the completion of the row after it, the last one that of the first.
+    """Gives each prompt the completion of the next row, in a circle, that has another prompt.
 
     A completion is cut where it would make a sequence longer than `max_tokens`, which no row is.
+
+    Raises:
+        InputError: If all rows have the same prompt.
     """
-    others = [*rows[1:], rows[0]]
-    return [
-        replace(row, completion=other.completion[: max_tokens - len(row.prompt.tokens)])
-        for row, other in zip(rows, others, strict=True)
-    ]
+    found: list[Demonstration] = []
+    for place, row in enumerate(rows):
+        after = chain(rows[place + 1 :], rows[:place])
+        other = next((one for one in after if one.prompt.tokens != row.prompt.tokens), None)
+        if other is None:
+            raise InputError(
+                f"all {len(rows)} rows of a step have one prompt, and KTO's reference point needs the answer to another "
+                "one; set data.shuffle=true, or a larger kto.global_batch_size"
+            )
+        found.append(replace(row, completion=other.completion[: max_tokens - len(row.prompt.tokens)]))
+    return found
 
 
 def measure_reference_point(policy: Learner, mismatched: Batch) -> float:

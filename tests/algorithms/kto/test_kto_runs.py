@@ -17,6 +17,7 @@ from tiny_recipe import KTO
 from lockstep.algorithms.kto.step import mismatch
 from lockstep.config.loading import RecipeError, load
 from lockstep.data.demonstrations import Demonstration
+from lockstep.errors import InputError
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run import dry_run
 from lockstep.run.train import train
@@ -78,6 +79,10 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     found = mismatch(rows, 10)
     assert [len(row.prompt.tokens) for row in found] == [1, 2, 9]
     assert [row.completion for row in found] == [rows[1].completion, rows[2].completion, rows[0].completion[:1]]
+    twice = [demonstration(2, 3), demonstration(2, 4), demonstration(3, 5)]  # two answers to one prompt
+    assert [row.completion for row in mismatch(twice, 10)] == [twice[i].completion for i in (2, 2, 0)]
+    with pytest.raises(InputError, match="all 2 rows of a step have one prompt"):
+        mismatch(twice[:2], 10)
 
 
 def test_a_dry_run_and_refusals(learn: Run, in_tmp: Path) -> None:
