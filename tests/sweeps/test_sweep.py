@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -137,6 +138,47 @@ def test_a_stop_is_handed_on_and_nothing_starts_after_it(folder: Path) -> None:
     told = play(plan, sleep, fail_after=2)  # a second Ctrl-C
     assert told == ["seed=0 begins", "seed=1 begins", "seed=0 failed", "seed=1 failed", "interrupted"]
     assert play(plan, lambda: 0)[-1] == "seed=2 finished"
+
+
+def save_when_asked() -> int:
+    try:
+        print("begun", file=sys.stderr)
+        return sleep()
+    except KeyboardInterrupt:
+        print("lockstep: saved", file=sys.stderr)
+        return exit_codes.INTERRUPTED
+
+
+def test_a_run_that_cannot_be_started_fails_alone(folder: Path) -> None:
+    plan = plan_words("own.yaml", ["seed=0..1"], "s")
+    log = SweepJob(plan.runs[0]).log
+    log.mkdir(parents=True)  # a folder, where its log belongs
+    assert play(plan, lambda: 0) == ["seed=0 begins", "seed=1 begins", "seed=0 failed", "seed=1 finished"]
+
+    def refuse(loaded: Loaded) -> processes.Work:
+        raise OSError("the disk is full")
+
+    jobs = [SweepJob(plan.runs[1])]
+    Runner(jobs, Room(1, ({},), on_gpu=False), refuse, Diary(Stop(None))).run(Stop(None))
+    assert (jobs[0].state, jobs[0].code, jobs[0].process) == ("failed", exit_codes.CRASH, 0)
+    assert jobs[0].sentence == "it could not be started: the disk is full"
+    with pytest.raises(ValueError, match="above 0"):
+        processes.kill_group(0)
+
+
+def test_runs_save_where_the_sweep_itself_fails(folder: Path) -> None:
+    class Broken(Diary):
+        def update(self) -> None:
+            if jobs[0].log.is_file() and jobs[0].log.stat().st_size:
+                raise ValueError("no room to show it")
+
+    jobs = [SweepJob(plan_words("own.yaml", ["seed=0..1"], "s").runs[0])]
+    runner = Runner(jobs, Room(1, ({},), on_gpu=False), lambda loaded: save_when_asked, Broken(Stop(None)))
+    with pytest.raises(ValueError, match="no room"):
+        runner.run(Stop(None))
+    assert (jobs[0].process, jobs[0].code, jobs[0].sentence) == (0, exit_codes.INTERRUPTED, "saved")
+    jobs[0].logged = jobs[0].log.stat().st_size  # what an earlier process said is no reason of the next
+    assert jobs[0].sentence == f"its process ended with {exit_codes.INTERRUPTED}"
 
 
 def test_what_several_runs_begin_with_is_trained_by_one_of_them(in_tmp: Path) -> None:
