@@ -114,15 +114,15 @@ def sweep(
 
     with speak_python():
         if isinstance(recipe, Trainer):
-            resolve = partial(recipe.resolve, Layer("lockstep.sweep", build_tree(options), in_yaml=False))
+            resolve = recipe.resolve
         else:
-            said = Layer("lockstep.sweep", build_tree(options), in_yaml=False)
-            resolve = partial(load_options, Path(recipe).stem, str(recipe), said)
+            resolve = partial(load_options, Path(recipe).stem, str(recipe))
+        said = Layer("lockstep.sweep", build_tree(options), in_yaml=False)
         axes = [_make_axis(key, list(own)) for key, own in values.items()]
 
         def resolve_with(combination: Combination, folder: Layer) -> Loaded:
             layers = [Layer("lockstep.sweep", _nest(key, value), False) for key, value in combination.values.items()]
-            return resolve(*layers, folder)
+            return resolve(folder, said, *layers)
 
         plan = plan_combinations(combine(axes), resolve_with, name)
         try:

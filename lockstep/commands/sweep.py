@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_recipe
-from lockstep.errors import InputError
 from lockstep.process_defaults import spare_modules
 
 
@@ -23,8 +22,6 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    if options.jobs is not None and options.jobs < 1:
-        raise InputError(f"--jobs is {options.jobs}; at least one run at a time is needed")
     with spare_modules():
         from lockstep.sweeps.plan import plan_words
         from lockstep.sweeps.sweep import preview, run_sweep

@@ -17,11 +17,11 @@ from lockstep.errors import InputError
 from lockstep.records import is_file, read_record
 from lockstep.report.sweeps import SWEEP
 from lockstep.run.identity import differences, recipe_identity
-from lockstep.sweeps.grid import Combination, combine, require_no_folder, split_words
+from lockstep.sweeps.grid import Combination, combine, split_words
 from lockstep.whole_files import write_whole
 
 Resolve = Callable[[Combination, Layer], Loaded]
-"""Resolves the recipe of a combination; the layer has the run's folder."""
+"""Resolves the recipe of a combination; the layer has the run's folder, and options that are given come after it."""
 
 SWEEPS = Path("sweeps")
 """Folder of sweeps."""
@@ -114,7 +114,6 @@ def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan
         InputError: One sentence for each thing that is wrong, and the first combination that has it.
     """
     fixed, axes = split_words(words)
-    require_no_folder(word.partition("=")[0] for word in fixed)
 
     def resolve(combination: Combination, folder: Layer) -> Loaded:
         return load(recipe, [*fixed, *combination.overrides], [folder])
@@ -131,16 +130,16 @@ def plan_combinations(combinations: Sequence[Combination], resolve: Resolve, nam
         name: Name of the sweep's folder in `sweeps/`; None: the recipe's, with a digest of all options.
 
     Raises:
-        InputError: A combination is refused; it is named.
+        InputError: A combination is refused, and named; or two have equal options.
     """
     folder = None if name is None else SWEEPS / _check_name(name)
     if folder is None:
         trial = [_resolve(combination, resolve, SWEEPS / combination.name) for combination in combinations]
         text = json.dumps([run.options for run in trial], sort_keys=True)
         folder = SWEEPS / f"{trial[0].loaded.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-    return SweepPlan(
-        folder, [_resolve(combination, resolve, folder / combination.name) for combination in combinations]
-    )
+    runs = [_resolve(combination, resolve, folder / combination.name) for combination in combinations]
+    _require_different(runs)
+    return SweepPlan(folder, runs)
 
 
 def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> PlannedRun:
@@ -149,7 +148,20 @@ def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> Planne
         loaded.expect(Algorithm)
     except InputError as error:
         raise InputError(f"{' '.join(combination.overrides)} is refused, so nothing is started:\n{error}") from error
+    if loaded.run_folder != folder:
+        raise InputError("run.folder: each run of a sweep has a folder in the sweep's; say --name to name that")
     return PlannedRun(combination.name, combination.values, loaded)
+
+
+def _require_different(runs: Sequence[PlannedRun]) -> None:
+    """Raises InputError for two runs of equal options, which would count as two of a group."""
+    known: dict[str, str] = {}
+    for run in runs:
+        options = run.loaded.dump()
+        del options["run"]["folder"]
+        other = known.setdefault(json.dumps(options, sort_keys=True), run.name)
+        if other != run.name:
+            raise InputError(f"{other} and {run.name} are one run: their options are equal; name each value once")
 
 
 def _check_name(name: str) -> str:

@@ -20,7 +20,7 @@ from lockstep.errors import InputError
 from lockstep.run.stop import Stop
 from lockstep.sweeps import processes
 from lockstep.sweeps.plan import SweepPlan, plan_words
-from lockstep.sweeps.room import Room, divide_gpus, make_room
+from lockstep.sweeps.room import Room, divide_gpus, make_room, share_cores
 from lockstep.sweeps.show import SweepView
 from lockstep.sweeps.sweep import Runner, SweepJob
 
@@ -85,8 +85,17 @@ def test_a_run_that_fails_does_not_end_the_others(folder: Path) -> None:
 def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
     with pytest.raises(InputError, match=r"(?s)^seed=0 policy\.lr=-1 is refused, so nothing is started:.*policy\.lr"):
         plan_words("own.yaml", ["seed=0,1", "policy.lr=0.1,-1"], None)
-    with pytest.raises(InputError, match="--name"):
-        plan_words("own.yaml", ["seed=0,1", "run=folder"], None)
+    for words in (["run=folder"], ["run.folder=a"], ["run={folder: a, max_steps: 3}"], ["run.folder=a,b"], ["run=a,b"]):
+        with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
+            plan_words("own.yaml", ["seed=0,1", *words], None)
+    for values, options in (({}, {"run": {"folder": "a"}}), ({}, {"run": "a"}), ({"run.folder": ["a", "b"]}, {})):
+        with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
+            lockstep.sweep("own.yaml", {"seed": range(2), **values}, **options)
+    assert plan_words("own.yaml", ["seed=0,1", "run={max_steps: 3}"], None).runs
+    with pytest.raises(InputError, match=r"^policy\.lr=1e-3 and policy\.lr=0\.001 are one run"):
+        plan_words("own.yaml", ["policy.lr=1e-3,0.002,0.001"], "s")
+    with pytest.raises(InputError, match="at least one run at a time"):
+        lockstep.sweep("own.yaml", {"seed": range(2)}, jobs=0)
     one, other = (plan_words("own.yaml", [f"seed=0..{last}"], None).folder for last in (1, 2))
     assert one != other  # without a name, another sweep is another folder
 
@@ -191,6 +200,8 @@ def test_room_is_what_cores_and_gpus_allow(folder: Path, monkeypatch: pytest.Mon
     plan = plan_words("own.yaml", ["seed=0..4"], "s")
     assert make_room(plan, 3, None).sentence == "3 at a time, 1 thread each"  # OMP_NUM_THREADS=1, as conftest.py says
     assert make_room(plan, None, 1000).sentence == "1 at a time, 1000 threads each"
+    monkeypatch.setattr("lockstep.sweeps.room.count_cores", lambda: 64)
+    assert [share_cores(number) for number in (1, 16, 100)] == [8, 4, 1]
     two = [Placement.of(Devices(1, 5, on_gpu=True), Processes(ranks=2))]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,2,0")
     assert divide_gpus(plan, two, None) == ({"CUDA_VISIBLE_DEVICES": "7,5"}, {"CUDA_VISIBLE_DEVICES": "3,2"})
