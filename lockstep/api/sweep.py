@@ -50,9 +50,9 @@ class Sweep:
 
         `pandas.DataFrame(sweep.table)` is a table.
         """
-        from lockstep.sweeps.results import read_results
+        from lockstep.sweeps.results import list_runs, read_results
 
-        return [result.row for result in read_results(self.folder)]
+        return list_runs(read_results(self.folder))
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -61,9 +61,9 @@ class Sweep:
         Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is Student's t at 95 %, NaN
         of a single run.
         """
-        from lockstep.sweeps.results import read_results, spread_groups
+        from lockstep.sweeps.results import list_spreads, read_results
 
-        return spread_groups(read_results(self.folder))
+        return list_spreads(read_results(self.folder))
 
     @property
     def summary(self) -> str:
