@@ -100,6 +100,18 @@ def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
     assert one != other  # without a name, another sweep is another folder
 
 
+def test_a_sweep_of_other_data_model_or_code_is_another(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
+    words = ["data.train=rows.jsonl", "seed=0..1"]
+    plan_words("own.yaml", words, "s").write(1)
+    assert plan_words("own.yaml", words, "s").require_same() is not None
+    assert plan_words("own.yaml", [*words[:1], "seed=0..2"], "s").require_same() is not None
+    (folder / "rows.jsonl").write_text('{"question": "1+1=", "answer": "3"}\n')
+    (folder / "rewards.py").write_text(REWARDS + "\n")
+    with pytest.raises(InputError, match=r"(?s)seed=0: data\.train was .*seed=1: code\.reward\.function was "):
+        plan_words("own.yaml", words, "s").require_same()
+
+
 class Diary(SweepView):
     """A view that notes what happens, and asks for a stop, or fails, after so many beginnings."""
 
