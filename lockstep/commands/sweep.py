@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_recipe
-from lockstep.process_defaults import spare_modules
+from lockstep.process_defaults import spare_modules, spare_threads
 
 
 def add(parsers: Parsers) -> None:
@@ -22,7 +22,7 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    with spare_modules():
+    with spare_modules(), spare_threads():  # its runs are forks
         from lockstep.sweeps.plan import plan_words
         from lockstep.sweeps.sweep import preview, run_sweep
     plan = plan_words(options.recipe, options.overrides, options.name)

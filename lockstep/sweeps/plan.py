@@ -91,10 +91,9 @@ class SweepPlan:
             InputError: If the folder holds another sweep: a run is missing now, or has other options, data, models or
                 code.
         """
-        noted = _read(self.folder)
+        now, noted = self.identities, _read(self.folder)
         if noted is None:
             return None
-        now = self.identities
         gone = [name for name in noted.runs if name not in now]
         changed = [
             f"{name}: {line}"

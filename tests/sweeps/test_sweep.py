@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -200,6 +202,20 @@ def test_runs_save_where_the_sweep_itself_fails(folder: Path) -> None:
     assert (jobs[0].process, jobs[0].code, jobs[0].sentence) == (0, exit_codes.INTERRUPTED, "saved")
     jobs[0].logged = jobs[0].log.stat().st_size  # what an earlier process said is no reason of the next
     assert jobs[0].sentence == f"its process ended with {exit_codes.INTERRUPTED}"
+
+
+def test_a_command_that_forks_imports_numpy_without_threads() -> None:
+    program = """
+import os
+from lockstep.process_defaults import spare_threads
+with spare_threads():
+    import numpy
+print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS"))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, env={**environment, "OMP_NUM_THREADS": "2"}, capture_output=True, check=True).stdout
+    assert said.split() == [b"1", b"None"]
 
 
 def test_what_several_runs_begin_with_is_trained_by_one_of_them(in_tmp: Path) -> None:
