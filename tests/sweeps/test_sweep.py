@@ -90,9 +90,9 @@ def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
     for words in (["run=folder"], ["run.folder=a"], ["run={folder: a, max_steps: 3}"], ["run.folder=a,b"], ["run=a,b"]):
         with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
             plan_words("own.yaml", ["seed=0,1", *words], None)
-    for values, options in (({}, {"run": {"folder": "a"}}), ({}, {"run": "a"}), ({"run.folder": ["a", "b"]}, {})):
+    for values, run in (({}, {"folder": "a"}), ({}, "a"), ({"run.folder": ["a", "b"]}, {})):
         with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
-            lockstep.sweep("own.yaml", {"seed": range(2), **values}, **options)
+            lockstep.sweep("own.yaml", {"seed": range(2), **values}, run=run)
     assert plan_words("own.yaml", ["seed=0,1", "run={max_steps: 3}"], None).runs
     with pytest.raises(InputError, match=r"^policy\.lr=1e-3 and policy\.lr=0\.001 are one run"):
         plan_words("own.yaml", ["policy.lr=1e-3,0.002,0.001"], "s")
