@@ -160,4 +160,4 @@ $(VENV)-docs/.made: constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-alone $(VENV)-triton $(VENV)-docs runs build *.egg-info
+	rm -rf $(VENV) $(VENV)-alone $(VENV)-triton $(VENV)-docs runs sweeps build *.egg-info

@@ -19,6 +19,8 @@ MOST_THREADS = 8
 THREADS = "OMP_NUM_THREADS"
 """Environment variable with the threads of torch and numpy."""
 
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
 _GIVEN_THREADS = os.environ.get(THREADS)
 
 _HEAVY = ("torch._C",)
@@ -74,6 +76,23 @@ def spare_modules() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def spare_threads() -> Iterator[None]:
+    """Keeps numpy, where the block imports it first, from starting threads, which a fork of this process would lack.
+
+    Programs that this process starts later are as the user has set them.
+    """
+    given = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_BLAS_THREADS]
+        else:
+            os.environ[_BLAS_THREADS] = given
 
 
 def usual_threads() -> int:

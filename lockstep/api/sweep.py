@@ -50,9 +50,9 @@ class Sweep:
 
         `pandas.DataFrame(sweep.table)` is a table.
         """
-        from lockstep.sweeps.results import read_results
+        from lockstep.sweeps.results import list_runs, read_results
 
-        return [result.row for result in read_results(self.folder)]
+        return list_runs(read_results(self.folder))
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -61,9 +61,9 @@ class Sweep:
         Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is Student's t at 95 %, NaN
         of a single run.
         """
-        from lockstep.sweeps.results import read_results, spread_groups
+        from lockstep.sweeps.results import list_spreads, read_results
 
-        return spread_groups(read_results(self.folder))
+        return list_spreads(read_results(self.folder))
 
     @property
     def summary(self) -> str:
@@ -114,15 +114,15 @@ def sweep(
 
     with speak_python():
         if isinstance(recipe, Trainer):
-            resolve = partial(recipe.resolve, Layer("lockstep.sweep", build_tree(options), in_yaml=False))
+            resolve = recipe.resolve
         else:
-            said = Layer("lockstep.sweep", build_tree(options), in_yaml=False)
-            resolve = partial(load_options, Path(recipe).stem, str(recipe), said)
+            resolve = partial(load_options, Path(recipe).stem, str(recipe))
+        said = Layer("lockstep.sweep", build_tree(options), in_yaml=False)
         axes = [_make_axis(key, list(own)) for key, own in values.items()]
 
         def resolve_with(combination: Combination, folder: Layer) -> Loaded:
             layers = [Layer("lockstep.sweep", _nest(key, value), False) for key, value in combination.values.items()]
-            return resolve(*layers, folder)
+            return resolve(folder, said, *layers)
 
         plan = plan_combinations(combine(axes), resolve_with, name)
         try:

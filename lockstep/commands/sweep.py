@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_recipe
-from lockstep.errors import InputError
-from lockstep.process_defaults import spare_modules
+from lockstep.process_defaults import spare_modules, spare_threads
 
 
 def add(parsers: Parsers) -> None:
@@ -23,9 +22,7 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    if options.jobs is not None and options.jobs < 1:
-        raise InputError(f"--jobs is {options.jobs}; at least one run at a time is needed")
-    with spare_modules():
+    with spare_modules(), spare_threads():  # its runs are forks
         from lockstep.sweeps.plan import plan_words
         from lockstep.sweeps.sweep import preview, run_sweep
     plan = plan_words(options.recipe, options.overrides, options.name)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection
 from pathlib import Path
 
+from lockstep import exit_codes
 from lockstep.command_line import command
 from lockstep.report.agreement import AgreementSummary, read_agreement
 from lockstep.report.certificate import describe_certificate
@@ -38,6 +39,14 @@ def has_trained(folder: Path) -> bool:
     rows = [row for row in read_metrics(folder) if row["step"] > 0]
     norms = [value for row in rows for name, value in row.items() if name.endswith("grad_norm")]
     return not rows or any(norm > 0 for norm in norms)
+
+
+def judge(folder: Path) -> int:
+    """The exit code of a finished run: of a promise that was broken, of nothing learned, or of success."""
+    compared = read_agreement(folder)
+    if compared is not None and compared.exit_code:
+        return compared.exit_code
+    return exit_codes.OK if has_trained(folder) else exit_codes.INCONCLUSIVE
 
 
 def _series(rows: list[dict[str, float]], name: str) -> list[float]:

@@ -9,14 +9,15 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
+from lockstep import exit_codes
 from lockstep.records import is_file, read_record
 from lockstep.report.held_out import HELD_OUT
 from lockstep.report.log import read_metrics
-from lockstep.report.run_state import read_state
-from lockstep.report.summary import PAGE
+from lockstep.report.run_state import Word, read_state
+from lockstep.report.summary import PAGE, judge
 
 SWEEP = "sweep.json"
 """File of a sweep's folder: its runs."""
@@ -26,6 +27,9 @@ FINAL = (*HELD_OUT, "train/reward", "train/kl", "train/loss", "agreement/token_m
 
 SEED = "seed"
 """The option over which runs are repeated: runs that differ in it alone are a group."""
+
+State = Literal[Word, "failed"]
+"""The state of a run; `failed` is one that is finished, but broke a promise or learned from nothing."""
 
 LEVEL = 0.95
 """Confidence of an interval."""
@@ -105,24 +109,62 @@ def read_sweep(folder: Path) -> list[SweepRun]:
     return [SweepRun(folder / name, values) for name, values in noted.runs.items()]
 
 
-def group_runs(runs: Sequence[SweepRun]) -> dict[str, list[int]]:
-    """Numbers of the runs of each group, by its name."""
+@dataclass(frozen=True)
+class RunResult:
+    """A run of a sweep as its folder has it now.
+
+    Attributes:
+        run: The run.
+        state: How far it is.
+        rows: Its lines of metrics.
+        final: The last value of each metric that sweeps compare and it has, which may be no number.
+    """
+
+    run: SweepRun
+    state: State
+    rows: Sequence[Row]
+    final: Mapping[str, float]
+
+    @classmethod
+    def read(cls, run: SweepRun) -> RunResult:
+        """Reads a run's folder, which may not be there yet."""
+        rows, state = read_metrics(run.folder), read_state(run.folder).word
+        failed = state == "finished" and judge(run.folder) != exit_codes.OK
+        known = {metric: next((row[metric] for row in reversed(rows) if metric in row), None) for metric in FINAL}
+        final = {metric: value for metric, value in known.items() if value is not None}
+        return cls(run, "failed" if failed else state, rows, final)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed alone.
+
+    Attributes:
+        name: Their other values.
+        numbers: Of the runs, in the sweep's order.
+        finished: How many are finished, and have not failed.
+        final: The spread of their last values by metric; a value that is no finite number is left out, as n says.
+    """
+
+    name: str
+    numbers: Sequence[int]
+    finished: int
+    final: Mapping[str, Spread]
+
+
+def group_results(results: Sequence[RunResult]) -> list[Group]:
+    """The groups of a sweep's runs."""
     groups: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        groups.setdefault(run.group, []).append(number)
-    return groups
+    for number, result in enumerate(results):
+        groups.setdefault(result.run.group, []).append(number)
+    return [_group(name, numbers, results) for name, numbers in groups.items()]
 
 
-def last_value(rows: Sequence[Row], metric: str) -> float | None:
-    """The last finite value of a metric; None where there is none."""
-    return next((row[metric] for row in reversed(rows) if math.isfinite(row.get(metric, math.nan))), None)
-
-
-def spread_finals(runs: Sequence[Sequence[Row]]) -> dict[str, Spread]:
-    """The spread of each final metric over finished runs, given as their lines of metrics."""
-    found = {metric: [last_value(rows, metric) for rows in runs] for metric in FINAL}
-    known = {metric: [value for value in values if value is not None] for metric, values in found.items()}
-    return {metric: Spread.of(values) for metric, values in known.items() if values}
+def _group(name: str, numbers: Sequence[int], results: Sequence[RunResult]) -> Group:
+    finished = [results[number].final for number in numbers if results[number].state == "finished"]
+    values = {metric: [final[metric] for final in finished if metric in final] for metric in FINAL}
+    finite = {metric: [value for value in found if math.isfinite(value)] for metric, found in values.items()}
+    return Group(name, numbers, len(finished), {metric: Spread.of(of) for metric, of in finite.items() if of})
 
 
 def draw_band(runs: Sequence[Sequence[Row]], metric: str) -> dict[str, Any] | None:
@@ -157,29 +199,32 @@ def describe_sweep(runs: Sequence[SweepRun], beside: Path) -> dict[str, Any]:
         beside: Folder of the page, from which runs are linked.
 
     Returns:
-        Plain values: `runs` (`values`, `link` to its own page, None where there is none, and `final`, its last values
-        by metric), `metrics` (those of `final`), and `groups` (`name`, the numbers of its `runs`, how many are
+        Plain values: `runs` (`values`, `state`, `link` to its own page, None where there is none, and `final`, its last
+        values by metric), `metrics` (those of `final`), and `groups` (`name`, the numbers of its `runs`, how many are
         `finished`, `final`, the spread of their last values by metric, and `bands` by metric, see `draw_band`).
     """
-    logs = [read_metrics(run.folder) for run in runs]
-    finished = [read_state(run.folder).word == "finished" for run in runs]
-    finals = [{metric: last_value(rows, metric) for metric in FINAL} for rows in logs]
+    results = [RunResult.read(run) for run in runs]
     return {
         "level": LEVEL,
         "runs": [
-            {"values": dict(run.values), "link": _link(run.folder / PAGE, beside), "final": final}
-            for run, final in zip(runs, finals, strict=True)
+            {
+                "values": dict(result.run.values),
+                "state": result.state,
+                "link": _link(result.run.folder / PAGE, beside),
+                "final": {metric: result.final.get(metric) for metric in FINAL},
+            }
+            for result in results
         ],
-        "metrics": [metric for metric in FINAL if any(final[metric] is not None for final in finals)],
+        "metrics": [metric for metric in FINAL if any(metric in result.final for result in results)],
         "groups": [
             {
-                "name": name,
-                "runs": members,
-                "finished": sum(finished[run] for run in members),
-                "final": {k: asdict(v) for k, v in spread_finals([logs[i] for i in members if finished[i]]).items()},
-                "bands": _draw_bands([logs[run] for run in members]),
+                "name": group.name,
+                "runs": group.numbers,
+                "finished": group.finished,
+                "final": {metric: asdict(spread) for metric, spread in group.final.items()},
+                "bands": _draw_bands([results[n].rows for n in group.numbers if results[n].state != "failed"]),
             }
-            for name, members in group_runs(runs).items()
+            for group in group_results(results)
         ],
     }
 

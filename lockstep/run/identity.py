@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,13 @@ class ChangedError(InputError):
     """A run would resume with something else than it began with; one line for each difference."""
 
 
-def identity(loaded: Loaded, data: Mapping[str, str], model: Path) -> Identity:
+def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
     """Collects all that the results of a run depend on.
 
     Args:
         loaded: The recipe.
         data: A digest of each source of rows, by name.
-        model: Folder of the initial model.
+        model: Folder of the initial model; None where it is yet to be made, by what the recipe says.
     """
     found = inputs(loaded, data, model)
     found["code.lockstep"] = f"{lockstep.__version__} {_own_code()}"
@@ -75,7 +76,9 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield f"{above}{key}", value
 
 
+@cache
 def _own_code() -> str:
+    """A digest of the code that this process runs, whose files may be others later."""
     return digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
 
 

@@ -27,9 +27,8 @@ from lockstep.models.export import copy_frame
 from lockstep.models.families.own_code import list_own_files
 from lockstep.models.folder import read_fields
 from lockstep.models.source import ModelSource, open_source, scratch_model
-from lockstep.report.agreement import read_agreement
 from lockstep.report.progress import Progress, show_progress
-from lockstep.report.summary import has_trained, summary
+from lockstep.report.summary import has_trained, judge, summary
 from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.doctor_reports import examination
@@ -156,11 +155,10 @@ def judge_finished(folder: Path) -> int:
     Raises:
         NothingTrainedError: If it has learned from nothing.
     """
-    compared = read_agreement(folder)
-    if compared is not None and compared.exit_code:
-        return compared.exit_code
-    require_trained(folder)
-    return exit_codes.OK
+    code = judge(folder)
+    if code == exit_codes.INCONCLUSIVE:
+        require_trained(folder)
+    return code
 
 
 def summarize_run(folder: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +90,7 @@ def combine(axes: Sequence[Axis]) -> list[Combination]:
     """Every combination of the values of some options, the last option's values next to each other.
 
     Raises:
-        InputError: There is no option, one is there twice, one is that of a run's folder, or there are too many runs.
+        InputError: There is no option, one is there twice, or there are too many runs.
     """
     if not axes:
         raise InputError(
@@ -98,29 +100,29 @@ def combine(axes: Sequence[Axis]) -> list[Combination]:
     for key in keys:
         if keys.count(key) > 1:
             raise InputError(f"{key} has values twice; name them together, as in {key}=1,2")
-    require_no_folder(keys)
     number = prod(len(axis.values) for axis in axes)
     if number > _MOST_RUNS:
         raise InputError(f"these are {number:,} runs, and a sweep has at most {_MOST_RUNS:,}; name fewer values")
     return list(_name_all(axes))
 
 
-def require_no_folder(keys: Iterable[str]) -> None:
-    """Raises InputError if an option is that of the run's folder, which the sweep chooses."""
-    if {"run", "run.folder"} & set(keys):
-        raise InputError("run.folder: each run of a sweep has a folder in the sweep's; say --name to name that")
-
-
 def _name_all(axes: Sequence[Axis]) -> Iterator[Combination]:
-    names = set[str]()
-    for number, chosen in enumerate(product(*(axis.values.items() for axis in axes)), 1):
+    for chosen in product(*(axis.values.items() for axis in axes)):
         pairs = [(axis.key, text, value) for axis, (text, value) in zip(axes, chosen, strict=True)]
-        name = "_".join(f"{key}={_clean(text)}" for key, text, _ in pairs)
-        if name in names or len(name) > _LONGEST_NAME:
-            name = f"{name[:_LONGEST_NAME]}-{number}"
-        names.add(name)
         overrides = tuple(f"{key}={text}" for key, text, _ in pairs)
-        yield Combination(name, {key: value for key, _, value in pairs}, overrides)
+        yield Combination(_name(overrides), {key: value for key, _, value in pairs}, overrides)
+
+
+def _name(overrides: Sequence[str]) -> str:
+    """The name of a combination's folder: its overrides, with a digest of them where the name cannot spell them.
+
+    It depends on nothing else, so it stays as more values join a sweep.
+    """
+    pairs = [override.partition("=") for override in overrides]
+    name = "_".join(f"{key}={_clean(text)}" for key, _, text in pairs)
+    if name == "_".join(overrides) and len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(json.dumps(overrides).encode()).hexdigest()[:10]}"
 
 
 def _clean(text: str) -> str:

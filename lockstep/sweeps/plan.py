@@ -7,21 +7,23 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.config.loading import Loaded, load
 from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
 from lockstep.records import is_file, read_record
 from lockstep.report.sweeps import SWEEP
-from lockstep.run.identity import differences, recipe_identity
-from lockstep.sweeps.grid import Combination, combine, require_no_folder, split_words
+from lockstep.run.identity import Identity, differences, identity, recipe_identity
+from lockstep.sweeps.grid import Combination, combine, split_words
 from lockstep.whole_files import write_whole
 
 Resolve = Callable[[Combination, Layer], Loaded]
-"""Resolves the recipe of a combination; the layer has the run's folder."""
+"""Resolves the recipe of a combination; the layer has the run's folder, and options that are given come after it."""
 
 SWEEPS = Path("sweeps")
 """Folder of sweeps."""
@@ -49,9 +51,24 @@ class PlannedRun:
         return self.loaded.run_folder
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Identity:
         """All options that change a result."""
         return recipe_identity(self.loaded)
+
+    def identify(self, digests: dict[DataFiles, dict[str, str]]) -> Identity:
+        """All that its results depend on, as a checkpoint notes it; of data and models, those that are there now.
+
+        Args:
+            digests: Those of data that other runs have, too; that of this one is added.
+        """
+        recipe = self.loaded.expect(Algorithm)
+        if recipe.data.task is not None:  # made by options and code
+            data = dict[str, str]()
+        else:
+            files = data_files(recipe.data, self.folder)
+            data = digests[files] = digests[files] if files in digests else files.digests()
+        model = None if recipe.model.path is None else Path(recipe.model.path)
+        return identity(self.loaded, data, model if model is not None and model.is_dir() else None)
 
 
 @dataclass(frozen=True)
@@ -61,16 +78,22 @@ class SweepPlan:
     folder: Path
     runs: Sequence[PlannedRun]
 
+    @cached_property
+    def identities(self) -> dict[str, Identity]:
+        """All that the results of each run depend on, by its name."""
+        digests: dict[DataFiles, dict[str, str]] = {}
+        return {run.name: run.identify(digests) for run in self.runs}
+
     def require_same(self) -> _Noted | None:
         """Returns what the folder holds of this sweep; None where it is new.
 
         Raises:
-            InputError: If the folder holds another sweep: a run is missing now, or has other options.
+            InputError: If the folder holds another sweep: a run is missing now, or has other options, data, models or
+                code.
         """
-        noted = _read(self.folder)
+        now, noted = self.identities, _read(self.folder)
         if noted is None:
             return None
-        now = {run.name: run.options for run in self.runs}
         gone = [name for name in noted.runs if name not in now]
         changed = [
             f"{name}: {line}"
@@ -81,16 +104,16 @@ class SweepPlan:
             lines = [*(f"{name} is no run of it any more" for name in gone), *sorted(changed)]
             raise InputError(
                 f"{self.folder} holds another sweep:\n  " + "\n  ".join(lines[:20]) + "\nchoose another --name, or "
-                "give the command of before; more values may join a sweep"
+                "put back what was before; more values may join a sweep"
             )
         return noted
 
     def write(self, threads: int) -> None:
         """Notes the sweep in its folder, whole or not at all."""
-        options = {run.name: run.options for run in self.runs}
-        first = next(iter(options.values()))
-        common = {key: value for key, value in first.items() if all(_has(own, key, value) for own in options.values())}
-        own = {name: {k: v for k, v in of.items() if k not in common} for name, of in options.items()}
+        found = self.identities
+        first = next(iter(found.values()))
+        common = {key: value for key, value in first.items() if all(_has(own, key, value) for own in found.values())}
+        own = {name: {k: v for k, v in of.items() if k not in common} for name, of in found.items()}
         values = {run.name: dict(run.values) for run in self.runs}
         noted = {"threads": threads, "runs": values, "common": common, "own": own}
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +122,7 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class _Noted:
-    """A sweep as its folder notes it: options that all runs share, and those that are each run's own."""
+    """A sweep as its folder notes it: the identity that all runs share, and what is each run's own."""
 
     threads: int
     runs: dict[str, dict[str, Any]]
@@ -114,7 +137,6 @@ def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan
         InputError: One sentence for each thing that is wrong, and the first combination that has it.
     """
     fixed, axes = split_words(words)
-    require_no_folder(word.partition("=")[0] for word in fixed)
 
     def resolve(combination: Combination, folder: Layer) -> Loaded:
         return load(recipe, [*fixed, *combination.overrides], [folder])
@@ -131,16 +153,16 @@ def plan_combinations(combinations: Sequence[Combination], resolve: Resolve, nam
         name: Name of the sweep's folder in `sweeps/`; None: the recipe's, with a digest of all options.
 
     Raises:
-        InputError: A combination is refused; it is named.
+        InputError: A combination is refused, and named; or two have equal options.
     """
     folder = None if name is None else SWEEPS / _check_name(name)
     if folder is None:
         trial = [_resolve(combination, resolve, SWEEPS / combination.name) for combination in combinations]
         text = json.dumps([run.options for run in trial], sort_keys=True)
         folder = SWEEPS / f"{trial[0].loaded.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-    return SweepPlan(
-        folder, [_resolve(combination, resolve, folder / combination.name) for combination in combinations]
-    )
+    runs = [_resolve(combination, resolve, folder / combination.name) for combination in combinations]
+    _require_different(runs)
+    return SweepPlan(folder, runs)
 
 
 def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> PlannedRun:
@@ -149,7 +171,20 @@ def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> Planne
         loaded.expect(Algorithm)
     except InputError as error:
         raise InputError(f"{' '.join(combination.overrides)} is refused, so nothing is started:\n{error}") from error
+    if loaded.run_folder != folder:
+        raise InputError("run.folder: each run of a sweep has a folder in the sweep's; say --name to name that")
     return PlannedRun(combination.name, combination.values, loaded)
+
+
+def _require_different(runs: Sequence[PlannedRun]) -> None:
+    """Raises InputError for two runs of equal options, which would count as two of a group."""
+    known: dict[str, str] = {}
+    for run in runs:
+        options = run.loaded.dump()
+        del options["run"]["folder"]
+        other = known.setdefault(json.dumps(options, sort_keys=True), run.name)
+        if other != run.name:
+            raise InputError(f"{other} and {run.name} are one run: their options are equal; name each value once")
 
 
 def _check_name(name: str) -> str:

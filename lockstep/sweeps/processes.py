@@ -36,14 +36,21 @@ def start(work: Work, log: Path, environment: Mapping[str, str]) -> int:
         work: The work, which may replace the process by a program.
         log: File for all that it writes, after what is there.
         environment: Variables that differ from this process's.
+
+    Raises:
+        OSError: If its log cannot be written, or the system has room for no more processes.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # none is lost between the fork and its own handlers
-    parent, child = os.getpid(), os.fork()
+    parent, child = os.getpid(), -1
+    try:
+        child = os.fork()
+    finally:
+        if child:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     if child:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         return child
     code = exit_codes.CRASH
     try:
@@ -84,8 +91,17 @@ def send(process: int, number: signal.Signals) -> None:
 
 
 def kill_group(process: int) -> None:
-    """Ends a process with all that it has started, and waits for it."""
-    os.killpg(process, signal.SIGKILL)
+    """Ends a process with all that it has started, and waits for it.
+
+    Raises:
+        ValueError: If the number is that of no single process: 0 would be the caller's own group.
+    """
+    if process <= 0:
+        raise ValueError(f"a process to end has a number above 0, not {process}")
+    try:
+        os.killpg(process, signal.SIGKILL)
+    except ProcessLookupError:  # it has yet to make its group
+        os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import Placement, placement_of
 from lockstep.errors import InputError
-from lockstep.process_defaults import count_cores, read_given_threads
+from lockstep.process_defaults import MOST_THREADS, count_cores, read_given_threads
 from lockstep.sweeps.plan import SweepPlan
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -45,17 +45,24 @@ def make_room(plan: SweepPlan, jobs: int | None, noted_threads: int | None) -> R
         noted_threads: Threads of each run so far, which its bits may depend on; None: the sweep is new.
 
     Raises:
-        InputError: More runs at a time are asked for than GPUs have room for.
+        InputError: No run at a time is asked for, or more than GPUs have room for.
     """
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs is {jobs}; at least one run at a time is needed")
     placements = [placement_of(run.loaded.expect(Algorithm)) for run in plan.runs]
     if any(placement.devices.on_gpu for placement in placements):
         slots = divide_gpus(plan, placements, jobs)
-        return Room(noted_threads or read_given_threads() or max(1, count_cores() // len(slots)), slots, on_gpu=True)
+        return Room(noted_threads or read_given_threads() or share_cores(len(slots)), slots, on_gpu=True)
     processes, cores = max(placement.processes.devices for placement in placements), count_cores()
     threads = noted_threads or read_given_threads()
     fitting = max(1, cores // max(processes, threads or 1))
     number = min(len(plan.runs), fitting if jobs is None else jobs)
-    return Room(threads or max(1, cores // number), ({},) * number, on_gpu=False)
+    return Room(threads or share_cores(number), ({},) * number, on_gpu=False)
+
+
+def share_cores(number: int) -> int:
+    """Threads of each of so many runs; more than a single run would have do not help."""
+    return max(1, min(count_cores() // number, MOST_THREADS))
 
 
 def divide_gpus(plan: SweepPlan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:

@@ -17,7 +17,7 @@ import torch
 from lockstep import exit_codes
 from lockstep.config.loading import Loaded, describe
 from lockstep.config.user_code import is_in_program
-from lockstep.errors import InputError
+from lockstep.errors import InputError, LockstepError
 from lockstep.process_defaults import THREADS
 from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
@@ -51,6 +51,8 @@ class SweepJob:
         process: Number of the process that runs it; 0: none does.
         slot: Number of its place in the room.
         since: When it was started, on `time.monotonic`.
+        logged: Bytes that its log had then, of an earlier sweep.
+        unstarted: The reason why no process could be started; empty: one was.
     """
 
     run: PlannedRun
@@ -59,6 +61,8 @@ class SweepJob:
     process: int = 0
     slot: int = -1
     since: float = 0.0
+    logged: int = 0
+    unstarted: str = ""
 
     @property
     def log(self) -> Path:
@@ -68,10 +72,11 @@ class SweepJob:
     @property
     def sentence(self) -> str:
         """The reason why it failed: what its process said last."""
-        with suppress(OSError):
-            lines = [
-                line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-            ]
+        if self.unstarted:
+            return self.unstarted
+        with suppress(OSError), self.log.open("rb") as file:
+            file.seek(self.logged)
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
             said = [line for line in lines if line.startswith("lockstep: ")] or lines
             if said:
                 return said[-1].removeprefix("lockstep: ")
@@ -96,20 +101,37 @@ class Runner:
     asked: tuple[str, int] | None = field(default=None)
 
     def run(self, stop: Stop) -> None:
-        """Runs all that wait; a stop is handed on once to those that run, and then nothing is started."""
+        """Runs all that wait; a stop is handed on once to those that run, and then nothing is started.
+
+        Where the sweep itself fails, runs are asked to save, too, and waited for; a second Ctrl-C ends them at once.
+        """
         try:
             while self._running() or (self.asked is None and self._waiting()):
-                self._reap()
+                for job in self._reap():
+                    self.view.show_end(job)
                 if self.asked is None:
                     self._hand_on(stop)
                 if self.asked is None:
                     self._fill()
                 self.view.update()
                 time.sleep(_POLL_S)
+        except Exception:
+            self._save_all()
+            raise
         finally:  # only where it was interrupted again
-            for job in self._running():
+            killed = self._running()
+            for job in killed:
                 processes.kill_group(job.process)
                 self._end(job, exit_codes.INTERRUPTED)
+            for job in killed:
+                self.view.show_end(job)
+
+    def _save_all(self) -> None:
+        """Asks runs to save, and waits for them; nothing is shown, since to show may be what failed."""
+        self._ask_to_stop()
+        while self._running():
+            self._reap()
+            time.sleep(_POLL_S)
 
     def _running(self) -> list[SweepJob]:
         return [job for job in self.jobs if job.state == "running"]
@@ -117,23 +139,28 @@ class Runner:
     def _waiting(self) -> list[SweepJob]:
         return [job for job in self.jobs if job.state == "waiting"]
 
-    def _reap(self) -> None:
-        for job in self._running():
+    def _reap(self) -> list[SweepJob]:
+        """Notes which processes have ended, and returns their jobs."""
+        running = self._running()
+        for job in running:
             code = processes.find_ended(job.process)
             if code is not None:
                 self._end(job, code)
+        return [job for job in running if job.state != "running"]
 
     def _end(self, job: SweepJob, code: int) -> None:
         stopped = code == exit_codes.OUT_OF_TIME or (self.asked is not None and code >= exit_codes.HUNG_UP)
         job.state = "finished" if code == exit_codes.OK else "stopped" if stopped else "failed"
         job.code, job.process = code, 0
-        self.view.show_end(job)
 
     def _hand_on(self, stop: Stop) -> None:
         self.asked = stop.check_after_step()
         if self.asked is not None:
-            for job in self._running():
-                processes.send(job.process, Signals(SIGINT))
+            self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        for job in self._running():
+            processes.send(job.process, Signals(SIGINT))
 
     def _fill(self) -> None:
         """Starts runs in free slots. What another run trains first is waited for here, and takes no slot."""
@@ -144,10 +171,19 @@ class Runner:
                 self._start(ready[0], slot)
 
     def _start(self, job: SweepJob, slot: int) -> None:
-        job.state, job.slot, job.since = "running", slot, time.monotonic()
+        """Starts a run; one whose process cannot be started has failed, and the others do not end."""
+        job.slot, job.since = slot, time.monotonic()
+        job.logged = job.log.stat().st_size if job.log.is_file() else 0
         self.view.show_start(job)
         environment = {**self.room.slots[slot], THREADS: str(self.room.threads)}
-        job.process = processes.start(self.begin(job.run.loaded), job.log, environment)
+        try:
+            job.process = processes.start(self.begin(job.run.loaded), job.log, environment)
+        except (OSError, LockstepError) as error:
+            job.state, job.unstarted = "failed", f"it could not be started: {error}"
+            job.code = error.exit_code if isinstance(error, LockstepError) else exit_codes.CRASH
+            self.view.show_end(job)
+        else:
+            job.state = "running"  # only now: its process has a number
 
 
 def run_sweep(plan: SweepPlan, jobs: int | None) -> int:
@@ -212,7 +248,7 @@ def _finish(plan: SweepPlan, jobs: Sequence[SweepJob], asked: tuple[str, int] | 
     failed = [job for job in jobs if job.state == "failed"]
     for job in failed:
         print(f"{job.run.name} failed; {job.log}", file=sys.stderr)
-    if asked is not None:
+    if asked is not None and any(job.state in ("waiting", "stopped") for job in jobs):
         raise Stopped(f"{plan.folder} stopped, because {asked[0]}; the same command resumes it", asked[1])
     codes = [job.code for job in jobs if job.state in ("failed", "stopped")]
     return next((code for code in codes if code is not None), exit_codes.OK)

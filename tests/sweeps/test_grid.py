@@ -21,14 +21,16 @@ def test_ranges_and_lists_are_axes_and_all_else_is_as_it_was() -> None:
 
 
 def test_every_combination_once_with_a_name_of_its_own() -> None:
-    _, axes = split_words(["seed=-1..0", "data.prompt='{a}/','{a}!'"])
-    found = combine(axes)
+    found = combine(split_words(["seed=-1..0", "data.prompt='{a}/','{a}!'"])[1])
     assert [run.values for run in found] == [
         {"seed": seed, "data.prompt": prompt} for seed in (-1, 0) for prompt in ("{a}/", "{a}!")
     ]
-    assert [run.name for run in found] == [
-        "seed=-1_data.prompt=a", "seed=-1_data.prompt=a-2", "seed=0_data.prompt=a", "seed=0_data.prompt=a-4"
-    ]  # fmt: skip
+    names = [run.name for run in found]
+    assert [name.rpartition("-")[0] for name in names] == [f"seed={n}_data.prompt=a" for n in (-1, -1, 0, 0)]
+    assert len(set(names)) == 4
+    more = combine(split_words(["seed=-2..0", "data.prompt='{b}','{a}!','{a}/'"])[1])
+    assert {*names} < {run.name for run in more}  # names stay as values join
+    assert combine(split_words(["seed=-1..0"])[1])[0].name == "seed=-1"
     assert found[0].overrides == ("seed=-1", "data.prompt='{a}/'")
 
 
@@ -41,7 +43,6 @@ def test_every_combination_once_with_a_name_of_its_own() -> None:
         (["seed=1,1"], "1 is there twice"),
         (["seed=1"], "an option with several values"),
         (["seed=1,2", "seed=3,4"], "seed has values twice"),
-        (["run.folder=a,b"], "say --name"),
         (["seed=0..999", "policy.lr=1,2,3,4,5,6,7,8,9,10,11"], "11,000 runs"),
     ],
 )

@@ -42,9 +42,9 @@ function sweepView() {
     `${group.finished} of ${group.runs.length}`,
     ...metrics.map((metric) => spreadText(group.final[metric])),
   ]);
-  const runRows = runs.map(({ link, final }, number) => [
+  const runRows = runs.map(({ link, final, state: word }, number) => [
     link === null ? visible(state.runs[number].name) : element("a", { href: link }, visible(state.runs[number].name)),
-    state.runs[number].state,
+    word,
     ...metrics.map((metric) => shown(final[metric])),
   ]);
   return [
