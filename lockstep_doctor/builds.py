@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -63,7 +65,7 @@ class LoadedTensor:
     written: int = 0
     takers: list[Operator] = field(default_factory=list)
     writes: list[Operator] = field(default_factory=list)
-    targets: set[int] = field(default_factory=set)
+    targets: set[StorageWeakRef] = field(default_factory=set)
     scalars: dict[Number, None] = field(default_factory=dict)
     made: dict[Number, Operator] = field(default_factory=dict)
     lines: dict[tuple[CodeType, int], None] = field(default_factory=dict)
@@ -84,18 +86,20 @@ class BuildLog(TorchDispatchMode):
 
     Attributes:
         loaded: By name, the tensors of the checkpoint.
+        failed: Whether watching has failed, which ends it and not the build.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.failed = False
         self.loaded: dict[str, LoadedTensor] = {}
         self._numbers: dict[Number, Operator] = {}
         self._operators: list[Operator] = []
         self._values: list[Tensor | None] = []
-        self._current: dict[int, int] = {}
+        self._current: dict[StorageWeakRef, int] = {}
         self._calls: list[list[int]] = []
         self._serials: dict[int, int] = {}
-        self._held: dict[int, tuple[weakref.ref[Tensor], LoadedTensor]] = {}
+        self._held: dict[StorageWeakRef, tuple[weakref.ref[Tensor], LoadedTensor]] = {}
         self._in_hand: LoadedTensor | None = None
         self._models: dict[CodeType, bool] = {}
         self._serial = count(1)
@@ -267,6 +271,18 @@ class BuildLog(TorchDispatchMode):
         return None if first is None or first() is None else loaded
 
     def _trace(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
+        return self._try(self._watch, frame, event, value)
+
+    def _try(self, trace: Callable[..., Any], *given: Any) -> Callable[..., Any] | None:
+        """Calls a trace function, of which an error would end what is watched: it ends the watching."""
+        try:
+            return None if self.failed else trace(*given)
+        except Exception:
+            self.failed = True
+            sys.settrace(self._before)
+            return None
+
+    def _watch(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
         code = frame.f_code
         if code not in self._models:
             self._models[code] = is_model_file(code.co_filename)
@@ -278,7 +294,7 @@ class BuildLog(TorchDispatchMode):
                 self._hand(x, frame)
         before, line = dict(_numbers(frame)), frame.f_lineno
 
-        def note(frame: FrameType, event: str, value: Any) -> Callable[..., Any]:
+        def note(frame: FrameType, event: str, value: Any) -> None:
             nonlocal before, line
             held = dict(_numbers(frame))
             self._make((held[name] for name in held.keys() - before.keys()), frame, line)
@@ -290,9 +306,8 @@ class BuildLog(TorchDispatchMode):
                 self._make([value] if type(value) in (int, float) else [], frame, line)
                 if frame.f_code.co_flags & inspect.CO_GENERATOR:
                     self._hand_over(value, frame)
-            return note
 
-        return note
+        return partial(self._try, note)
 
     def _make(self, numbers: Iterable[Number], frame: FrameType, line: int) -> None:
         """Notes numbers that a function has made."""
@@ -331,12 +346,12 @@ _LOGS: weakref.WeakKeyDictionary[nn.Module, BuildLog] = weakref.WeakKeyDictionar
 
 @contextmanager
 def watch_build() -> Iterator[list[nn.Module]]:
-    """Records in the block what builds and loads models, for those that are put into the list."""
+    """Records in the block what builds and loads models, for those that are put into the list; if that can be."""
     models: list[nn.Module] = []
     log = BuildLog()
     with log:
         yield models
-    for model in models:
+    for model in () if log.failed else models:
         _LOGS[model] = log
 
 
@@ -350,9 +365,9 @@ def _stack_of(frame: FrameType) -> tuple[Frame, ...]:
     return tuple(map(frame_of, callers(frame)))
 
 
-def memory_of(tensor: Tensor) -> int:
-    """Returns a number of the memory that a tensor shares with its views."""
-    return tensor.untyped_storage()._cdata
+def memory_of(tensor: Tensor) -> StorageWeakRef:
+    """Returns a key of the memory that a tensor shares with its views; while it is kept, no other memory has it."""
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 def _keep(tensor: Tensor) -> Tensor:

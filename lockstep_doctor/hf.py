@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def load(folder: Path, options: EngineOptions) -> Any:
     """Returns a causal language model of `transformers`, of files on this machine alone; no code of theirs is run."""
     from transformers import AutoModelForCausalLM
 
-    with watch_build() as models:
+    with watch_build() if options.watched else nullcontext([]) as models:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=options.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )

@@ -383,13 +383,8 @@ def _open(
         _order([one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace)
         for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )
-    sides = ((other, own, here, reference, theirs), (reference, theirs, there, other, own))
-    built = [
-        Suspect(tap.name, one)
-        for tap, trace, some, its, beside in sides
-        if tap.name not in cleared
-        for one in find_producers(trace, beside, some, len(tokens_T), _find_numbers(its))
-    ]
+    sides = (_Side(other, own, here), _Side(reference, theirs, there))
+    built = _find_built(sides, len(tokens_T), cleared)
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
@@ -415,6 +410,25 @@ def _open(
         for one in [one for one in trace.operators if not one.name.startswith(("doctor.", "aten.alias"))][-1:]
     ]
     return [Suspect(other.name, moved), *ended] if moved else [*around, *ended]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An engine, what it ran in a segment, and what of that differs."""
+
+    tap: Tap
+    trace: OperatorTrace
+    suspects: Sequence[Operator]
+
+
+def _find_built(sides: tuple[_Side, _Side], count: int, cleared: Collection[str]) -> list[Suspect]:
+    """The lines that built wrong tables and numbers, of each engine beside the other, but of those that are cleared."""
+    return [
+        Suspect(own.tap.name, one)
+        for own, beside in (sides, sides[::-1])
+        if own.tap.name not in cleared
+        for one in find_producers(own.trace, beside.trace, own.suspects, count, _find_numbers(beside.tap))
+    ]
 
 
 def _order(some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace) -> list[Operator]:

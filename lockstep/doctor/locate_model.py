@@ -150,7 +150,7 @@ def _examine_choices(
     shown: Progress,
 ) -> tuple[PairExamination, Path | None]:
     """Two engines, and the script that shows what was found."""
-    plain = EngineChoice.of(recipe, _REFERENCE)
+    plain = EngineChoice.of(recipe, _REFERENCE).but(watched=False)
     with ExitStack() as open_:
         reference, other, witness, rounded = (
             open_.enter_context(choice.open()) for choice in (*pair, plain.but(dtype=torch.float64), plain)

@@ -133,7 +133,7 @@ def _load(folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Any:
     if not (folder / "config.json").is_file():
         raise DumpError(f"{folder}: has no config.json; give a model's folder as transformers saves it")
     try:
-        return load(folder, EngineOptions(dtype, device))
+        return load(folder, EngineOptions(dtype, device, watched=False))
     except ImportError as error:
         raise DumpError("computing a model's column needs transformers: pip install transformers") from error
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:

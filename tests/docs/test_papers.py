@@ -13,7 +13,8 @@ from lockstep.config.recipe_files import find_shipped
 PAGE = (Path(__file__).parents[2] / "docs/papers.md").read_text()
 RECIPES = {
     "ppo": "ppo_arithmetic", "grpo": "grpo_arithmetic", "dpo": "dpo_chat", "reward_model": "reward_model_chat",
-    "distill": "distill_arithmetic",
+    "distill": "distill_arithmetic", "simpo": "simpo_arithmetic", "orpo": "orpo_arithmetic", "kto": "kto_arithmetic",
+    "online_dpo": "online_dpo_arithmetic",
 }  # fmt: skip
 GIVEN = ["model.path=MODEL", "data.train=train.jsonl", "data.validation=test.jsonl"]
 """What a recipe for one's own model leaves open."""

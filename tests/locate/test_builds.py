@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from lockstep_doctor import Location, ModuleTap, locate
+from lockstep_doctor import Location, ModuleTap, builds, hf, locate
 from lockstep_doctor.builds import find_build, watch_build
+from lockstep_doctor.engines import EngineOptions
 
 CONFIG = LlamaConfig(
     vocab_size=64,
@@ -151,6 +155,35 @@ def test_a_tensor_that_is_put_elsewhere_has_its_writer_and_what_made_the_place()
     assert [one.stack[0].function for one in (taker, place, writer)] == ["load_half", "find_place", "load_half"]
     assert writer.name.endswith("aten.copy_.default")
     assert {one.function for one in taker.lines} >= {"load", "load_half", "find_place"}
+
+
+def test_a_weight_that_was_made_unseen_has_no_maker_of_what_lay_there_before() -> None:
+    model = nn.ParameterList()
+    with watch_build() as models:
+        before = [torch.ones(8, 2) for _ in range(64)]
+        models.append(model)
+    del before
+    model.extend(torch.ones(8, 2) for _ in range(64))
+    log = find_build(model)
+    assert log is not None
+    assert not log.find_fillers(model, dict(model.named_parameters()))
+
+
+def test_watching_that_fails_ends_and_not_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(frame: object) -> None:
+        raise AttributeError(frame)
+
+    monkeypatch.setattr(builds, "_numbers", fail)
+    before = sys.gettrace()
+    assert find_build(build()) is None
+    assert sys.gettrace() is before
+
+
+def test_what_is_not_to_be_watched_is_not(located_model: Callable[[str], Path]) -> None:
+    options = EngineOptions()
+    watched, other = (hf.load(located_model("llama"), one) for one in (options, replace(options, watched=False)))
+    assert find_build(watched) is not None
+    assert find_build(other) is None
 
 
 def test_a_tensor_that_is_not_read_has_the_reader_of_the_others() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from doctor_tables import SMALL
 from located import TOKENS
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from lockstep import exit_codes
@@ -92,6 +92,25 @@ def llama(vllm: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=None)).save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("stage", ["q", "k"])
+def test_a_part_of_a_merged_layer_with_biases_is_compared(vllm: None, name: str, stage: str) -> None:
+    from lockstep.samplers.vllm.loading import is_loaded
+    from lockstep.samplers.vllm.sites import Site
+
+    names = ("q", "k", "v")
+    cuts = {one: CutPoint(one, 0) for one in names}
+    right = {one: {f"{one}_proj.weight": torch.randn(2, 3), f"{one}_proj.bias": torch.randn(2)} for one in names}
+    model = nn.ModuleDict({"qkv_proj": nn.LayerNorm([6, 3])})
+    held = {end: torch.cat([right[one][f"{one}_proj.{end}"] for one in names]) for end in ("weight", "bias")}
+    for end, tensor in held.items():
+        setattr(model["qkv_proj"], end, nn.Parameter(tensor))
+    site = Site("qkv_proj.forward", "out", tuple(cuts.values()), (2, 2, 2))
+    assert is_loaded(model, site, cuts[stage], right[stage])
+    swapped = right[stage] | {f"{stage}_proj.{name}": right[stage][f"{stage}_proj.{name}"].flip(0)}
+    assert not is_loaded(model, site, cuts[stage], swapped)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "qwen3_moe"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -19,34 +19,28 @@ from lockstep.samplers.vllm.sites import Site
 from lockstep_doctor.builds import watch_build
 from lockstep_doctor.cuts import CutPoint
 
+_LAYER = {"weight", "bias"}
+"""Parameters of a layer; experts have others, or several of these."""
 
-def weight_at(model: Any, site: Site, cut: CutPoint, width: int) -> Tensor | None:
-    """Returns the part of a module's weight that makes a cut; None where it has no one weight.
+
+def weight_at(module: Any, width: int) -> Any:
+    """Returns a module's weight; None where it has no one weight.
 
     A matrix that a kernel keeps in a form of its own is read through the kernel, by a product with the identity: so the
     loader is not asked where it put what.
 
     Args:
-        model: vLLM's.
-        site: Of the cut.
-        cut: One of its cuts.
+        module: Of vLLM's model.
         width: Of the weight.
     """
-    owner = site.path.rpartition(".")[0]
-    module = model.lm_head if owner == "logits_processor" else attrgetter(owner)(model)
     if isinstance(module, LinearBase | ParallelLMHead):
         kernel: Any = module.quant_method
         held = dict(module.named_parameters(recurse=False)).get("weight")
         inputs = module.embedding_dim if isinstance(module, ParallelLMHead) else module.input_size
         if held is None or inputs != width:
             return None
-        weight = kernel.apply(module, torch.eye(width, dtype=held.dtype, device=held.device)).T
-    else:
-        weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor):
-        return None
-    place = site.cuts.index(cut)
-    return weight.detach().split(list(site.sizes), 0)[place] if site.sizes else weight.detach()
+        return kernel.apply(module, torch.eye(width, dtype=held.dtype, device=held.device)).T
+    return getattr(module, "weight", None)
 
 
 def is_loaded(model: Any, site: Site, cut: CutPoint, weights: Mapping[str, Tensor]) -> bool:
@@ -58,16 +52,28 @@ def is_loaded(model: Any, site: Site, cut: CutPoint, weights: Mapping[str, Tenso
         cut: One of its cuts.
         weights: By name in the reference.
     """
-    if len(weights) == 1:
-        (weight,) = weights.values()
-        own = weight_at(model, site, cut, weight.shape[-1])
-        return own is None or own.dim() != weight.dim() or torch.equal(own[: len(weight)].cpu(), weight)
-    owner = attrgetter(site.path.rpartition(".")[0])(model)
-    held = [x.detach().cpu().flatten() for x in owner.parameters()]
+    owner = site.path.rpartition(".")[0]
+    module = model.lm_head if owner == "logits_processor" else attrgetter(owner)(model)
+    parts = {name.rpartition(".")[2]: right for name, right in weights.items()}
+    if len(parts) == len(weights) and parts.keys() <= _LAYER:
+        place, bias = site.cuts.index(cut), dict(module.named_parameters(recurse=False)).get("bias")
+        return all(
+            _is_part(bias if name == "bias" else weight_at(module, right.shape[-1]), place, site.sizes, right)
+            for name, right in parts.items()
+        )
+    held = [x.detach().cpu().flatten() for x in module.parameters()]
     right = [x.flatten() for x in weights.values()]
     if sum(map(len, held)) != sum(map(len, right)):
         return True  # in a form of the kernel's own
     return torch.equal(torch.cat(held).sort().values, torch.cat(right).sort().values)
+
+
+def _is_part(own: Any, place: int, sizes: Sequence[int], right: Tensor) -> bool:
+    """True if a part of what a module has is right; rows that fill it up and other forms are not compared."""
+    if not isinstance(own, Tensor) or own.dim() != right.dim():
+        return True
+    part = own.split(list(sizes), 0)[place] if sizes else own
+    return torch.equal(part.detach()[: len(right)].cpu(), right)
 
 
 def names_in_files(network: PreTrainedModel, names: Iterable[str]) -> list[str]:
