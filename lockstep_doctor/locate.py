@@ -383,7 +383,7 @@ def _open(
         _order([one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace)
         for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )
-    sides = (_Side(other, own, here), _Side(reference, theirs, there))
+    sides = (_Traced(other, own, here), _Traced(reference, theirs, there))
     built = _find_built(sides, len(tokens_T), cleared)
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
@@ -413,7 +413,7 @@ def _open(
 
 
 @dataclass(frozen=True)
-class _Side:
+class _Traced:
     """An engine, what it ran in a segment, and what of that differs."""
 
     tap: Tap
@@ -421,7 +421,7 @@ class _Side:
     suspects: Sequence[Operator]
 
 
-def _find_built(sides: tuple[_Side, _Side], count: int, cleared: Collection[str]) -> list[Suspect]:
+def _find_built(sides: tuple[_Traced, _Traced], count: int, cleared: Collection[str]) -> list[Suspect]:
     """The lines that built wrong tables and numbers, of each engine beside the other, but of those that are cleared."""
     return [
         Suspect(own.tap.name, one)
