@@ -18,6 +18,7 @@ SLEEPERS = {
     "run/supervise.py": "heeds signals while it waits as long as the policy says",
     "helpers/process.py": "looks for a parent that has ended",
     "helpers/descendants.py": "looks for children that have ended",
+    "sweeps/sweep.py": "looks for runs that have ended",
 }
 """Files that wait by the clock, and what for."""
 

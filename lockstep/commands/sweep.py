@@ -13,7 +13,7 @@ def add(parsers: Parsers) -> None:
     sweep = parsers.add_parser(
         "sweep", help="run a recipe with several values of its options; the same command again continues the sweep"
     )
-    add_recipe(sweep, "options, some with several values: seed=0..4 ppo.clip=0.1,0.2")
+    add_recipe(sweep, "options, some with several values: seed=0..4 run.max_steps=10,20")
     sweep.add_argument("--jobs", type=int, metavar="N", help="runs at a time; default: as many as there is room for")
     sweep.add_argument("--name", help="folder in sweeps/; default: the recipe's name and a digest of all options")
     sweep.add_argument("--dry-run", action="store_true", help="resolve every combination, and start nothing")

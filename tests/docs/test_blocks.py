@@ -8,7 +8,8 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -44,6 +45,12 @@ SHOWN = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.DOTAL
 def python_of(name: str) -> list[str]:
     """The blocks of Python of a guide."""
     return [text for language, text in blocks(ROOT / f"docs/guides/{name}.md") if language == "python"]
+
+
+def await_elsewhere(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns; in a thread of its own, since tests with a browser leave a loop in theirs."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 @pytest.fixture
@@ -100,7 +107,7 @@ def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any
         await service.reset({}, seed=0)
         return [await service.step("?") for _ in range(3)]
 
-    assert [end for _, _, end in asyncio.run(play())] == [False, False, True]
+    assert [end for _, _, end in await_elsewhere(play())] == [False, False, True]
 
 
 def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]]) -> None:
@@ -109,7 +116,7 @@ def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]]) -
     assert score("2 + 2 =", "", "4", {}) is None
     assert score("2 + 2 =", " 4", "4", {}) == pytest.approx(0.998)
     assert run_block(batch)["by_rank"](["?"] * 2, ["long", "no"], [""] * 2, [{}] * 2) == [0.5, 1.0]
-    assert asyncio.run(run_block(slow)["ask_slowly"]("2 + 2 =", " 4", "4", {})) == 1.0
+    assert await_elsewhere(run_block(slow)["ask_slowly"]("2 + 2 =", " 4", "4", {})) == 1.0
     rows = [{"question": "2 + 2 =", "answer": "4"}]
     names = {"lockstep": lockstep, "rows": rows, "right": score, "well_formed": score}
     parts = run_block(several, **names)["trainer"].loaded.recipe.reward.parts

@@ -58,8 +58,9 @@ FOREIGN = re.findall(r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/guides/
 """Names and content of configs of other libraries."""
 RATHER_LONG = (
     "cluster=", "learner=", "sampler=vllm", "vllm]", "megatron", "learner.parallel", "learner.lora.rank=8 policy",
-    "one_step_ahead", "=my_run", "=my_reward_run ppo", "run=", "run.folder=", "train recipe.yaml", "grpo_gsm8k",
+    "one_step_ahead", "=my_run", "=my_reward_run ppo", "run=", "run.folder=", "train recipe.yaml", "grpo_gsm8k", "lockstep sweep",
 )  # fmt: skip
+LONGEST = ("cluster=ray", "learner.parallel.pp", "lockstep gpu-check")
 [REWARD] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/first_steps.md").read_text(), re.DOTALL)
 [MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
 
@@ -193,11 +194,14 @@ def chat_model(assets: Path, workplace: Path) -> str:
     return "chat_model"
 
 
+LABELED = '{{"prompt": "Once upon a time {}", "completion": " there was a cat.", "label": {}}}\n'
+
+
 def marks(command: str) -> list[pytest.MarkDecorator]:
     """What several processes, another backend or another run takes part in waits for `make test-all`."""
     full = [pytest.mark.full] if any(part in command for part in RATHER_LONG) else []
     # tests/cluster/test_cluster.py and tests/learners/test_megatron.py have runs with these options.
-    proof = [pytest.mark.proof] if "cluster=ray" in command or "learner.parallel.pp" in command else []
+    proof = [pytest.mark.proof] if any(part in command for part in LONGEST) else []
     return [*full, *proof, *([pytest.mark.needs("ray")] if "cluster=ray" in command else [])]
 
 
@@ -221,12 +225,14 @@ def test_command_runs(
     (workplace / "mixed.jsonl").write_text(MIXED)
     for name, fields in [*SIZES, *FOREIGN]:
         (workplace / name).write_text(fields)
-    if "from_verl.yaml" in command:
+    (workplace / "from_verl.yaml").unlink(missing_ok=True)
+    if "from_verl.yaml" in command and "convert" not in command:
         main(["convert", "run_verl.sh", "--out", "from_verl.yaml"])
     chat = "CHAT_MODEL" in command
     if chat:
         command = command.replace("CHAT_MODEL", request.getfixturevalue("chat_model"))
     (workplace / "my_rewards.py").write_text(REWARD)
+    (workplace / "labeled.jsonl").write_text("".join(map(LABELED.format, range(64), ["true", "false"] * 32)))
     arguments = with_files(
         command,
         {

@@ -74,7 +74,7 @@ def test_a_mistake_is_not_tried_again(quick: Path, raises: str) -> None:
     assert wrong.value.exit_code == exit_codes.INPUT
 
 
-@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "os.closerange(3, 64)"])
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "os.closerange(3, 4096)"])
 def test_one_whose_process_is_lost_is_started_again(quick: Path, ends: str) -> None:
     rewards, told = score(f"if response == '1' and count('n') < 2: {ends}")
     assert rewards == [0.0, 1.0, 2.0]

@@ -143,7 +143,7 @@ def test_a_run_can_be_asked_and_checked(learn: Run, capsys: pytest.CaptureFixtur
     [
         (["dpo.preference_loss_weight=0"], "preference_loss_weight and sft_loss_weight are both 0"),
         (["dpo.preference_loss=scale"], "dpo.preference_loss=scale reads scores; name their fields"),
-        (["dpo.preference_loss=kto"], "dpo.preference_loss is \"kto\", but should be 'dpo', 'scale', 'ipo'"),
+        (["dpo.preference_loss=kto"], "dpo.preference_loss is \"kto\", but should be 'dpo', 'robust', 'scale', 'ipo'"),
         (["dpo.gt_reward_scale=2"], "gt_reward_scale does nothing with preference_loss: dpo"),
         (["dpo.ref_policy_kl_penalty=0"], "should be greater than 0"),
         (["data.chosen_score=a"], "chosen_score and rejected_score go together"),
