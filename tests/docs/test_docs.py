@@ -58,7 +58,8 @@ FOREIGN = re.findall(r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/guides/
 """Names and content of configs of other libraries."""
 RATHER_LONG = (
     "cluster=", "learner=", "sampler=vllm", "vllm]", "megatron", "learner.parallel", "learner.lora.rank=8 policy",
-    "one_step_ahead", "=my_run", "=my_reward_run ppo", "run=", "run.folder=", "train recipe.yaml", "grpo_gsm8k", "lockstep sweep",
+    "one_step_ahead", "=my_run", "=my_reward_run ppo", "run=", "run.folder=", "train recipe.yaml", "grpo_gsm8k",
+    "lockstep sweep",
 )  # fmt: skip
 LONGEST = ("cluster=ray", "learner.parallel.pp", "lockstep gpu-check")
 [REWARD] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/first_steps.md").read_text(), re.DOTALL)
