@@ -65,7 +65,7 @@ durations: test-all
 logprobs-alone: $(VENV)-alone/.made
 	$(VENV)-alone/bin/python tests/logprobs/alone.py
 
-# The second model runner of vLLM, which GPUs have: its kernels are Triton's. Those of top-k and top-p the interpreter cannot run.
+# The second model runner of vLLM, which GPUs have: its kernels are Triton's. The one of top-k and top-p, which min-p runs too, the interpreter cannot run.
 ON_GPUS = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 PYTHONPATH=$(abspath $(VENV)-triton):$(abspath tests/fixtures/interpreted)
 
 # Triton's kernels through its interpreter, and compiled for GPUs that are not here. Triton has a folder of its own, beside which
@@ -73,7 +73,7 @@ ON_GPUS = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 PYTHONPATH=$(abspath $(V
 kernels: $(VENV)-triton/.made $(VENV)/.vllm
 	PYTHONPATH=$(VENV)-triton $(VENV)-alone/bin/python tests/logprobs/interpreted.py
 	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest tests/models/exact/test_fused_exact.py tests/models/exact/test_fused_model.py --junitxml=build/tests_kernels_exact.xml
-	$(ON_GPUS) $(BIN)/python -m pytest tests/contract/test_sampler_contract.py -k "vllm and not top and not all and not frequencies"
+	$(ON_GPUS) $(BIN)/python -m pytest tests/contract/test_sampler_contract.py -k "vllm and not top and not min-p and not all and not frequencies"
 
 # The part of it that no test repeats.
 lint: $(VENV)/.test
