@@ -172,7 +172,7 @@ def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
     other = Script()
     with listening(other):
         script.says = lambda n: (307, f"{other.url}/completions")
-        with pytest.raises(ServerError, match=rf"it sends requests on to {other.url}/completions; name that in"):
+        with pytest.raises(ServerError, match=rf"it sends requests on to {other.url}/completions; name that address"):
             script.reply()
     assert not other.bodies
     assert len(script.bodies) == 1
