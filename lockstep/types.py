@@ -97,7 +97,7 @@ class SamplingParams:
         return self.penalizes or not self.full_support
 
     @property
-    def unpenalized(self) -> SamplingParams:
+    def without_penalties(self) -> SamplingParams:
         """The same without penalties."""
         return replace(self, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
 

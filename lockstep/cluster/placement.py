@@ -21,7 +21,12 @@ from lockstep.models.heads import scores_sequences
 from lockstep.samplers.backend import find_backend
 from lockstep.weight_sync.carriers import Route
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def list_visible(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs that an environment names; none: it does not say, so all are seen."""
+    return [name.strip() for name in environment.get(VISIBLE, "").split(",") if name.strip()]
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,8 @@ class Place:
         """
         if not self.on_gpu:
             return {}
-        names = [name.strip() for name in inherited.get(_VISIBLE, "").split(",") if name.strip()]
-        return {_VISIBLE: ",".join(names[device] if names else str(device) for device in self.devices)}
+        names = list_visible(inherited)
+        return {VISIBLE: ",".join(names[device] if names else str(device) for device in self.devices)}
 
 
 @dataclass(frozen=True)

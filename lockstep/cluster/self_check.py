@@ -104,7 +104,7 @@ def require_proof(folder: str | Path, computation: Computation, sampling: Sampli
         ModelError: If Lockstep would compute something else than `transformers`; names the class of the layer.
     """
     config, device = read_config(folder, headless=True), resolve_device(computation.device)
-    shape = None if sampling is None else replace(sampling.unpenalized, max_tokens=_RESPONSE, stop_token_ids=())
+    shape = None if sampling is None else replace(sampling.without_penalties, max_tokens=_RESPONSE, stop_token_ids=())
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     about = json.dumps(fields, sort_keys=True, default=str), str(shape), computation.dtype, str(device)
     key = about, _versions(), _machine(), _source(), find_package(config.model_type)

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.cluster.placement import Placement, placement_of
+from lockstep.cluster.placement import VISIBLE, Placement, list_visible, placement_of
 from lockstep.errors import InputError
 from lockstep.process_defaults import MOST_THREADS, count_cores, read_given_threads
 from lockstep.sweeps.plan import SweepPlan
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,8 @@ def share_cores(number: int) -> int:
 def divide_gpus(plan: SweepPlan, placements: Sequence[Placement], jobs: int | None) -> tuple[dict[str, str], ...]:
     """A slot for each run at a time, with GPUs of its own; a single one where Ray divides several machines."""
     ray = not all(run.loaded.training.cluster.on_this_machine for run in plan.runs)
-    names = [name for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
     here = max(placement.devices.per_machine for placement in placements)
-    names = names or [str(number) for number in range(here)]
+    names = list_visible(os.environ) or [str(number) for number in range(here)]
     each = max(max(placement.processes.devices, 1) for placement in placements)
     fitting = 1 if ray else max(1, len(names) // each)
     if jobs is not None and jobs > fitting:
@@ -80,4 +77,4 @@ def divide_gpus(plan: SweepPlan, placements: Sequence[Placement], jobs: int | No
     number = min(len(plan.runs), fitting if jobs is None else jobs)
     if ray:
         return ({},)
-    return tuple({_VISIBLE: ",".join(names[slot * each : (slot + 1) * each])} for slot in range(number))
+    return tuple({VISIBLE: ",".join(names[slot * each : (slot + 1) * each])} for slot in range(number))

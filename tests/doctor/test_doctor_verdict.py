@@ -131,7 +131,7 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
     assert found.clauses["infer.sequence_ess"].value < 0.5
     assert found.verdict == "PASS", found.reasons
     assert judge({"infer": (long, None)}, LIMITS).verdict == "PASS", (
-        "without a floor nobody knows what length alone does"
+        "without a floor it is unknown what length alone does"
     )
     none = LIMITS.model_copy(update={"min_sequence_ess": 0.0})
     assert judge({"infer": (replace(compared, train=compared.train + drift), floor_of(compared, 0.02))}, none).clauses[
