@@ -54,8 +54,10 @@ docs-pages: $(VENV)/.test
 	$(BIN)/python .ci/docs_pages.py
 
 # The site of docs/, into build/site; a link or an anchor that leads nowhere ends it.
-docs: $(VENV)-docs/.made
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+docs: build/site/index.html
+
+build/site/index.html: $(VENV)-docs/.made mkdocs.yml .ci/site.py $(shell find docs lockstep lockstep_logprobs lockstep_doctor -type f -name '*.*' ! -name '*.pyc')
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 
 # What the tests take: tests/durations.txt.
 durations: test-all

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.proof, pytest.mark.needs("browser")]
+pytestmark = [pytest.mark.full, pytest.mark.needs("browser")]
 
 
 @pytest.fixture(scope="module")
