@@ -27,7 +27,6 @@ class EngineOptions:
         neighbors: Sequences before it in the row, of an engine that packs; it is the last.
         prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by prefill.
         settings: Options of the engine alone, by its names.
-        watched: Whether its build is recorded, so that who built a wrong value can be named; vLLM's always is.
     """
 
     dtype: torch.dtype = torch.float32
@@ -36,7 +35,6 @@ class EngineOptions:
     neighbors: int = 0
     prompt: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    watched: bool = True
 
 
 class OpenTap(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +26,18 @@ def read(tokens):
 """
 
 
-def load(folder: Path, options: EngineOptions) -> Any:
-    """Returns a causal language model of `transformers`, of files on this machine alone; no code of theirs is run."""
+def load(folder: Path, dtype: torch.dtype | Literal["auto"], device: str) -> Any:
+    """Returns a causal language model of `transformers`, of files on this machine alone; no code of theirs is run.
+
+    Args:
+        dtype: "auto": that of the files.
+    """
     from transformers import AutoModelForCausalLM
 
-    with watch_build() if options.watched else nullcontext([]) as models:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=options.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
-        models.append(model.to(options.device))
-    return model.eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
+    return model.to(device).eval()
 
 
 @contextmanager
@@ -43,7 +45,8 @@ def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
     """Opens a folder; see `engines.OpenTap`."""
     if options.parallel or options.neighbors:
         raise ValueError("the engine hf reads one sequence in one process; leave parallel and neighbors out")
-    model = load(folder, options)
+    with watch_build() as models:
+        models.append(model := load(folder, options.dtype, options.device))
     if options.dtype == torch.float64:
         model.set_experts_implementation("eager")  # torch has no grouped products of that type
     builder = _BUILDER.format(folder=str(folder), dtype=options.dtype, device=options.device)

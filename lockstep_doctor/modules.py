@@ -123,7 +123,7 @@ class ModuleTap:
         prompt: int | None = None,
     ) -> None:
         self.model, self.name, self.builder = model, name, builder
-        self._reads, self._prompt = read or _read_plainly, prompt
+        self._reads, self._prompt = read or read_plainly, prompt
         self.paths = find_watched(model)
         cuts = name_cuts(self.paths)
         self.values = values_by_name(cuts)
@@ -179,7 +179,8 @@ def _is_cast(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.cpu(), other.to(one.dtype).cpu())
 
 
-def _read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
+def read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
+    """Returns the logits [T, V] of one sequence, by prefill."""
     return model(input_ids=tokens_T[None], use_cache=False).logits[0]
 
 

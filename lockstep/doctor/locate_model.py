@@ -21,6 +21,7 @@ from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import TORCH_TYPES
+from lockstep.doctor.locate_estimate import estimate_locate, free_bytes
 from lockstep.doctor.options import DoctorRecipe, ranks_of
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
@@ -38,6 +39,7 @@ from lockstep_doctor.findings import describe_examination, tree_of
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import Reproducible, write_engine_reproduction, write_reproduction
 from lockstep_doctor.tap import Tap
+from lockstep_doctor.witness import open_witnesses
 
 LOCATION, REPRODUCTION = "location.json", "repro"
 _LONGEST, _REQUESTS = 100, 8
@@ -56,13 +58,16 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
     recipe = loaded.expect(DoctorRecipe)
     results = choose_results(loaded)
     with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
+        _require_memory(recipe, shown)
         with shown.phase("draw requests"):
             drawn = draw_requests(recipe, PromptSource(recipe))
         started()
+        computed = EngineChoice.of(recipe, _REFERENCE).options
+        witnesses = open_witnesses(Path(recipe.model.path), computed.device, torch.float64, computed.dtype)
         found: list[tuple[PairExamination, Path | None]] = []
         for names in combinations(recipe.backends, 2):
             with shown.phase(" vs ".join(names)):
-                found.append(_examine_pair(recipe, names, drawn, results.folder / REPRODUCTION, shown))
+                found.append(_examine_pair(recipe, names, drawn, witnesses, results.folder / REPRODUCTION, shown))
     trees = [tree_of(one) | {"reproduction": script and str(script)} for one, script in found]
     write_whole(results.folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
     _into_report(results.folder, trees)
@@ -74,10 +79,34 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
     return [one for one, _ in found]
 
 
+def _require_memory(recipe: DoctorRecipe, shown: Progress) -> None:
+    """Says what the largest pair needs; raises InputError if that is not free."""
+    pairs = list(combinations([EngineChoice.of(recipe, name) for name in recipe.backends], 2))
+    context = context_of(read_config(recipe.model.path))
+    tokens = min(_choose_length(recipe) + recipe.data.max_prompt_tokens, context)
+    estimates = [
+        estimate_locate(
+            recipe.model.path,
+            [(choice.engine in _LEARNERS, choice.options.dtype) for choice in pair],
+            tokens,
+            is_switched=bool(_switches(pair)),
+        )
+        for pair in pairs
+    ]
+    largest = max(estimates, key=lambda one: one.total)
+    shown.note(largest.sentence)
+    largest.require(free_bytes(torch.device(pairs[0][0].options.device)))
+
+
+def _choose_length(recipe: DoctorRecipe) -> int:
+    """New tokens of a sequence."""
+    return min(*recipe.grid.lengths, _LONGEST, context_of(read_config(recipe.model.path)) // 2)
+
+
 def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
     """Draws responses to the prompts of the table by plain `transformers`."""
     context = context_of(read_config(recipe.model.path))
-    length = min(*recipe.grid.lengths, _LONGEST, context // 2)
+    length = _choose_length(recipe)
     method = min(recipe.grid.methods, key=lambda one: (one.temperature == 0, one.name != "T=1"))
     cell = Cell(length, recipe.grid.data[0], method, _REQUESTS)
     requests = requests_for(cell, source.prompts(cell.data, context - length), _REQUESTS, recipe.seed)
@@ -127,7 +156,12 @@ class EngineChoice:
 
 
 def _examine_pair(
-    recipe: DoctorRecipe, names: tuple[str, str], drawn: Batch, folder: Path, shown: Progress
+    recipe: DoctorRecipe,
+    names: tuple[str, str],
+    drawn: Batch,
+    witnesses: Sequence[Tap],
+    folder: Path,
+    shown: Progress,
 ) -> tuple[PairExamination, Path | None]:
     """Two engines beside each other; where they agree, each beside itself among other sequences, and decoding."""
     one, other = (EngineChoice.of(recipe, name) for name in names)
@@ -136,25 +170,23 @@ def _examine_pair(
     requests = list(drawn.sequences())
     outcomes: list[tuple[PairExamination, Path | None]] = []
     for pair in pairs:
-        outcomes.append(_examine_choices(recipe, pair, requests, folder / "-".join(names), shown))
+        outcomes.append(_examine_choices(pair, requests, witnesses, folder / "-".join(names), shown))
         if not outcomes[-1][0].agrees:
             return outcomes[-1]
     return outcomes[0]
 
 
 def _examine_choices(
-    recipe: DoctorRecipe,
     pair: tuple[EngineChoice, EngineChoice],
     requests: Sequence[Tensor],
+    witnesses: Sequence[Tap],
     folder: Path,
     shown: Progress,
 ) -> tuple[PairExamination, Path | None]:
     """Two engines, and the script that shows what was found."""
-    plain = EngineChoice.of(recipe, _REFERENCE).but(watched=False)
+    witness, rounded = witnesses
     with ExitStack() as open_:
-        reference, other, witness, rounded = (
-            open_.enter_context(choice.open()) for choice in (*pair, plain.but(dtype=torch.float64), plain)
-        )
+        reference, other = (open_.enter_context(choice.open()) for choice in pair)
 
         def note(phase: str) -> None:
             shown.note(f"{reference.name} vs {other.name}: {phase}")

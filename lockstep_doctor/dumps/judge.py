@@ -16,7 +16,6 @@ from lockstep_doctor.column.halves import TEMPERATURES
 from lockstep_doctor.dumps.errors import DumpError
 from lockstep_doctor.dumps.names import FieldNames
 from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
-from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import load
 from lockstep_doctor.locate import FLOORS
 from lockstep_doctor.statistics import CAP, difference_up_to_cap, score_tokens
@@ -133,7 +132,7 @@ def _load(folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Any:
     if not (folder / "config.json").is_file():
         raise DumpError(f"{folder}: has no config.json; give a model's folder as transformers saves it")
     try:
-        return load(folder, EngineOptions(dtype, device, watched=False))
+        return load(folder, dtype, device)
     except ImportError as error:
         raise DumpError("computing a model's column needs transformers: pip install transformers") from error
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +179,9 @@ def test_watching_that_fails_ends_and_not_the_build(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_not_to_be_watched_is_not(located_model: Callable[[str], Path]) -> None:
-    options = EngineOptions()
-    watched, other = (hf.load(located_model("llama"), one) for one in (options, replace(options, watched=False)))
-    assert find_build(watched) is not None
-    assert find_build(other) is None
+    with hf.open_hf(located_model("llama"), EngineOptions()) as watched:
+        assert find_build(watched.model) is not None
+    assert find_build(hf.load(located_model("llama"), "auto", "cpu")) is None
 
 
 def test_a_tensor_that_is_not_read_has_the_reader_of_the_others() -> None:

@@ -1,0 +1,44 @@
+"""One network in several types: each computes, to the bit, what the folder opened in that type does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from located import TOKENS, families
+from transformers import AutoModelForCausalLM
+
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.hf import open_hf
+from lockstep_doctor.witness import find_blocks, open_witnesses
+
+TYPES = torch.float64, torch.bfloat16
+
+
+@pytest.mark.parametrize("family", families("llama", "qwen2", "mixtral", full=("qwen3_moe", "gpt_neox")))
+def test_each_type_is_that_of_a_folder_opened_in_it(located_model: Callable[[str], Path], family: str) -> None:
+    folder = located_model(family)
+    for dtype, tap in zip(TYPES, open_witnesses(folder, "cpu", *TYPES), strict=True):
+        with open_hf(folder, EngineOptions(dtype=dtype)) as alone:
+            expected, found = alone.run(TOKENS, {}), tap.run(TOKENS, {})
+        assert expected.seen.keys() == found.seen.keys()
+        assert all(torch.equal(value, found.seen[cut]) for cut, value in expected.seen.items())
+        assert {weight.dtype for weight in tap.model.parameters()} == {torch.float32}, "of their file again"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral"])
+def test_every_weight_is_in_a_block_and_layers_are_blocks(located_model: Callable[[str], Path], family: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(located_model(family))
+    blocks = list(find_blocks(model))
+    assert {weight for _, weights in blocks for weight in weights} == set(model.parameters())
+    layers = set(model.model.layers)
+    assert {module for module, weights in blocks if len(weights) > 1} == layers
+
+
+def test_an_error_leaves_the_weights_as_they_were(located_model: Callable[[str], Path]) -> None:
+    (tap,) = open_witnesses(located_model("llama"), "cpu", torch.float64)
+    with pytest.raises(IndexError):
+        tap.run(torch.tensor([10**6]), {})
+    assert {weight.dtype for weight in tap.model.parameters()} == {torch.float32}
