@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from doctor_tables import asked, found
+from doctor_tables import BILLION, asked, found
 from transformers import AutoConfig
 
 from lockstep.doctor.backends.hf import HFBackend
@@ -23,10 +23,6 @@ from lockstep.plan.sizes import Sizes
 from lockstep_doctor.statistics import Compared
 
 Models = Callable[..., Path]
-BILLION = {
-    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 32000,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384, "tie_word_embeddings": False,
-}  # fmt: skip
 
 
 def sizes_of(folder: Path) -> Sizes:

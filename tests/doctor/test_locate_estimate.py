@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_doctor_estimate import BILLION
+from doctor_tables import BILLION
 
 from lockstep.doctor.locate_estimate import LocateEstimate, estimate_locate
 from lockstep.errors import InputError
