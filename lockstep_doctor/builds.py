@@ -6,7 +6,7 @@ import inspect
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,17 @@ _SOURCES = ("aten.lift_fresh",)
 
 _TRIVIAL = (0, 1, -1)
 
+_FEWEST, _FLOATS = 16, (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Numbers of a tensor that is known again by their sum, and the types that it may have."""
+
+_REGISTRATIONS = (
+    nn.modules.module.register_module_module_registration_hook,
+    nn.modules.module.register_module_parameter_registration_hook,
+)
+
 Number = int | float
+_Sum = tuple[int, str]
+"""Count of a tensor's numbers and their sum, which stays when they are laid out otherwise."""
 
 
 @dataclass
@@ -103,6 +113,9 @@ class BuildLog(TorchDispatchMode):
         self._in_hand: LoadedTensor | None = None
         self._models: dict[CodeType, bool] = {}
         self._serial = count(1)
+        self._children: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Frame, ...]]] = weakref.WeakKeyDictionary()
+        self._sums: dict[tuple[object, ...], _Sum] = {}
+        self._sighted: dict[_Sum, list[Operator]] = {}
 
     def find_number(self, value: Number) -> Operator | None:
         """Returns the line that first made a number; None: none of a model did."""
@@ -169,6 +182,32 @@ class BuildLog(TorchDispatchMode):
                 found += [Operator(f"fills others, not {names}", stack[place:], (), (), ()) for place in loops]
         return found
 
+    def find_choice(self, model: nn.Module, path: str) -> Operator | None:
+        """Returns the line that gave a model the module or the parameter at a path; None: it was not watched."""
+        owner, _, name = path.rpartition(".")
+        stack = self._children.get(model.get_submodule(owner), {}).get(name)
+        return None if stack is None else Operator(f"chooses {path}", stack, (), (), ())
+
+    def find_losers(self, wrong: Collection[Tensor], right: Collection[Tensor]) -> list[Operator]:
+        """Returns where the numbers of a tensor were seen last, and who should have had them next.
+
+        Between both, they are lost by the function that was to hand them on.
+
+        Args:
+            wrong: Tensors, as they should be, that a model has not.
+            right: Others, which it has.
+        """
+        last = next((seen[-1] for one in wrong if (seen := self._sighted.get(_sum_of(one)))), None)
+        if last is None:
+            return []
+        ways = [self._sighted.get(_sum_of(one), []) for one in right]
+        after = next((one for way in ways for one in _find_after(way, last)), None)
+        if after is None:
+            return [replace(last, stack=last.stack[place:]) for place in range(0, len(last.stack), 2)]
+        shared = {frame.function for frame in after.stack}
+        outer = next((place for place, frame in enumerate(last.stack) if frame.function in shared), len(last.stack))
+        return [replace(last, stack=last.stack[max(outer - 1, 0) :]), last, after]
+
     def _is_inside(self, number: int, other: int, place: int) -> bool:
         """True if an operator ran in the call that is so many lines outside of another one."""
         return self._calls[other][place] in self._calls[number]
@@ -206,13 +245,20 @@ class BuildLog(TorchDispatchMode):
     def __enter__(self) -> BuildLog:
         self._before = sys.gettrace()
         super().__enter__()
+        self._hooks = [hook(self._note_child) for hook in _REGISTRATIONS]
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *error: Any) -> None:
         sys.settrace(self._before)
         super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        self._sums.clear()
         self._in_hand = None
+
+    def _note_child(self, owner: nn.Module, name: str, child: object) -> None:
+        self._children.setdefault(owner, {})[name] = tuple(map(frame_of, callers(sys._getframe(1))))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -231,7 +277,22 @@ class BuildLog(TorchDispatchMode):
         self._follow(operator, inputs, written, fresh)
         for one in written or fresh:
             self._note(func, operator, calls, inputs, one)
+        for one in (*written, *(x for x in tree_leaves(outcome) if isinstance(x, Tensor))):
+            self._sight(one, operator)
         return outcome
+
+    def _sight(self, tensor: Tensor, operator: Operator) -> None:
+        """Notes that an operator gave these numbers."""
+        if tensor.dtype not in _FLOATS or tensor.is_meta or not _FEWEST <= tensor.numel() <= _MOST:
+            return
+        layout = () if tensor.is_contiguous() else tensor.stride()
+        memory = memory_of(tensor)
+        key = memory, self._current.get(memory), tensor.storage_offset(), tensor.numel(), layout, tensor.dtype
+        if key not in self._sums:
+            self._sums[key] = _sum_of(tensor)
+        seen = self._sighted.setdefault(self._sums[key], [])
+        if seen[-1:] != [operator]:
+            seen.append(operator)
 
     def _note(self, func: Any, operator: Operator, calls: list[int], inputs: list[Tensor], given: Tensor) -> None:
         """Notes who made the numbers that memory has now, and these, where they follow from constants alone."""
@@ -358,6 +419,21 @@ def watch_build() -> Iterator[list[nn.Module]]:
 def find_build(model: nn.Module) -> BuildLog | None:
     """Returns how a model was built, if that was watched."""
     return _LOGS.get(model)
+
+
+def _find_after(way: Sequence[Operator], last: Operator) -> Iterator[Operator]:
+    """Yields the steps behind an operator on the way of other numbers, from the first in another function on."""
+    its = last.stack[:1]
+    places = [place for place, one in enumerate(way) if (one.name, one.stack[:1]) == (last.name, its)]
+    yield from (one for one in way[places[-1] :] if _function(one) != _function(last)) if places else ()
+
+
+def _function(operator: Operator) -> str:
+    return operator.stack[0].function if operator.stack else ""
+
+
+def _sum_of(tensor: Tensor) -> _Sum:
+    return tensor.numel(), f"{float(tensor.detach().sum(dtype=torch.float64)):.8e}"
 
 
 def _stack_of(frame: FrameType) -> tuple[Frame, ...]:
