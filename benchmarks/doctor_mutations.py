@@ -7,7 +7,7 @@ Edited are five families' code in `transformers`, the masks and angles that fami
 what packs a learner's batch, the torch sampler's passes, what loads a folder, and what carries weights to a sampler.
 Drawn are edits of functions that run. Kept are those after which the program runs and is farther from the original than
 three times what rounding makes. The truth is the line that was edited. Each commit draws others, unless `--seed` says
-which. With `--out` the same command resumes where it was stopped; `--count` of a later one may be larger. An edit during
+which. With `--out` the same command resumes where it was stopped; `--count` of a later one may be larger. An edit of
 which the process died is one that crashed.
 
 Beside it stand two plainer means: the first segment that differs where nothing is replayed, and the mean of

@@ -159,7 +159,7 @@ class ModuleTap:
         if log is None or not wrong:
             return []
         others = [x for name, x in own.items() if name not in wrong]
-        lost = log.find_losers([weights[name].to(own[name].dtype) for name in wrong], others)
+        lost = log.find_losers([(own[name], weights[name].to(own[name].dtype)) for name in wrong], others)
         return [*lost, *log.find_fillers(self.model, wrong)]
 
     def choices(self, other: ModuleTap, cuts: Iterable[CutPoint]) -> list[tuple[str, Operator]]:
