@@ -198,7 +198,7 @@ class ModuleTap:
         return None if base not in self._places else "|".join((*self._places[base], place))
 
 
-def _kinds(model: nn.Module) -> dict[str, object]:
+def _kinds(model: nn.Module) -> Mapping[str, object]:
     """The class of each module, and the shape of each parameter, by path."""
     return {path: type(module).__qualname__ for path, module in model.named_modules() if path} | {
         path: x.shape for path, x in model.named_parameters(remove_duplicate=False)
