@@ -440,7 +440,7 @@ def find_build(model: nn.Module) -> BuildLog | None:
 
 
 def _find_gap(last: _Sighting, ways: Sequence[Sequence[_Sighting]]) -> list[Operator]:
-    """Who may have lost numbers, by where they were seen last, and what others came to next that had come as far.
+    """Returns who may have lost numbers, between where they were seen last and what others came to next from there.
 
     First the function that was to hand them on to what calls both; then the loop that others came through, one by one.
     """
