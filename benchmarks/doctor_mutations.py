@@ -7,7 +7,8 @@ Edited are five families' code in `transformers`, the masks and angles that fami
 what packs a learner's batch, the torch sampler's passes, what loads a folder, and what carries weights to a sampler.
 Drawn are edits of functions that run. Kept are those after which the program runs and is farther from the original than
 three times what rounding makes. The truth is the line that was edited. Each commit draws others, unless `--seed` says
-which. With `--out` the same command resumes where it was stopped; `--count` of a later one may be larger.
+which. With `--out` the same command resumes where it was stopped; `--count` of a later one may be larger. An edit of
+which the process died is one that crashed.
 
 Beside it stand two plainer means: the first segment that differs where nothing is replayed, and the mean of
 exp |difference|, which says that something is wrong and not where. `--vllm` adds results of
@@ -20,7 +21,7 @@ import argparse
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,8 +38,22 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def score_program(program: Program, count: int, seed: str, done: Sequence[Score]) -> Iterator[Score]:
-    """Yields the scores of a program's edits that are not done yet, until so many are kept."""
+def score_program(
+    program: Program,
+    count: int,
+    seed: str,
+    done: Sequence[Score],
+    begin: Callable[[Score], object] = lambda score: None,
+) -> Iterator[Score]:
+    """Yields the scores of a program's edits that are not done yet, until so many are kept.
+
+    Args:
+        program: Which is edited.
+        count: Edits to be kept, those that are done among them.
+        seed: Which edits are drawn.
+        done: Scores of earlier commands.
+        begin: Is given the score of the next edit if the process dies of it.
+    """
     kept, known = sum(one.outcome == "kept" for one in done), {(one.file, one.node, one.kind) for one in done}
     if kept >= count:
         return
@@ -48,6 +63,7 @@ def score_program(program: Program, count: int, seed: str, done: Sequence[Score]
     for edit in draw(edits, f"{program.name} {seed}"):
         if (edit.file, edit.node, edit.kind) in known:
             continue
+        begin(Score(program.name, edit.kind, edit.file, edit.line, edit.function, edit.node, edit.text, "crashed"))
         scored = judge.score(edit)
         yield scored
         kept += scored.outcome == "kept"
@@ -56,7 +72,11 @@ def score_program(program: Program, count: int, seed: str, done: Sequence[Score]
 
 
 def read_scores(file: Path) -> list[Score]:
-    """Rows of an earlier command; a last line that was cut off is left out."""
+    """Rows of an earlier command, with the one that it died of; a last line that was cut off is left out."""
+    if (begun := _begun(file)).exists():
+        with file.open("a", encoding="utf-8") as out:
+            out.write(begun.read_text(encoding="utf-8"))
+        begun.unlink()
     if not file.exists():
         return []
     whole, newline, _ = file.read_text(encoding="utf-8").rpartition("\n")
@@ -68,8 +88,14 @@ def remember(score: Score, file: Path | None) -> None:
     """Adds a row to a file of results."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
+        _begun(file).unlink(missing_ok=True)
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(asdict(score)) + "\n")
+
+
+def _begun(file: Path) -> Path:
+    """Where the row stands of which the process may die."""
+    return file.with_suffix(".begun")
 
 
 def read_vllm_scores(file: Path) -> list[Score]:
@@ -129,8 +155,15 @@ def main() -> None:
     seed = options.seed or seed_of_commit()
     file = None if options.out is None else options.out / f"{seed}.jsonl"
     scores = [] if file is None else read_scores(file)
+
+    def begin(score: Score) -> None:
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _begun(file).write_text(json.dumps(asdict(score)) + "\n", encoding="utf-8")
+
     for name in options.programs:
-        for one in score_program(programs[name], options.count, seed, [one for one in scores if one.program == name]):
+        known = [one for one in scores if one.program == name]
+        for one in score_program(programs[name], options.count, seed, known, begin):
             scores.append(one)
             remember(one, file)
             if one.outcome == "kept" and not (one.segment and one.in_function and one.reproduces):

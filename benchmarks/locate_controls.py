@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from benchmarks.mutated_programs import FAMILIES, TOKENS, build, read, save
 from lockstep.doctor.taps import open_torch
 from lockstep_doctor import Location, ModuleTap, locate
+from lockstep_doctor.builds import watch_build
 from lockstep_doctor.engines import EngineOptions
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -59,8 +60,10 @@ class HealthyPair:
 
 
 def build_as(family: str, kernel: str, dtype: torch.dtype) -> nn.Module:
-    """A model of a family in some type."""
-    return nn.Module.to(build(family, kernel), dtype)
+    """A model of a family in some type, whose build is watched as by the engines of the doctor."""
+    with watch_build() as models:
+        models.append(nn.Module.to(build(family, kernel), dtype))
+    return models[0]
 
 
 def draw_tokens(seed: int) -> Tensor:

@@ -6,7 +6,7 @@ import inspect
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,32 @@ _SOURCES = ("aten.lift_fresh",)
 
 _TRIVIAL = (0, 1, -1)
 
+_FEWEST, _FLOATS = 16, (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Numbers of a tensor that is known again by their sum, and the types that it may have."""
+
+_REGISTRATIONS = (
+    nn.modules.module.register_module_module_registration_hook,
+    nn.modules.module.register_module_parameter_registration_hook,
+)
+
 Number = int | float
+_Sum = tuple[int, str]
+"""Count of a tensor's numbers and their sum, which stays when they are laid out otherwise."""
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    """An operator that gave some numbers.
+
+    Attributes:
+        operator: It may give a view of them.
+        calls: Numbers of the calls in its stack.
+        number: Of the operator that wrote last before it.
+    """
+
+    operator: Operator
+    calls: list[int]
+    number: int
 
 
 @dataclass
@@ -103,6 +128,9 @@ class BuildLog(TorchDispatchMode):
         self._in_hand: LoadedTensor | None = None
         self._models: dict[CodeType, bool] = {}
         self._serial = count(1)
+        self._children: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Frame, ...]]] = weakref.WeakKeyDictionary()
+        self._sums: dict[tuple[object, ...], _Sum] = {}
+        self._sighted: dict[_Sum, list[_Sighting]] = {}
 
     def find_number(self, value: Number) -> Operator | None:
         """Returns the line that first made a number; None: none of a model did."""
@@ -169,6 +197,33 @@ class BuildLog(TorchDispatchMode):
                 found += [Operator(f"fills others, not {names}", stack[place:], (), (), ()) for place in loops]
         return found
 
+    def find_choice(self, model: nn.Module, path: str) -> Operator | None:
+        """Returns the line that gave a model the module or the parameter at a path; None: it was not watched."""
+        owner, _, name = path.rpartition(".")
+        stack = self._children.get(model.get_submodule(owner), {}).get(name)
+        return None if stack is None else Operator(f"chooses {path}", stack, (), (), ())
+
+    def find_losers(self, wrong: Sequence[tuple[Tensor, Tensor]], others: Collection[Tensor]) -> list[Operator]:
+        """Returns what spoiled numbers of a tensor; or where they were seen last, and who should have had them next.
+
+        Between both, they are lost by the function that was to hand them on.
+
+        Args:
+            wrong: Tensors that a model has, each with what it should be.
+            others: Tensors that it has, too.
+        """
+        for own, right in wrong:
+            seen = self._sighted.get(_sum_of(right))
+            made = self._current.get(memory_of(own))
+            if not seen:
+                continue
+            sources = [] if made is None else self._find_sources(made)
+            spoilers = [number for number in sources if number > seen[-1].number]
+            if len(spoilers) < len(sources) and any(one.number in sources for one in seen[-1:]):
+                return [self._operators[number] for number in spoilers[:1]]
+            return _find_gap(seen[-1], [self._sighted.get(_sum_of(one), []) for one in others])
+        return []
+
     def _is_inside(self, number: int, other: int, place: int) -> bool:
         """True if an operator ran in the call that is so many lines outside of another one."""
         return self._calls[other][place] in self._calls[number]
@@ -206,13 +261,20 @@ class BuildLog(TorchDispatchMode):
     def __enter__(self) -> BuildLog:
         self._before = sys.gettrace()
         super().__enter__()
+        self._hooks = [hook(self._note_child) for hook in _REGISTRATIONS]
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *error: Any) -> None:
         sys.settrace(self._before)
         super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        self._sums.clear()
         self._in_hand = None
+
+    def _note_child(self, owner: nn.Module, name: str, child: object) -> None:
+        self._children.setdefault(owner, {})[name] = tuple(map(frame_of, callers(sys._getframe(1))))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -231,7 +293,22 @@ class BuildLog(TorchDispatchMode):
         self._follow(operator, inputs, written, fresh)
         for one in written or fresh:
             self._note(func, operator, calls, inputs, one)
+        for one in (*written, *(x for x in tree_leaves(outcome) if isinstance(x, Tensor))):
+            self._sight(one, operator, calls)
         return outcome
+
+    def _sight(self, tensor: Tensor, operator: Operator, calls: list[int]) -> None:
+        """Notes that an operator gave these numbers."""
+        if tensor.dtype not in _FLOATS or tensor.is_meta or not _FEWEST <= tensor.numel() <= _MOST:
+            return
+        layout = () if tensor.is_contiguous() else tensor.stride()
+        memory = memory_of(tensor)
+        key = memory, self._current.get(memory), tensor.storage_offset(), tensor.numel(), layout, tensor.dtype
+        if key not in self._sums:
+            self._sums[key] = _sum_of(tensor)
+        seen = self._sighted.setdefault(self._sums[key], [])
+        if not seen or seen[-1].operator is not operator:
+            seen.append(_Sighting(operator, calls, len(self._operators) - 1))
 
     def _note(self, func: Any, operator: Operator, calls: list[int], inputs: list[Tensor], given: Tensor) -> None:
         """Notes who made the numbers that memory has now, and these, where they follow from constants alone."""
@@ -288,8 +365,10 @@ class BuildLog(TorchDispatchMode):
             self._models[code] = is_model_file(code.co_filename)
         if not self._models[code]:
             return None
-        self._serials[id(frame)] = next(self._serial)
-        if not code.co_flags & inspect.CO_GENERATOR:  # which is called again for each of its values
+        is_generator = bool(code.co_flags & inspect.CO_GENERATOR)  # which is called again for each of its values
+        if not is_generator or id(frame) not in self._serials:
+            self._serials[id(frame)] = next(self._serial)
+        if not is_generator:
             for x in frame.f_locals.values():
                 self._hand(x, frame)
         before, line = dict(_numbers(frame)), frame.f_lineno
@@ -304,7 +383,7 @@ class BuildLog(TorchDispatchMode):
                 self._in_hand.lines[frame.f_code, line] = None
             if event == "return":
                 self._make([value] if type(value) in (int, float) else [], frame, line)
-                if frame.f_code.co_flags & inspect.CO_GENERATOR:
+                if is_generator:
                     self._hand_over(value, frame)
 
         return partial(self._try, note)
@@ -358,6 +437,34 @@ def watch_build() -> Iterator[list[nn.Module]]:
 def find_build(model: nn.Module) -> BuildLog | None:
     """Returns how a model was built, if that was watched."""
     return _LOGS.get(model)
+
+
+def _find_gap(last: _Sighting, ways: Sequence[Sequence[_Sighting]]) -> list[Operator]:
+    """Returns who may have lost numbers, between where they were seen last and what others came to next from there.
+
+    First the function that was to hand them on to what calls both; then the loop that others came through, one by one.
+    """
+    own, nexts = last.operator, [after for way in ways if (after := _find_next(way, last)) is not None]
+    if not nexts:
+        return [replace(own, stack=own.stack[place:]) for place in range(0, len(own.stack), 2)]
+    after = nexts[0]
+    outer = next((place for place, one in enumerate(last.calls) if one in after.calls), len(last.calls))
+    times = Counter(one for it in nexts for one in it.calls)
+    loop = next((place for place, one in enumerate(after.calls) if times[one] > 1), 0)
+    its = after.operator
+    return [replace(own, stack=own.stack[max(outer - 1, 0) :]), replace(its, stack=its.stack[loop:]), own, its]
+
+
+def _find_next(way: Sequence[_Sighting], last: _Sighting) -> _Sighting | None:
+    """The step of other numbers behind the one that is like `last`, in another function."""
+    here = [frame.function for frame in last.operator.stack[:1]]
+    places = [place for place, one in enumerate(way) if one.operator.stack[:1] == last.operator.stack[:1]]
+    after = way[places[-1] :] if places else ()
+    return next((one for one in after if [frame.function for frame in one.operator.stack[:1]] != here), None)
+
+
+def _sum_of(tensor: Tensor) -> _Sum:
+    return tensor.numel(), f"{float(tensor.detach().sum(dtype=torch.float64)):.8e}"
 
 
 def _stack_of(frame: FrameType) -> tuple[Frame, ...]:

@@ -233,7 +233,7 @@ def locate(
     for some in chosen:
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
-        loaded = _find_loaders(reference, other, end)
+        loaded = _find_loaders(reference, other, some[0])
         values = dict(zip((reference.name, other.name), ends, strict=True))
         cleared = {name for name, x in values.items() if end in exact and _differ(exact[end], x)[0] <= allow(end)}
         suspected = _open(reference, other, tokens_T, right, some[0], ends, allow(end), cleared)
@@ -397,8 +397,10 @@ def _open(
     unset = find_unset_end(own)
     found = [*built, *([] if unset is None else [Suspect(other.name, unset)]), *found]
     number = first_other_number(own, theirs)
-    if number is not None and not any(one.operator.early for one in found):
+    if number is not None and not any(one.operator == number[1] for one in found):
         trace, operator = number
+        if trace is theirs:  # the other engine leaves it out, in the function that should have called it
+            operator = _find_caller(operator, reference.functions(tokens_T) - other.functions(tokens_T))
         found.insert(2, Suspect((other if trace is own else reference).name, operator))
     if found:
         return found
@@ -443,14 +445,17 @@ def _order(some: Sequence[Operator], makers: Sequence[Operator], trace: Operator
     return [*inside[:1], *early, *inside[1:], *idle]
 
 
-def _find_loaders(reference: Tap, other: Tap, end: CutPoint) -> list[Suspect]:
-    """The lines that load the weights of the module at a segment's end, where the engines have not the same."""
+def _find_loaders(reference: Tap, other: Tap, segment: Segment) -> list[Suspect]:
+    """The lines that chose a segment's modules, and that load the weights at its end, where these are not alike."""
+    end = segment.end
     if not isinstance(reference, ModuleTap) or not isinstance(other, LoadsWeights):
         return []
+    chosen = reference.choices(other, (*segment.missing, end)) if isinstance(other, ModuleTap) else []
     path = (reference.address(end) or "").partition("|")[0]
     every = reference.model.named_parameters(remove_duplicate=False)
     weights = {name: weight for name, weight in every if path and name.startswith(f"{path}.")}
-    return [Suspect(other.name, one) for one in (other.loaders(end, weights) if weights else ())]
+    loaded = [Suspect(other.name, one) for one in (other.loaders(end, weights) if weights else ())]
+    return [*(Suspect(name, one) for name, one in chosen), *loaded]
 
 
 def _find_numbers(tap: Tap) -> set[float]:

@@ -156,7 +156,31 @@ class ModuleTap:
         own, log = dict(self.model.named_parameters(remove_duplicate=False)), find_build(self.model)
         pairs = {name: (own[name], weight) for name, weight in weights.items() if name in own}
         wrong = [name for name, (a, b) in pairs.items() if not (_is_cast(a, b) or _is_cast(b, a))]
-        return [] if log is None or not wrong else log.find_fillers(self.model, wrong)
+        if log is None or not wrong:
+            return []
+        others = [x for name, x in own.items() if name not in wrong]
+        lost = log.find_losers([(own[name], weights[name].to(own[name].dtype)) for name in wrong], others)
+        return [*lost, *log.find_fillers(self.model, wrong)]
+
+    def choices(self, other: ModuleTap, cuts: Iterable[CutPoint]) -> list[tuple[str, Operator]]:
+        """Returns what gave either engine modules of these cuts, or parameters of theirs, that the other has not.
+
+        Args:
+            other: Another engine.
+            cuts: Of this one.
+        """
+        own, its = (_kinds(tap.model) for tap in (self, other))
+        inside = [(self.address(cut) or "").partition("|")[0] for cut in cuts]
+        different = [path for path in {**own, **its} if own.get(path) != its.get(path)]
+        found: list[tuple[str, Operator]] = []
+        for path in different:
+            is_near = any(path.startswith(one) or one.startswith(f"{path}.") for one in inside if one)
+            tap = other if path in its else self
+            log = find_build(tap.model)
+            if is_near and log is not None and path.rpartition(".")[0] not in different:
+                made = log.find_choice(tap.model, path)
+                found += [] if made is None else [(tap.name, made)]
+        return found
 
     @torch.no_grad()
     def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
@@ -172,6 +196,13 @@ class ModuleTap:
         stage, _, number = cut.stage.partition(".")
         base, place = (cut, "0") if cut in self._places else (CutPoint(stage, cut.layer), number)
         return None if base not in self._places else "|".join((*self._places[base], place))
+
+
+def _kinds(model: nn.Module) -> Mapping[str, object]:
+    """The class of each module, and the shape of each parameter, by path."""
+    return {path: type(module).__qualname__ for path, module in model.named_modules() if path} | {
+        path: x.shape for path, x in model.named_parameters(remove_duplicate=False)
+    }
 
 
 def _is_cast(one: Tensor, other: Tensor) -> bool:

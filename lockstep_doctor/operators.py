@@ -478,22 +478,15 @@ def first_other_number(own: OperatorTrace, other: OperatorTrace) -> tuple[Operat
     """Returns the first operator before the layers that gives other whole numbers, and whose it is.
 
     Python may have read them, as it does sizes, and what it does with them is no operator. Both engines have to run the
-    same operators; where one of them leaves some out, it is the first of these, at the line of the function that did.
+    same operators; where one of them leaves some out, it is the first of these.
     """
     some, its = ([one for one in trace.operators if one.early] for trace in (own, other))
     unset = _find_unset(own)
     for place, (one, right) in enumerate(zip(some, its, strict=False)):
         if one.name != right.name:
-            shared = _find_shared(right.stack, one.stack)
-            return (other, replace(right, stack=shared)) if shared and place else None
+            return (other, right) if place else None
         for a, b in zip(one.outputs, right.outputs, strict=False):
             first, second = own.values[a], other.values[b]
             if a not in unset and not first.is_floating_point() and not torch.equal(first, second):
                 return own, one
     return None
-
-
-def _find_shared(stack: tuple[Frame, ...], other: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The lines of a stack from the innermost function on that is in both."""
-    functions = {frame.function for frame in other}
-    return next((stack[place:] for place, frame in enumerate(stack) if frame.function in functions), ())

@@ -77,7 +77,9 @@ def _check_table(
     table = values[-1]
     inside = [known if len(table) < 2 else known[:0], *(one for one in final if _is_among(one, table))]
     wanted = [one for one in handed_on if any(_is_among(one, value) for value in values)]
-    return [*good, _is_among(table, torch.cat(inside).unique()) and all(_is_among(one, table) for one in wanted)]
+    is_right = _is_among(table, torch.cat(inside).unique()) and all(_is_among(one, table) for one in wanted)
+    same = [len(value) > 1 and _is_among(value, table) and _is_among(table, value) for value in values[:-1]]
+    return [*(one and (is_right or not is_table) for one, is_table in zip(good, same, strict=True)), is_right]
 
 
 def _origins(own: OperatorTrace, some: Sequence[Operator], known: Sequence[float]) -> Iterator[Operator]:

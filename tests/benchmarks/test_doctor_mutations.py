@@ -158,12 +158,7 @@ def test_what_a_segment_reads_is_followed_to_the_code_before_the_models_call(edi
     assert score.reproduces
 
 
-CHOSEN = pytest.mark.xfail(
-    reason="a module that is chosen while a model is built is no table and no number", strict=True
-)
-
-
-@pytest.mark.parametrize("what", ["windows lost", pytest.param("GELU exact, not by tanh", marks=CHOSEN)])
+@pytest.mark.parametrize("what", ["windows lost", "GELU exact, not by tanh"])
 def test_a_choice_is_found_where_it_is_made(what: str) -> None:
     (one,) = [one for one in HISTORIC if one.what == what]
     score = Judge(in_transformers(one.model, [f"transformers.{one.module}"])).score(one.edit)

@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from lockstep_doctor import Location, ModuleTap, builds, hf, locate
 from lockstep_doctor.builds import find_build, watch_build
+from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.engines import EngineOptions
 
 CONFIG = LlamaConfig(
@@ -192,3 +193,26 @@ def test_a_tensor_that_is_not_read_has_the_reader_of_the_others() -> None:
     assert log is not None
     (reader,) = log.find_loaders(["third"])
     assert (reader.name, reader.stack[0].function) == ("third is not read", "read_file")
+
+
+def read_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def hand_on_all_but_one(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name in list(tensors)[1:]:
+        yield name, tensors[name].view(-1)
+
+
+def test_who_lost_a_tensor_is_known_by_its_numbers_and_by_the_way_of_others() -> None:
+    names = ("first", "second", "third")
+    right = {f"{name}.weight": torch.randn(8, 8) for name in names}
+    with watch_build() as models:
+        model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in names})
+        with torch.no_grad():
+            for name, tensor in hand_on_all_but_one(read_all(right)):
+                model.get_parameter(name).copy_(tensor.view(8, 8))
+        models.append(model)
+    loaders = ModuleTap(model, "wrong").loaders(CutPoint("first"), right)
+    assert "hand_on_all_but_one" in [frame.function for one in loaders[:2] for frame in one.stack[:1]]
+    assert not ModuleTap(model, "right").loaders(CutPoint("first"), dict(model.named_parameters()))

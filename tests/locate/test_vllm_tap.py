@@ -18,6 +18,7 @@ from doctor_tables import SMALL
 from located import TOKENS
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from lockstep import exit_codes
 from lockstep.cli import main
@@ -111,6 +112,20 @@ def test_a_part_of_a_merged_layer_with_biases_is_compared(vllm: None, name: str,
     assert is_loaded(model, site, cuts[stage], right[stage])
     swapped = right[stage] | {f"{stage}_proj.{name}": right[stage][f"{stage}_proj.{name}"].flip(0)}
     assert not is_loaded(model, site, cuts[stage], swapped)
+
+
+def test_a_square_matrix_of_a_conv1d_is_compared_as_a_linear_layer_has_it(vllm: None) -> None:
+    from lockstep.samplers.vllm.loading import is_loaded, lay_as_linear
+    from lockstep.samplers.vllm.sites import Site
+
+    right = {"c_proj.weight": torch.randn(3, 3), "c_proj.bias": torch.randn(3)}
+    model = nn.ModuleDict({"c_proj": nn.LayerNorm([3, 3])})
+    model["c_proj"].weight = nn.Parameter(right["c_proj.weight"].T.clone())
+    model["c_proj"].bias = nn.Parameter(right["c_proj.bias"])
+    weights = lay_as_linear(nn.ModuleDict({"c_proj": Conv1D(3, 3)}), right)
+    site = Site("c_proj.forward", "out", (CutPoint("o", 0),), ())
+    assert is_loaded(model, site, CutPoint("o", 0), weights)
+    assert not is_loaded(model, site, CutPoint("o", 0), right)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "qwen3_moe"])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -68,11 +69,19 @@ def is_loaded(model: Any, site: Site, cut: CutPoint, weights: Mapping[str, Tenso
     return torch.equal(torch.cat(held).sort().values, torch.cat(right).sort().values)
 
 
+def lay_as_linear(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns weights of the reference as [out, in], as a linear layer has them: `Conv1D` keeps [in, out]."""
+    owners = {name: network.get_submodule(name.rpartition(".")[0]) for name in weights}
+    return {name: x.T if isinstance(owners[name], Conv1D) and x.ndim == 2 else x for name, x in weights.items()}
+
+
 def _is_part(own: Any, place: int, sizes: Sequence[int], right: Tensor) -> bool:
     """True if a part of what a module has is right; rows that fill it up and other forms are not compared."""
     if not isinstance(own, Tensor) or own.dim() != right.dim():
         return True
     part = own.split(list(sizes), 0)[place] if sizes else own
+    if len(part) < len(right):
+        return True  # the reference has all parts in one
     return torch.equal(part.detach()[: len(right)].cpu(), right)
 
 

@@ -13,7 +13,7 @@ import safetensors.torch
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 
-from lockstep.samplers.vllm.loading import is_loaded, names_in_files
+from lockstep.samplers.vllm.loading import is_loaded, lay_as_linear, names_in_files
 from lockstep.samplers.vllm.sites import Site, find_sites
 from lockstep.samplers.vllm.worker import WeightReceiver
 from lockstep_doctor.builds import find_build
@@ -170,7 +170,7 @@ class TappedWorker(WeightReceiver):
             asked: The cut.
             right: The weights as they should be, by their names in `transformers`, as safetensors.
         """
-        weights, point = safetensors.torch.load(right), CutPoint.parse(asked)
+        weights, point = lay_as_linear(self._network, safetensors.torch.load(right)), CutPoint.parse(asked)
         log = find_build(self._model)
         sites = [one for one in find_sites(self._model, self._network).sites if one.end == "out" and point in one.cuts]
         with set_current_vllm_config(self.vllm_config):
