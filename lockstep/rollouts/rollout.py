@@ -82,10 +82,15 @@ class Rollouts:
         """Metrics of episodes with an environment."""
         if "turns" not in self.batch.sample:
             return Metrics()
-        return Metrics(
+        metrics = Metrics(
             turns=Mean(self.batch["turns"].sum(), len(self.batch)),
             environment_faults=Sum(self.batch["environment_fault"].sum()),
         )
+        if "tool_calls" in self.batch.sample:
+            calls = self.batch["tool_calls"].sum()
+            metrics["tool_calls"] = Mean(calls, len(self.batch))
+            metrics["malformed_calls"] = Mean(self.batch["malformed_calls"].sum(), calls)
+        return metrics
 
 
 class PromptStream(Protocol):
