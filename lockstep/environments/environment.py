@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -47,15 +47,15 @@ class Environment(Protocol):
         """
         ...
 
-    def step(self, response: str) -> tuple[str, float | None, bool]:
+    def step(self, response: str) -> tuple[str, float | Mapping[str, float | None] | None, bool]:
         """Answers a response of the policy's.
 
         Args:
             response: Its text, without a special token at its end.
 
         Returns:
-            The policy's next observation; a reward, which adds to those before it (None: no verdict on the episode);
-            and True if the episode has ended.
+            The policy's next observation; a reward, or named ones that add up to it, which adds to those before it
+            (None: no verdict on the episode); and True if the episode has ended.
         """
         ...
 
@@ -67,7 +67,7 @@ class AsyncEnvironment(Protocol):
         """See `Environment`; what it returns is awaited, if it can be."""
         ...
 
-    async def step(self, response: str) -> tuple[str, float | None, bool]:
+    async def step(self, response: str) -> tuple[str, float | Mapping[str, float | None] | None, bool]:
         """See `Environment`."""
         ...
 
@@ -82,6 +82,8 @@ class ToolEnvironment(Environment, Protocol):
 
 
 _METHODS = {"reset": ("row", "seed"), "step": ("response",)}
+
+_NO_CALLS = {"calls": 0, "malformed": 0}
 
 CALLED = "called"
 """A reply that only restarts the timeout: one of several calls has returned, or the event loop is alive."""
@@ -310,19 +312,27 @@ def _read(result: Any) -> dict[str, Any]:
     """The result of a step, checked."""
     if isinstance(result, ToolTurn):
         counts = {"calls": len(result.messages), "malformed": result.malformed}
-        return {"observation": result.messages, "reward": 0.0, "done": False, **counts}
+        return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}} | counts
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
     observation, reward, done = result
     if not isinstance(observation, str):
         raise _Nonsense(f"returned the observation {user_code.show(observation)}; return text")
+    named = reward if isinstance(reward, Mapping) else {}
     try:
-        reward = user_code.read_reward(reward)
+        parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
+        reward = _add(parts.values()) if isinstance(reward, Mapping) else user_code.read_reward(reward)
     except ValueError as error:
         raise _Nonsense(f"returned the reward {error}") from None
     if done not in (True, False):
         raise _Nonsense(f"returned {user_code.show(done)} for whether it is done; return True or False")
-    return {"observation": observation, "reward": reward, "done": bool(done), "calls": 0, "malformed": 0}
+    return {"observation": observation, "reward": reward, "done": bool(done), "parts": parts} | _NO_CALLS
+
+
+def _add(parts: Collection[float | None]) -> float | None:
+    """The sum of rewards; None if one of them is no verdict."""
+    known = [part for part in parts if part is not None]
+    return sum(known, 0.0) if len(known) == len(parts) else None
 
 
 def _what(error: Exception) -> str:

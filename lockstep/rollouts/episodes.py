@@ -31,6 +31,10 @@ from lockstep.types import Prompt, Request, SamplingParams
 
 _ENDING_S = 5.0  # seconds for threads to notice that their processes were killed
 
+PART = "reward/"
+"""Beginning of the names of columns with the rewards of a sum's parts."""
+_UNKNOWN = float("nan")
+
 Observation = str | Sequence[Mapping[str, str]]
 """The text that the policy reads next, or the messages of the tools that it called."""
 
@@ -60,6 +64,7 @@ class _Episode:
     fault: str | None = None
     tool_calls: int = 0
     malformed_calls: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -92,6 +97,8 @@ class _Episode:
         self.heard.append(reply["observation"])
         self.tool_calls += reply["calls"]
         self.malformed_calls += reply["malformed"]
+        for name, part in reply["parts"].items():
+            self.parts[name] = self.parts.get(name, 0.0) + (_UNKNOWN if part is None else part)
         reward: float | None = reply["reward"]
         self.reward = None if self.reward is None or reward is None else self.reward + reward
         try:
@@ -164,7 +171,7 @@ class Episodes:
         Returns:
             See `Sampler.generate`; `mask` is off at observations, and `truncated` is on where a limit ended an episode.
             Besides, per sample, `environment_reward` (NaN: no verdict), `environment_fault` and `turns`; with tools,
-            `tool_calls` and `malformed_calls`.
+            `tool_calls` and `malformed_calls`; `reward/…` of named rewards.
 
         Raises:
             EnvironmentFault: More episodes failed than the recipe allows.
@@ -175,7 +182,8 @@ class Episodes:
         if failures := self._failures(episodes):
             self._note(failures)
         batch = _batch(episodes, versions, sampling)
-        return batch.with_columns(sample=_count_calls(episodes)) if self.tools else batch
+        counts = _count_calls(episodes) if self.tools else {}
+        return batch.with_columns(sample=counts | _part_columns(episodes))
 
     def _turns(self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams) -> Tensor:
         """Runs turns until all episodes have ended. Returns the versions of the weights, int64 [B]."""
@@ -332,8 +340,16 @@ def _count_calls(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
     }
 
 
+def _part_columns(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
+    """Named rewards of the environment, fp32 [B] each, NaN: none, or no verdict."""
+    names = sorted({name for episode in episodes for name in episode.parts})
+    return {
+        f"{PART}{name}": torch.tensor([episode.parts.get(name, _UNKNOWN) for episode in episodes]) for name in names
+    }
+
+
 def _batch(episodes: Sequence[_Episode], versions: Tensor, sampling: SamplingParams) -> Batch:
-    rewards = [float("nan") if episode.reward is None else episode.reward for episode in episodes]
+    rewards = [_UNKNOWN if episode.reward is None else episode.reward for episode in episodes]
     return Batch(
         torch.cat([piece for episode in episodes for piece in episode.tokens]),
         torch.tensor([episode.length for episode in episodes]),
