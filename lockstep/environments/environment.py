@@ -55,7 +55,8 @@ class Environment(Protocol):
 
         Returns:
             The policy's next observation; a reward, or named ones that add up to it, which adds to those before it
-            (None: no verdict on the episode); and True if the episode has ended.
+            (None: no verdict on the episode; no names: none yet, so that an episode that a limit ends here has none);
+            and True if the episode has ended.
         """
         ...
 
@@ -312,13 +313,14 @@ def _read(result: Any) -> dict[str, Any]:
     """The result of a step, checked."""
     if isinstance(result, ToolTurn):
         counts = {"calls": len(result.messages), "malformed": result.malformed}
-        return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}} | counts
+        return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}, "open": False} | counts
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
     observation, reward, done = result
     if not isinstance(observation, str):
         raise _Nonsense(f"returned the observation {user_code.show(observation)}; return text")
     named = reward if isinstance(reward, Mapping) else {}
+    reward_is_open = isinstance(reward, Mapping) and not reward
     try:
         parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
         reward = _add(parts.values()) if isinstance(reward, Mapping) else user_code.read_reward(reward)
@@ -326,7 +328,13 @@ def _read(result: Any) -> dict[str, Any]:
         raise _Nonsense(f"returned the reward {error}") from None
     if done not in (True, False):
         raise _Nonsense(f"returned {user_code.show(done)} for whether it is done; return True or False")
-    return {"observation": observation, "reward": reward, "done": bool(done), "parts": parts} | _NO_CALLS
+    return {
+        "observation": observation,
+        "reward": reward,
+        "done": bool(done),
+        "parts": parts,
+        "open": reward_is_open,
+    } | _NO_CALLS
 
 
 def _add(parts: Collection[float | None]) -> float | None:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.tasks.verifiers import open_talk, open_tasks, require_verifiers
+from lockstep.foreign.verifiers_package import open_talk, open_tasks, require_verifiers
 
 Messages = list[dict[str, str]]
 HARNESS = "lockstep_chat"
@@ -25,7 +25,7 @@ HARNESS = "lockstep_chat"
 
 
 class VerifiersEpisode:
-    """Implements `environment.AsyncEnvironment` for rows of `lockstep.tasks.verifiers`."""
+    """Implements `environment.AsyncEnvironment` for rows of the task `verifiers_tasks`."""
 
     async def reset(self, row: dict[str, Any], seed: int) -> None:
         """Begins the episode, up to its first call of the model."""
@@ -94,8 +94,10 @@ class _Served:
     def begin(self, index: int, calls: _Calls) -> asyncio.Task[Any]:
         def note(trace: Any) -> None:
             self._calls[trace.id] = calls
+            episode.add_done_callback(lambda done: self._calls.pop(trace.id))
 
-        return asyncio.ensure_future(self._env.run_episode(self._tasks[index], self._context, on_trace=note))
+        episode = asyncio.ensure_future(self._env.run_episode(self._tasks[index], self._context, on_trace=note))
+        return episode
 
 
 _SERVED: dict[str, asyncio.Future[_Served]] = {}
@@ -127,7 +129,8 @@ def _open_environment(taskset: str) -> Any:
     roles = [name for name, info in fields.items() if isinstance(info.default, AgentConfig)]
     if len(roles) != 1:
         raise InputError(f"the environment {taskset} of verifiers has {len(roles)} agents; those with one are played")
-    config = {"taskset": {"id": taskset}, roles[0]: {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}}
+    role = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
+    config = {"taskset": {"id": taskset}, "interception": {"type": "server"}, roles[0]: role}
     return load_environment(resolve_env_config(config))
 
 
@@ -142,7 +145,7 @@ async def _listen(calls: dict[str, _Calls]) -> str:
         message = {"role": "assistant", "content": await own.responses.get()}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         head = {"id": "policy", "object": "chat.completion", "created": int(time.time()), "model": "policy"}
-        return web.json_response(head | {"choices": [choice]})
+        return web.json_response(dict(head, choices=[choice]))
 
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/v1/chat/completions", complete)
@@ -167,6 +170,9 @@ def _offer_harness() -> None:
     import httpx
     from verifiers.v1 import Harness, HarnessConfig, ProgramResult  # pyright: ignore[reportMissingImports]
 
+    # One for all, since each reads certificates; as many connections as there are episodes.
+    client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), verify=False, trust_env=False)
+
     class LockstepChat(Harness[HarnessConfig]):
         APPENDS_SYSTEM_PROMPT, SUPPORTS_RESUME = True, True
         EXECUTES_CODE, NEEDS_CONTAINER = False, False
@@ -175,10 +181,8 @@ def _offer_harness() -> None:
             self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: dict[str, str], data: Any
         ) -> ProgramResult:
             body = {"model": ctx.model, "messages": open_talk(data)}
-            async with httpx.AsyncClient(timeout=None) as client:
-                reply = await client.post(
-                    f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
-                )
+            head = {"Authorization": f"Bearer {secret}"}
+            reply = await client.post(f"{endpoint}/chat/completions", json=body, headers=head)
             return ProgramResult(0 if reply.is_success else 1, "", reply.text)
 
     module = ModuleType(HARNESS)

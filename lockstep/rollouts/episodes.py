@@ -65,6 +65,7 @@ class _Episode:
     tool_calls: int = 0
     malformed_calls: int = 0
     parts: dict[str, float] = field(default_factory=dict)
+    open: bool = False
 
     @property
     def length(self) -> int:
@@ -97,6 +98,7 @@ class _Episode:
         self.heard.append(reply["observation"])
         self.tool_calls += reply["calls"]
         self.malformed_calls += reply["malformed"]
+        self.open = reply["open"]
         for name, part in reply["parts"].items():
             self.parts[name] = self.parts.get(name, 0.0) + (_UNKNOWN if part is None else part)
         reward: float | None = reply["reward"]
@@ -349,7 +351,7 @@ def _part_columns(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
 
 
 def _batch(episodes: Sequence[_Episode], versions: Tensor, sampling: SamplingParams) -> Batch:
-    rewards = [_UNKNOWN if episode.reward is None else episode.reward for episode in episodes]
+    rewards = [_UNKNOWN if episode.open or episode.reward is None else episode.reward for episode in episodes]
     return Batch(
         torch.cat([piece for episode in episodes for piece in episode.tokens]),
         torch.tensor([episode.length for episode in episodes]),

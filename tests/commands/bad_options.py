@@ -24,6 +24,7 @@ OPTIONS = {
     ),
     "rule: pairs of equal answers": BadInput("train online_dpo_arithmetic sampling.temperature=0"),
     "rule: robust against nothing": BadInput("train dpo_arithmetic dpo.preference_loss=robust"),
+    "environment: no verifiers": said("'data.task={name: verifiers_tasks, taskset: none}'"),
     "environment: tools without a format": said(CALCULATOR),
     "environment: tools without a conversation": said(f"{CALCULATOR} environment.tool_format=hermes"),
     "environment: a format of another model": own(

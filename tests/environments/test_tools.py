@@ -171,7 +171,7 @@ def test_all_calls_of_a_turn_are_answered_in_their_order(in_tmp: Path, name: str
 def test_a_response_without_a_call_is_the_environments_and_a_tool_that_raises_costs_the_episode(in_tmp: Path) -> None:
     (in_tmp / "worlds.py").write_text(WORLDS)
     [reply] = ask("Sums", hermes(SUM, OTHER), "Ten.")
-    assert reply == {"observation": "", "reward": 2.0, "done": True, "calls": 0, "malformed": 0}
+    assert (reply["reward"], reply["done"], reply["calls"]) == (2.0, True, 0)
     [reply] = ask("Sums", hermes(HALF))
     assert reply["wrong"].startswith("raised ZeroDivisionError: division by zero (worlds.py, line ")
 

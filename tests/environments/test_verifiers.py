@@ -90,7 +90,7 @@ CHAT = (
 )
 RUN = {name: value for name, value in GRPO.items() if name not in ("reward", "model", "data")} | {
     "model": {"path": "model"},
-    "data": {"task": {"name": "verifiers", "validation_tasks": 3}, "messages": "messages", "max_prompt_tokens": 40},
+    "data": {"task": {"name": "verifiers_tasks", "validation_tasks": 3}, "messages": "messages", "max_prompt_tokens": 40},
     "environment": {
         "class_name": "lockstep.environments.verifiers_bridge:VerifiersEpisode", "max_turns": 4, "max_tokens": 50,
     },
@@ -128,7 +128,8 @@ def test_a_taskset_of_one_turn_is_learned_with_its_own_rewards(here: Path) -> No
     assert all(row["train/turns"] == 1 and row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
     for sample in samples:
         number = re.findall(r"twice (\d)", sample["prompt"])[0]
-        right, short = str(2 * int(number)) in sample["response"].split(), 1 / (1 + len(sample["response"]))
+        said = sample["response"].strip()  # as verifiers' last_reply
+        right, short = str(2 * int(number)) in said.split(), 1 / (1 + len(said))
         assert sample["score"] == pytest.approx(2.0 * right + 0.1 * short)
         assert sample["reward/right"] == 2.0 * right
 
@@ -136,7 +137,9 @@ def test_a_taskset_of_one_turn_is_learned_with_its_own_rewards(here: Path) -> No
 def test_an_environment_of_several_turns_hears_the_policy_and_answers(here: Path) -> None:
     rows, samples = run("higher")
     assert max(row["train/turns"] for row in rows) > 1
-    assert {"reward/found", "reward/turns"} <= rows[0].keys()
-    assert any("[user]higher" in sample["response"] or "[user]lower" in sample["response"] for sample in samples)
+    assert any({"reward/found", "reward/turns"} <= row.keys() for row in rows)
+    tokens = [zip(sample["token"]["text"], sample["token"]["mask"], strict=True) for sample in samples]
+    assert {text.strip() for pairs in tokens for text, mask in pairs if not mask} & {"higher", "lower"}
     ended = [sample for sample in samples if sample["score"] is not None]
+    assert 0 < len(ended) < len(samples)  # one that a limit ended is not scored, and no zero
     assert all(sample["score"] == pytest.approx(sample["reward/found"] + sample["reward/turns"]) for sample in ended)

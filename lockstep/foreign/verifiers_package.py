@@ -1,41 +1,13 @@
-"""Rows from the tasks of an environment of the package `verifiers`, which is imported where a recipe asks for it."""
+"""The package `verifiers` of others: its version, its tasks, and how their conversations begin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveInt
-
 from lockstep.errors import InputError
-from lockstep.tasks.base import Task, TaskFiles, write_rows
 
 VERSION = "0.4"
-
-
-class Verifiers(Task):
-    """Tasks of a taskset of `verifiers`, to be played by `lockstep.environments.verifiers_bridge:VerifiersEpisode`.
-
-    Rows have `messages`, the conversation that opens the episode, and the place of the task.
-    """
-
-    shared = ("taskset", "validation_tasks")
-    taskset: str = Field(description="id of the taskset: a module that exports it, as verifiers itself finds it")
-    validation_tasks: PositiveInt = Field(default=16, description="the last so many tasks are held out")
-
-    def write(self, folder: Path) -> TaskFiles:
-        files = TaskFiles.name_in(folder)
-        rows = list(_rows(self.taskset))
-        if len(rows) <= self.validation_tasks:
-            raise InputError(
-                f"data.task.validation_tasks={self.validation_tasks} leaves none of the {len(rows)} tasks of "
-                f"{self.taskset} to train on; hold out fewer"
-            )
-        write_rows(files.train, rows[: -self.validation_tasks])
-        write_rows(files.validation, rows[-self.validation_tasks :])
-        return files
 
 
 def require_verifiers() -> None:
@@ -90,8 +62,3 @@ def open_talk(data: Any) -> list[dict[str, str]]:
     said = [{"role": message.role, "content": content_text(message.content)} for message in prompt]
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     return system + (said or [{"role": "user", "content": str(data.prompt)}])
-
-
-def _rows(taskset: str) -> Iterator[dict[str, Any]]:
-    for index, task in enumerate(open_tasks(taskset)):
-        yield {"messages": open_talk(task.data), "taskset": taskset, "index": index}
