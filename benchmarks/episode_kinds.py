@@ -30,3 +30,19 @@ class AsyncSlow(NoOp):
     async def step(self, response: str) -> tuple[str, float | None, bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
         await asyncio.sleep(LATENCY_S)
         return "Then", 0.0, False
+
+
+class Tool(NoOp):
+    """`NoOp` with a tool."""
+
+    def tools(self) -> list[object]:
+        return [self.add]
+
+    def add(self, a: int, b: int) -> int:
+        """Adds two numbers.
+
+        Args:
+            a: One.
+            b: Another.
+        """
+        return a + b

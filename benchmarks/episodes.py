@@ -74,7 +74,7 @@ def measure(source: ModelSource, sampler: TorchSampler, kind: type, count: int, 
     section = EnvironmentSection(
         class_name=f"{kind.__module__}:{kind.__name__}", max_turns=turns, max_tokens=turns * 2 * _LONGEST
     )
-    episodes = Episodes(section, (), source.decode, lambda text, last: source.token_ids(text), print)
+    episodes = Episodes(section, (), source.decode, lambda tools: lambda text, last: source.token_ids(str(text)), print)
     [stop] = source.token_ids("The end.")[-1:]
     sampling, engine = SamplingParams(_LONGEST, 0.7, stop_token_ids=(stop,)), TimedSession(sampler)
     prompts = [Prompt(f"rows:{i}", "", (1, *source.token_ids("Once upon a time")), {}) for i in range(count)]

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from lockstep.config import DataSection, EnvironmentSection
 from lockstep.data import messages
 from lockstep.data.prompts import is_chat
+from lockstep.data.tool_template import ToolTemplate
+from lockstep.environments.tools import MARKS
 from lockstep.errors import InputError
 from lockstep.models.source import ModelSource
-from lockstep.rollouts.episodes import Episodes, Observed
+from lockstep.rollouts.episodes import Episodes, Observation, Observed
 
 
 def episodes_of(
@@ -30,35 +32,63 @@ def episodes_of(
     if section is None:
         return None
     stops = tuple(_token(text, source) for text in section.stop)
-    return Episodes(section, stops, source.decode, observations(data, stops, source, note), note)
+    _require_readable_calls(section, data, source)
+    return Episodes(
+        section, stops, source.decode, lambda tools: observations(data.with_tools(tools), stops, source, note), note
+    )
+
+
+def _require_readable_calls(section: EnvironmentSection, data: DataSection, source: ModelSource) -> None:
+    """Raises InputError where prompts are no conversations, or the tokenizer drops the mark of a call."""
+    if section.tool_format is None:
+        return
+    if not is_chat(data):
+        raise InputError(
+            "environment.tool_format is of tools that a chat template writes; set data.chat: true, or data.messages"
+        )
+    mark = MARKS[section.tool_format]
+    if mark not in source.decode(source.token_ids(mark)):
+        raise InputError(
+            f"environment.tool_format is {section.tool_format}, but the model in {source.folder} has no tokens for "
+            f"{mark}, or takes them for no text; use the format that it was trained with"
+        )
 
 
 def observations(data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]) -> Observed:
     """Builds the template of observations: a user's message after the policy's own in a conversation; else bare text.
 
+    Results of tools are messages of their own.
+
     Args:
-        data: Tells if prompts are conversations.
+        data: Tells if prompts are conversations, and of tools.
         stops: Tokens that end a turn inside a message.
         source: The model.
         note: Shows the user, once, text that the model has no token for.
 
     Raises:
-        ValueError: Its chat template takes no messages after an answer.
+        ValueError: Its chat template takes no messages after an answer, or no tools.
     """
 
+    values = data.template_values
+    tools = ToolTemplate(source.tokenizer, values, source.stop_token_ids) if "tools" in values else None
     unknown = source.tokenizer.unk_token_id
     notes: list[str] = []
 
-    def tokens_of(text: str, last: int) -> Sequence[int]:
+    def tokens_of(text: Observation, last: int) -> Sequence[int]:
+        if not isinstance(text, str):
+            assert tools is not None, "only tools answer with messages"
+            return tools.tokens(text, last)
         inside = last in stops or last not in source.stop_token_ids  # a stop string ends no message
         if inside or not is_chat(data):
             return source.token_ids(text)
-        tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer, data.template_args))
+        tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer, values))
         return tokens[tokens.index(last) + 1 :] if last in tokens else tokens
 
-    def encode_observation(text: str, last: int) -> Sequence[int]:
-        tokens = tokens_of(text, last)
+    def encode_observation(observation: Observation, last: int) -> Sequence[int]:
+        tokens = tokens_of(observation, last)
         if unknown in tokens and not notes:
+            is_text = isinstance(observation, str)
+            text = observation if is_text else "\n".join(message["content"] for message in observation)
             notes.append(text)
             note(
                 f"the model has no token for part of what the environment says, at first in {text!r}, and reads "

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from lockstep.config.section import LocalPath, Probability, Section
+
+ToolFormat = Literal["hermes", "llama3_json"]
+"""The ways in which models write calls of tools."""
 
 
 class EnvironmentSection(Section):
@@ -18,6 +23,11 @@ class EnvironmentSection(Section):
         default=(),
         description="tokens that end a turn, besides those that end a response, so that what the environment says "
         "follows them at once; each must be one token",
+    )
+    tool_format: ToolFormat | None = Field(
+        default=None,
+        description="how the model writes calls of the tools that the class declares: hermes, <tool_call>{…}"
+        "</tool_call> (Qwen, Hermes), or llama3_json, a response of JSON alone (Llama 3); null: it declares none",
     )
     max_turns: PositiveInt = Field(default=8, description="responses of an episode; a longer one is truncated")
     max_tokens: PositiveInt = Field(

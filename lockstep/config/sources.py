@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, assert_never
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, assert_never
 
 from pydantic import (
     AfterValidator,
@@ -11,6 +11,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     SerializeAsAny,
     WrapValidator,
     model_validator,
@@ -110,6 +111,19 @@ class PromptSection(Section):
     fields: dict[str, FieldType] | None = Field(
         default=None, description="fields that each row must have besides those of the templates, with their types"
     )
+
+    _tools: tuple[Mapping[str, Any], ...] = PrivateAttr(default=())
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
+        """The same prompts, whose chat template is also given the JSON schemas of an environment's tools."""
+        copy = self.model_copy()
+        copy._tools = tuple(tools)
+        return copy
+
+    @property
+    def template_values(self) -> dict[str, Any]:
+        """All arguments of the chat template."""
+        return {**self.template_args, **({"tools": list(self._tools)} if self._tools else {})}
 
     @property
     def prompt_templates(self) -> dict[str, str]:

@@ -23,6 +23,9 @@ Message = Mapping[str, Any]
 NO_ARGS: TemplateArgs = {}
 """No arguments: the template's own defaults."""
 
+TemplateValues = Mapping[str, Any]
+"""Arguments that a template is rendered with: those of the recipe, and `tools` where there are any."""
+
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _GIVEN = {
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
@@ -50,7 +53,9 @@ def read_question(row: Row, field: str) -> tuple[Message, ...]:
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
-def render_prompt(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS) -> str:
+def render_prompt(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
+) -> str:
     """A conversation as the model reads it, up to where the reply begins.
 
     Raises:
@@ -97,7 +102,7 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
 
 
 def _text(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool, args: TemplateArgs
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool, args: TemplateValues
 ) -> str:
     talk = [dict(message) for message in messages]
     options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **args}  # the template's own, by name
@@ -177,7 +182,7 @@ def end_of_answer(
     return next((token for token in behind if token in stops), None)
 
 
-def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS) -> str:
+def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str:
     """Returns the text that follows an answer in a conversation where the user then says `text`: the end of the
     answer, the message, and the opening of the next reply.
 
@@ -189,7 +194,7 @@ def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase, args: Templa
     return render_prompt(messages, tokenizer, args).partition(_ANSWER)[2]
 
 
-def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS) -> str | None:
+def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str | None:
     """Says what is wrong with the messages of a row that are to be answered; None if nothing is."""
     wrong = _shape_fault(row, field)
     if wrong is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection
-from lockstep.config.sources import TemplateArgs
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.rows import DataError, Row, Rows
@@ -50,7 +50,7 @@ def _build_prompts(
     if is_chat(data):
         talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
         texts = [
-            _render_prompt(talk, where, tokenizer, data.template_args)
+            _render_prompt(talk, where, tokenizer, data.template_values)
             for (_, where), talk in zip(names, talks, strict=True)
         ]
     else:
@@ -90,7 +90,9 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
         _require_open_end(tokenizer)
     field = data.messages
     return (
-        (lambda row: None) if field is None else (lambda row: messages.fault(row, field, tokenizer, data.template_args))
+        (lambda row: None)
+        if field is None
+        else (lambda row: messages.fault(row, field, tokenizer, data.template_values))
     )
 
 
@@ -118,7 +120,9 @@ def _messages(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
     return (*system, {"role": "user", "content": render(data.prompt, row, where)})
 
 
-def _render_prompt(talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerBase, args: TemplateArgs) -> str:
+def _render_prompt(
+    talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any]
+) -> str:
     try:
         return messages.render_prompt(talk, tokenizer, args)
     except messages.ChatTemplateError as error:

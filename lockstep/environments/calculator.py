@@ -36,6 +36,33 @@ class Calculator:
         return ("", None, True) if match is None else (f"{_result(match[1].strip())}\n", None, False)
 
 
+class CalculatorTool:
+    """The calculator as a tool that the model's chat template describes; several calls of one turn are all answered.
+
+    Implements `environment.ToolEnvironment`. A response without a call ends the episode. Rewards are left to the
+    recipe's `reward`.
+    """
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        """Does nothing: there is nothing to set up."""
+
+    def tools(self) -> list[Any]:
+        """See `ToolEnvironment`."""
+        return [self.calculate]
+
+    def step(self, response: str) -> tuple[str, float | None, bool]:
+        """See `Environment`."""
+        return "", None, True
+
+    def calculate(self, expression: str) -> str:
+        """Calculates an expression.
+
+        Args:
+            expression: Numbers, parentheses and the operators + - * /.
+        """
+        return _result(expression) or "Error: not a calculation"
+
+
 def _result(expression: str) -> str:
     try:
         value = _value(ast.parse(expression, mode="eval").body)

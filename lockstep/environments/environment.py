@@ -7,10 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from lockstep.config import user_code
+from lockstep.config.environment import ToolFormat
+from lockstep.environments.tools import (
+    MARKS,
+    Function,
+    Malformed,
+    ToolCall,
+    Tools,
+    ToolTurn,
+    name_functions,
+    parse_calls,
+    tool_messages,
+)
 from lockstep.errors import InputError
 from lockstep.helpers.process import Answers
 
@@ -33,14 +47,15 @@ class Environment(Protocol):
         """
         ...
 
-    def step(self, response: str) -> tuple[str, float | None, bool]:
+    def step(self, response: str) -> tuple[str, float | Mapping[str, float | None] | None, bool]:
         """Answers a response of the policy's.
 
         Args:
             response: Its text, without a special token at its end.
 
         Returns:
-            The policy's next observation; a reward, which adds to those before it (None: no verdict on the episode);
+            The policy's next observation; a reward, or named ones that add up to it, which adds to those before it
+            (None: no verdict on the episode; no names: none yet, so that an episode that a limit ends here has none);
             and True if the episode has ended.
         """
         ...
@@ -53,27 +68,46 @@ class AsyncEnvironment(Protocol):
         """See `Environment`; what it returns is awaited, if it can be."""
         ...
 
-    async def step(self, response: str) -> tuple[str, float | None, bool]:
+    async def step(self, response: str) -> tuple[str, float | Mapping[str, float | None] | None, bool]:
         """See `Environment`."""
+        ...
+
+
+class ToolEnvironment(Environment, Protocol):
+    """An `Environment` whose tools the policy may call; `step` gets responses without a call."""
+
+    def tools(self) -> list[Any]:
+        """Declares the tools: methods or functions with type hints and a docstring with a section `Args:`, or pairs
+        of a JSON schema and a function. An `async def` is awaited, beside the other calls of its turn."""
         ...
 
 
 _METHODS = {"reset": ("row", "seed"), "step": ("response",)}
 
+_NO_CALLS = {"calls": 0, "malformed": 0}
+
 CALLED = "called"
 """A reply that only restarts the timeout: one of several calls has returned, or the event loop is alive."""
+
+SCHEMAS = "schemas"
+"""A question: the JSON schemas of the tools."""
 
 TOGETHER = "together"
 """The first reply where episodes are awaited at once: nothing says which of them ends the process or stops the loop."""
 
 
-def answers(class_name: str) -> Answers:
+def answers(class_name: str, tool_format: str = "") -> Answers:
     """Runs in the child: reads a list of moves, and replies with the environment's answer, or an error, for each.
 
+    Args:
+        class_name: The class, see `user_code.load`.
+        tool_format: How the policy writes calls of its tools; empty: it declares none.
+
     Raises:
-        ValueError: There is no such class, or it cannot be made, or lacks a method.
+        ValueError: There is no such class, or it cannot be made, or lacks a method, or its tools are no tools.
     """
-    return _Episodes(user_code.load(class_name, "environment.class_name", "class"), class_name)
+    form: ToolFormat | None = next((known for known in MARKS if known == tool_format), None)
+    return _Episodes(user_code.load(class_name, "environment.class_name", "class"), class_name, form)
 
 
 class _Nonsense(Exception):
@@ -83,7 +117,7 @@ class _Nonsense(Exception):
 class _Episodes:
     """The current episodes, by number. An episode for which a question has no move has been given up."""
 
-    def __init__(self, make: Callable[[], Any], name: str) -> None:
+    def __init__(self, make: Callable[[], Any], name: str, tool_format: ToolFormat | None) -> None:
         try:
             first = make()
         except Exception as error:  # any error of the user's code
@@ -100,11 +134,20 @@ class _Episodes:
                 raise InputError(
                     f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), and: {error}"
                 ) from None
-        self._make = make
+        tools = _open_tools(first, name, tool_format)
+        waits = inspect.iscoroutinefunction(first.step) or (tools is not None and tools.waits)
+        if tools is None or tool_format is None:
+            self._schemas, self._make = [], make
+        else:
+            parse = partial(parse_calls, tool_format=tool_format)
+            self._schemas, self._make = tools.schemas, lambda: _WithTools(make(), tools, parse, waits)
         self._live: dict[int, Any] = {}
-        self._loop = asyncio.new_event_loop() if inspect.iscoroutinefunction(first.step) else None
+        self._loop = asyncio.new_event_loop() if waits else None
 
-    def __call__(self, question: list[dict[str, Any]], /) -> Iterator[Any]:
+    def __call__(self, question: list[dict[str, Any]] | str, /) -> Iterator[Any]:
+        if isinstance(question, str):
+            yield self._schemas
+            return
         before, self._live = self._live, {}
         if self._loop is not None:
             yield TOGETHER
@@ -112,7 +155,7 @@ class _Episodes:
             return
         for move in question:
             try:
-                yield from self._move(move, before.get(move["episode"]))
+                yield from self._move(move, _find_live(move, before))
             except Exception as error:  # any error of the user's code
                 yield {"wrong": _what(error)}
 
@@ -134,7 +177,7 @@ class _Episodes:
         self, question: Sequence[dict[str, Any]], before: dict[int, Any], loop: asyncio.AbstractEventLoop
     ) -> Iterator[Any]:
         """Yields the answers of moves in their order, all of which are awaited at once."""
-        tasks = [loop.create_task(self._move_async(move, before.get(move["episode"]))) for move in question]
+        tasks = [loop.create_task(self._move_async(move, _find_live(move, before))) for move in question]
         for move, task in zip(question, tasks, strict=True):
             while not task.done():
                 loop.run_until_complete(asyncio.wait({task}, timeout=move["timeout_s"] / 2))
@@ -161,6 +204,90 @@ class _Episodes:
         return answer
 
 
+def _find_live(move: dict[str, Any], live: dict[int, Any]) -> Any:
+    """The environment of an episode; None at its first response: the number may be that of an older, truncated one."""
+    return live.get(move["episode"]) if len(move["said"]) > 1 else None
+
+
+def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> Tools | None:
+    """The tools of an environment; None where it declares none."""
+    declares = callable(getattr(first, "tools", None))
+    if declares != (tool_format is not None):
+        raise InputError(
+            f"environment.class_name {name} declares tools; say how the model writes calls of them, as "
+            "environment.tool_format=hermes"
+            if declares
+            else f"environment.tool_format is {tool_format}, but environment.class_name {name} has no method tools, "
+            "which declares them"
+        )
+    if tool_format is None:
+        return None
+    try:
+        return Tools(first.tools())
+    except InputError as error:
+        raise InputError(f"environment.class_name {name}: {error}") from None
+    except Exception as error:  # any error of the user's code
+        raise InputError(f"environment.class_name {name}: tools {_what(error)}") from None
+
+
+_Parse = Callable[[str], list[ToolCall | Malformed]]
+
+
+class _WithTools:
+    """An environment whose tools answer the calls in a response; it answers other responses itself."""
+
+    def __init__(self, own: Any, tools: Tools, parse: _Parse, waits: bool) -> None:
+        self._own, self._tools, self._parse, self._waits = own, tools, parse, waits
+
+    def reset(self, row: dict[str, Any], seed: int) -> Any:
+        """See `Environment`."""
+        return self._own.reset(row, seed)
+
+    def step(self, response: str) -> Any:
+        """See `Environment`; the answer of tools is a `ToolTurn`."""
+        calls = self._parse(response)
+        if not calls:
+            return self._own.step(response)
+        checked = [self._tools.check(call) if isinstance(call, ToolCall) else call for call in calls]
+        functions = {name: function for name, (_, function) in name_functions(self._own.tools()).items()}
+        if self._waits:
+            return self._step_async(checked, functions)
+        return _tool_turn(checked, [_call(call, functions) for call in checked])
+
+    async def _step_async(self, calls: Sequence[ToolCall | Malformed], functions: dict[str, Function]) -> ToolTurn:
+        """The calls side by side; all are awaited before an error of the first that failed is raised."""
+
+        async def answer(call: ToolCall | Malformed) -> Any:
+            result = _call(call, functions)
+            return await result if inspect.isawaitable(result) else result
+
+        results = await asyncio.gather(*map(answer, calls), return_exceptions=True)
+        for error in (result for result in results if isinstance(result, BaseException)):
+            raise error
+        return _tool_turn(calls, results)
+
+
+def _call(call: ToolCall | Malformed, functions: dict[str, Function]) -> Any:
+    return f"Error: {call.why}" if isinstance(call, Malformed) else functions[call.name](**call.arguments)
+
+
+def _tool_turn(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) -> ToolTurn:
+    contents = [_write(call, result) for call, result in zip(calls, results, strict=True)]
+    malformed = sum(isinstance(call, Malformed) for call in calls)
+    return ToolTurn(tool_messages(list(zip(calls, contents, strict=True))), malformed)
+
+
+def _write(call: ToolCall | Malformed, result: Any) -> str:
+    """The result of a call as text."""
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        what = user_code.show(result)
+        raise _Nonsense(f"has a tool {call.name} that returned {what}; return text, or what JSON can hold") from None
+
+
 async def _finish(call: Any, limit_s: float) -> Any:
     """The result of a call, awaited if it can be."""
     if not inspect.isawaitable(call):
@@ -175,7 +302,7 @@ async def _finish(call: Any, limit_s: float) -> Any:
         raise _Nonsense(f"did not answer within {limit_s:g} s and was ended") from None
 
 
-def _require_same(result: Any, observation: str) -> None:
+def _require_same(result: Any, observation: Any) -> None:
     if _read(result)["observation"] != observation:
         raise _Nonsense(
             "said something else when it was played again; let it depend on the row, the seed and the responses alone"
@@ -184,18 +311,36 @@ def _require_same(result: Any, observation: str) -> None:
 
 def _read(result: Any) -> dict[str, Any]:
     """The result of a step, checked."""
+    if isinstance(result, ToolTurn):
+        counts = {"calls": len(result.messages), "malformed": result.malformed}
+        return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}, "open": False} | counts
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
     observation, reward, done = result
     if not isinstance(observation, str):
         raise _Nonsense(f"returned the observation {user_code.show(observation)}; return text")
+    named = reward if isinstance(reward, Mapping) else {}
+    reward_is_open = isinstance(reward, Mapping) and not reward
     try:
-        reward = user_code.read_reward(reward)
+        parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
+        reward = _add(parts.values()) if isinstance(reward, Mapping) else user_code.read_reward(reward)
     except ValueError as error:
         raise _Nonsense(f"returned the reward {error}") from None
     if done not in (True, False):
         raise _Nonsense(f"returned {user_code.show(done)} for whether it is done; return True or False")
-    return {"observation": observation, "reward": reward, "done": bool(done)}
+    return {
+        "observation": observation,
+        "reward": reward,
+        "done": bool(done),
+        "parts": parts,
+        "open": reward_is_open,
+    } | _NO_CALLS
+
+
+def _add(parts: Collection[float | None]) -> float | None:
+    """The sum of rewards; None if one of them is no verdict."""
+    known = [part for part in parts if part is not None]
+    return sum(known, 0.0) if len(known) == len(parts) else None
 
 
 def _what(error: Exception) -> str:

@@ -89,11 +89,12 @@ def _examine(
         workers_of(recipe.cluster, recipe.learner, progress, sampler=recipe.sampler) as workers,
     ):
         files = files_of(recipe.data.validation)
-        rows = open_prompts(files, recipe.data.in_order, source.tokenizer, rule_of(recipe.reward))
+        environment = episodes_of(recipe.environment, recipe.data.in_order, source, progress.note)
+        data = recipe.data.in_order.with_tools([] if environment is None else environment.tools)
+        rows = open_prompts(files, data, source.tokenizer, rule_of(recipe.reward))
         computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
         spec = SamplerSpec(source.folder, recipe.sampler, computation)
         engine = SamplerSession(nearest(spec, progress, workers))
-        environment = episodes_of(recipe.environment, recipe.data.in_order, source, progress.note)
         reward = build_reward(recipe.reward, progress.note, _judges(recipe, folder, progress, workers))
         collector = RolloutCollector(engine, rows, reward, source.decode, recipe.seed, environment)
         prompts = rows.first(recipe.data.max_validation_samples)

@@ -24,6 +24,8 @@ BY_NAME = {
     "train/grad_norm": "Norm of the gradient before it is clipped.",
     "train/environment_faults": "Share of episodes that ended because the environment failed.",
     "train/turns": "Mean number of turns of an episode.",
+    "train/tool_calls": "Mean number of calls of tools in an episode.",
+    "train/malformed_calls": "Share of those calls that could not be made: no JSON, or not what the tool takes.",
     "train/leaks": "Share of answers that read like judgements; the judge may score them high.",
     "train/judge_pair_share": "Share of preference pairs that are about judgements rather than about answers.",
     "train/judge_variance": "Mean disagreement of the judgements of one answer.",

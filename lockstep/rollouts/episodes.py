@@ -7,7 +7,7 @@ costs its own episode, which then has no verdict; it is counted, and named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +22,7 @@ from lockstep.batch import Batch
 from lockstep.config import EnvironmentSection, user_code
 from lockstep.config.named_code import name_code
 from lockstep.environments import environment
+from lockstep.environments.tools import Schema
 from lockstep.errors import InputError
 from lockstep.helpers.in_process import build_child, say_slow
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
@@ -30,7 +31,14 @@ from lockstep.types import Prompt, Request, SamplingParams
 
 _ENDING_S = 5.0  # seconds for threads to notice that their processes were killed
 
-Observed = Callable[[str, int], Sequence[int]]
+PART = "reward/"
+"""Beginning of the names of columns with the rewards of a sum's parts."""
+_UNKNOWN = float("nan")
+
+Observation = str | Sequence[Mapping[str, str]]
+"""The text that the policy reads next, or the messages of the tools that it called."""
+
+Observed = Callable[[Observation, int], Sequence[int]]
 """Converts an observation, and the token that ended the turn before it, to tokens."""
 
 
@@ -49,11 +57,15 @@ class _Episode:
     mask: list[Tensor]
     logprobs: list[Tensor]
     said: list[str] = field(default_factory=list)
-    heard: list[str] = field(default_factory=list)
+    heard: list[Observation] = field(default_factory=list)
     reward: float | None = 0.0
     truncated: bool = False
     ended: bool = False
     fault: str | None = None
+    tool_calls: int = 0
+    malformed_calls: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+    open: bool = False
 
     @property
     def length(self) -> int:
@@ -84,6 +96,11 @@ class _Episode:
             self.fail(reply["wrong"])
             return
         self.heard.append(reply["observation"])
+        self.tool_calls += reply["calls"]
+        self.malformed_calls += reply["malformed"]
+        self.open = reply["open"]
+        for name, part in reply["parts"].items():
+            self.parts[name] = self.parts.get(name, 0.0) + (_UNKNOWN if part is None else part)
         reward: float | None = reply["reward"]
         self.reward = None if self.reward is None or reward is None else self.reward + reward
         try:
@@ -107,8 +124,11 @@ class Episodes:
         section: The environment and its limits.
         stops: The tokens of `section.stop`.
         decode: Converts a response to text.
-        observed: Converts an observation to tokens.
+        observed: Builds the conversion of an observation to tokens, from the schemas of the environment's tools.
         note: Shows the user failures.
+
+    Attributes:
+        tools: JSON schemas of the environment's tools; prompts have to name them (`DataSection.with_tools`).
 
     Raises:
         EnvironmentFault: There is no such environment.
@@ -119,14 +139,25 @@ class Episodes:
         section: EnvironmentSection,
         stops: tuple[int, ...],
         decode: Callable[[Sequence[int]], str],
-        observed: Observed,
+        observed: Callable[[Sequence[Schema]], Observed],
         note: Callable[[str], None],
     ) -> None:
-        self._section, self._stops, self._decode, self._observed = section, stops, decode, observed
+        self._section, self._stops, self._decode = section, stops, decode
         self._note, self._told_of_hanging, self._together = note, False, False
         name_code("environment.class_name", section.class_name)
-        self._children = [build_child(environment.__name__, section.class_name) for _ in range(section.max_concurrency)]
+        options = () if section.tool_format is None else (section.tool_format,)
+        self._children = [
+            build_child(environment.__name__, section.class_name, *options) for _ in range(section.max_concurrency)
+        ]
         self._start(self._children[0])
+        self.tools = self._read_tools()
+        self._observed = observed(self.tools)
+
+    def _read_tools(self) -> list[Schema]:
+        if self._section.tool_format is None:
+            return []
+        with self._children[0].ask_streaming(environment.SCHEMAS) as reply:
+            return reply(self._section.timeout_s)
 
     def play(
         self, engine: SamplerSession, prompts: Sequence[Prompt], requests: Sequence[Request], sampling: SamplingParams
@@ -141,7 +172,8 @@ class Episodes:
 
         Returns:
             See `Sampler.generate`; `mask` is off at observations, and `truncated` is on where a limit ended an episode.
-            Besides, per sample, `environment_reward` (NaN: no verdict), `environment_fault` and `turns`.
+            Besides, per sample, `environment_reward` (NaN: no verdict), `environment_fault` and `turns`; with tools,
+            `tool_calls` and `malformed_calls`; `reward/…` of named rewards.
 
         Raises:
             EnvironmentFault: More episodes failed than the recipe allows.
@@ -151,7 +183,9 @@ class Episodes:
         versions = self._turns(episodes, engine, sampling)
         if failures := self._failures(episodes):
             self._note(failures)
-        return _batch(episodes, versions, sampling)
+        batch = _batch(episodes, versions, sampling)
+        counts = _count_calls(episodes) if self.tools else {}
+        return batch.with_columns(sample=counts | _part_columns(episodes))
 
     def _turns(self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams) -> Tensor:
         """Runs turns until all episodes have ended. Returns the versions of the weights, int64 [B]."""
@@ -301,8 +335,23 @@ def _begin_episode(number: int, prompt: Prompt, request: Request) -> _Episode:
     return _Episode(number, prompt, request, [tokens], [torch.zeros_like(tokens).bool()], [torch.zeros(len(tokens))])
 
 
+def _count_calls(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
+    return {
+        "tool_calls": torch.tensor([episode.tool_calls for episode in episodes]),
+        "malformed_calls": torch.tensor([episode.malformed_calls for episode in episodes]),
+    }
+
+
+def _part_columns(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
+    """Named rewards of the environment, fp32 [B] each, NaN: none, or no verdict."""
+    names = sorted({name for episode in episodes for name in episode.parts})
+    return {
+        f"{PART}{name}": torch.tensor([episode.parts.get(name, _UNKNOWN) for episode in episodes]) for name in names
+    }
+
+
 def _batch(episodes: Sequence[_Episode], versions: Tensor, sampling: SamplingParams) -> Batch:
-    rewards = [float("nan") if episode.reward is None else episode.reward for episode in episodes]
+    rewards = [_UNKNOWN if episode.open or episode.reward is None else episode.reward for episode in episodes]
     return Batch(
         torch.cat([piece for episode in episodes for piece in episode.tokens]),
         torch.tensor([episode.length for episode in episodes]),

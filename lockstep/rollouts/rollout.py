@@ -16,12 +16,10 @@ from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Min, Sum, merge_metrics
 from lockstep.rewards.base import NoReward, Reward, judge
 from lockstep.rewards.reward_model import RewardModelScorer
-from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.episodes import PART, Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
 
-PART = "reward/"
-"""Beginning of the names of columns with the rewards of a sum's parts."""
 _UNKNOWN = float("nan")
 _GIVE_FINITE = "let the reward be a number that 32 bits hold, or None for no verdict"
 
@@ -82,10 +80,15 @@ class Rollouts:
         """Metrics of episodes with an environment."""
         if "turns" not in self.batch.sample:
             return Metrics()
-        return Metrics(
+        metrics = Metrics(
             turns=Mean(self.batch["turns"].sum(), len(self.batch)),
             environment_faults=Sum(self.batch["environment_fault"].sum()),
         )
+        if "tool_calls" in self.batch.sample:
+            calls = self.batch["tool_calls"].sum()
+            metrics["tool_calls"] = Mean(calls, len(self.batch))
+            metrics["malformed_calls"] = Mean(self.batch["malformed_calls"].sum(), calls)
+        return metrics
 
 
 class PromptStream(Protocol):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.rollouts.rollout import PART, RolloutCollector, Rollouts
+from lockstep.rollouts.episodes import PART
+from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.sample_choice import choose_rows
 
 # Columns of the batch that are logged, and their names there.

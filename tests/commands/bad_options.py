@@ -6,6 +6,7 @@ from bad_inputs import BadInput, own, said
 from workspace import write
 
 TEMPLATE = "{% if enable_thinking %}<think>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
+CALCULATOR = "environment.class_name=lockstep.environments.calculator:CalculatorTool environment.max_tokens=24"
 OPTIONS = {
     "chat template: arguments": own(
         write("model/chat_template.jinja", TEMPLATE), "data.chat=true 'data.template_args={think: true}'"
@@ -23,5 +24,11 @@ OPTIONS = {
     ),
     "rule: pairs of equal answers": BadInput("train online_dpo_arithmetic sampling.temperature=0"),
     "rule: robust against nothing": BadInput("train dpo_arithmetic dpo.preference_loss=robust"),
+    "environment: no verifiers": said("'data.task={name: verifiers_tasks, taskset: none}'"),
+    "environment: tools without a format": said(CALCULATOR),
+    "environment: tools without a conversation": said(f"{CALCULATOR} environment.tool_format=hermes"),
+    "environment: a format of another model": own(
+        write("model/chat_template.jinja", TEMPLATE), f"{CALCULATOR} environment.tool_format=hermes data.chat=true"
+    ),
     "rule: rows of two kinds": BadInput("train kto_arithmetic data.task.pairs=true"),
 }

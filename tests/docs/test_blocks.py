@@ -21,6 +21,7 @@ from openai_server import OpenAIServer, Said, listening
 
 import lockstep
 from lockstep.config import JudgeSection
+from lockstep.environments.tools import Tools
 from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -95,12 +96,21 @@ def test_a_task_of_ones_own_writes_its_rows(in_tmp: Path, run_block: Callable[..
 
 
 def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any]]) -> None:
-    guess, slow = python_of("environments")
+    guess, slow, shop = python_of("environments")
     game = run_block(guess)["Guess"]()
     game.reset({"largest": 9}, seed=0)
     said = [game.step(text) for text in ("?", *map(str, range(1, 10)))]
     assert said[0] == ("A number, please.\n", 0.0, False)
     assert ("", 1.0, True) in said
+
+    store = run_block(shop)["Shop"]()
+    store.reset({"prices": {"pear": "2 crowns"}, "answer": "4 crowns"}, seed=0)
+    tools = Tools(store.tools())
+    assert (
+        tools.schemas[0]["function"]["parameters"]["properties"]["item"]["description"] == "Its name, in the singular."
+    )
+    assert store.tools()[0]("pear") == "2 crowns"
+    assert store.step("Two are 4 crowns.") == ("", 1.0, True)
 
     async def play() -> list[tuple[str, float, bool]]:
         service = run_block(slow)["Slow"]()

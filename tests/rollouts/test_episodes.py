@@ -19,7 +19,7 @@ from lockstep.data.messages import render_prompt
 from lockstep.models.load import load_causal_lm
 from lockstep.models.source import ModelSource, open_source
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.rollouts.episodes import EnvironmentFault, Episodes
+from lockstep.rollouts.episodes import EnvironmentFault, Episodes, Observation
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Prompt, Request, SamplingParams
@@ -126,8 +126,8 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> TorchSampler:
     return TorchSampler(model, 64, False)
 
 
-def observed(text: str, last: int) -> Sequence[int]:
-    return [10 + int(number) % 50 for number in text.split()]
+def observed(text: Observation, last: int) -> Sequence[int]:
+    return [10 + int(number) % 50 for number in str(text).split()]
 
 
 def played(
@@ -136,7 +136,7 @@ def played(
     section = EnvironmentSection.model_validate(
         {"class_name": f"worlds.py:{name}", "max_tokens": 44, "timeout_s": 20.0, **options}
     )
-    episodes = Episodes(section, STOPS, lambda tokens: " ".join(map(str, tokens)), observed, notes.append)
+    episodes = Episodes(section, STOPS, lambda tokens: " ".join(map(str, tokens)), lambda tools: observed, notes.append)
     engine = SamplerSession(sampler)
     prompts = [Prompt(f"rows.jsonl:{i}", "", (3 + i, 4), row) for i, row in enumerate(rows)]
     requests = [Request(prompt.tokens, keyed.key(0, i)) for i, prompt in enumerate(prompts)]
@@ -275,6 +275,17 @@ def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:
     assert all(length <= 25 for length in answers)
     assert by_turns["truncated"].all()
     assert by_tokens["truncated"].all()
+
+
+def test_what_a_limit_ended_is_not_continued_by_the_next_episode_of_its_number(
+    folder: Path, sampler: TorchSampler
+) -> None:
+    section = EnvironmentSection(class_name="worlds.py:Counting", max_tokens=44, max_turns=2)
+    episodes = Episodes(section, STOPS, lambda tokens: "", lambda tools: observed, pytest.fail)
+    prompts = [Prompt("rows.jsonl:0", "", (3, 4), {"turns": 99, "bad": False})]
+    with (engine := SamplerSession(sampler)).at():
+        [first, again] = (episodes.play(engine, prompts, [Request((3, 4), 0)], SAMPLING) for _ in range(2))
+    assert torch.equal(first.tokens, again.tokens)
 
 
 def test_too_many_faults_end_the_run(folder: Path, sampler: TorchSampler) -> None:

@@ -27,7 +27,7 @@ FAILS = "import os\nos.write(2, b'imported\\n')\nraise ValueError('no')\n"
 WORLD = EnvironmentSection(class_name="world.py:World", max_turns=1, max_tokens=1)
 
 
-def unheard(text: str, last: int) -> list[int]:
+def unheard(text: object, last: int) -> list[int]:
     raise NotImplementedError
 
 
@@ -52,7 +52,7 @@ def test_an_algorithm_is_named_before_it_is_imported(capfd: pytest.CaptureFixtur
 def test_an_environment_is_named_before_it_is_imported(capfd: pytest.CaptureFixture[str]) -> None:
     Path("world.py").write_text(FAILS)
     with pytest.raises(EnvironmentFault, match="cannot be imported"):
-        Episodes(WORLD, (), str, unheard, print)
+        Episodes(WORLD, (), str, lambda tools: unheard, print)
     said = capfd.readouterr()
     assert (said.err + said.out).replace("imported\n", "") + "imported\n" == named(
         "environment.class_name", "world.py:World"
@@ -67,7 +67,7 @@ def test_an_environment_that_sleeps_at_import_is_named(
     monkeypatch.setattr(process, "_SILENCE_S", 0.2)
     monkeypatch.setattr(process, "_START_S", 1.0)
     with pytest.raises(EnvironmentFault, match=r"world\.py:World: importing it takes too long"):
-        Episodes(WORLD, (), str, unheard, print)
+        Episodes(WORLD, (), str, lambda tools: unheard, print)
     said = "note: importing environment.class_name world.py:World takes long; it is ended after 1 s\n"
     assert said in capsys.readouterr().err
 

@@ -64,6 +64,8 @@ def open_policy_gradient(
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
     judged = recipe.reward is not None or recipe.reward_model is not None
     episodes = setup.episodes(recipe.environment, judged)
+    if episodes is not None:
+        recipe = recipe.model_copy(update={"data": recipe.data.with_tools(episodes.tools)})
     beside = setup.sampler_beside() if options.one_step_ahead else None
     engine = build_engine(setup, policy, beside or setup.sampler(policy))
     judge = recipe.validation_reward or recipe.reward

@@ -1,0 +1,182 @@
+"""Tools of an environment: their JSON schemas, the calls that a response makes, and the check of their arguments.
+
+Imports nothing heavy until an environment has tools: it runs in the environment's process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never, get_type_hints
+
+from lockstep.config.environment import ToolFormat
+from lockstep.config.user_code import show
+from lockstep.errors import InputError
+
+Function = Callable[..., Any]
+Schema = Mapping[str, Any]
+
+MARKS: dict[ToolFormat, str] = {"hermes": "<tool_call>", "llama3_json": "{"}
+"""Text with which a call begins."""
+
+_HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool, as the policy wrote it."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A call that cannot be made; `why` is what the policy reads in place of a result."""
+
+    why: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class ToolTurn:
+    """The answer of tools to one response: a message for each call, in their order, and how many were malformed."""
+
+    messages: list[dict[str, str]]
+    malformed: int
+
+
+def parse_calls(response: str, tool_format: ToolFormat) -> list[ToolCall | Malformed]:
+    """Reads the calls in a response; none where it makes none."""
+    match tool_format:
+        case "hermes":
+            return list(_parse_hermes(response))
+        case "llama3_json":
+            return list(_parse_llama(response)) if response.lstrip().startswith("{") else []
+        case _:
+            assert_never(tool_format)
+
+
+def _parse_hermes(response: str) -> Iterator[ToolCall | Malformed]:
+    for body, end in _HERMES.findall(response):
+        if not end:
+            yield Malformed("the call is not closed by </tool_call>")
+            return
+        try:
+            yield _read_call(json.loads(body), "arguments")
+        except (ValueError, RecursionError) as error:
+            yield Malformed(f"the call is no JSON ({show(error, str)})")
+
+
+def _parse_llama(response: str) -> Iterator[ToolCall | Malformed]:
+    """Yields objects of JSON, with a semicolon or white space between them."""
+    decoder, rest = json.JSONDecoder(), response.lstrip()
+    while rest:
+        try:
+            found, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError) as error:
+            yield Malformed(f"the call is no JSON ({show(error, str)})")
+            return
+        yield _read_call(found, "parameters")
+        rest = rest[end:].lstrip("; \t\r\n")
+
+
+def _read_call(found: object, key: str) -> ToolCall | Malformed:
+    name = found.get("name") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not isinstance(name, str):
+        return Malformed(f'a call is {{"name": …, "{key}": {{…}}}}')
+    arguments = found.get(key, {})
+    if not isinstance(arguments, dict):
+        return Malformed(f"{key} of {name} is no object", name)
+    return ToolCall(name, arguments)
+
+
+def name_functions(declared: object) -> dict[str, tuple[Schema | None, Function]]:
+    """The tools that an environment declares, by name: functions, or pairs of a schema and a function.
+
+    Raises:
+        InputError: They are something else, or two have one name.
+    """
+    named: dict[str, tuple[Schema | None, Function]] = {}
+    for tool in declared if isinstance(declared, list | tuple) else [declared]:
+        match tool:
+            case ({"type": "function", "function": {"name": str() as name}} as schema, function) if callable(function):
+                pass
+            case function if inspect.isroutine(function):
+                schema, name = None, function.__name__
+            case _:
+                raise InputError(
+                    f"tools returned {show(tool)}; return a list of functions, or of pairs of a schema, "
+                    '{"type": "function", "function": {"name": …}}, and a function'
+                )
+        if name in named:
+            raise InputError(f"two tools are called {name}")
+        named[name] = schema, function
+    return named
+
+
+class Tools:
+    """The tools of a class of environments.
+
+    Args:
+        declared: The answer of its method `tools`.
+
+    Attributes:
+        schemas: Their JSON schemas, as chat templates take them.
+        waits: True if one of them is an `async def`.
+
+    Raises:
+        InputError: A tool has no schema, and none can be made of its type hints and its docstring.
+    """
+
+    def __init__(self, declared: object) -> None:
+        from pydantic import TypeAdapter  # as below: only where there are tools
+
+        named = name_functions(declared)
+        self.schemas = [_schema(name, *tool) for name, tool in named.items()]
+        self.waits = any(inspect.iscoroutinefunction(function) for _, function in named.values())
+        self._signatures = {name: inspect.signature(function) for name, (_, function) in named.items()}
+        self._types = {
+            name: {argument: TypeAdapter(hint) for argument, hint in get_type_hints(function).items()}
+            for name, (_, function) in named.items()
+        }
+
+    def check(self, call: ToolCall) -> ToolCall | Malformed:
+        """Returns the call with its arguments as values of their types; a text is no number, for one."""
+        from pydantic import ValidationError
+
+        if call.name not in self._signatures:
+            return Malformed(f"there is no tool {call.name}; there are: {', '.join(self._signatures)}", call.name)
+        try:
+            self._signatures[call.name].bind(**call.arguments)
+        except TypeError as error:
+            return Malformed(f"{call.name}: {error}", call.name)
+        types, values = self._types[call.name], dict(call.arguments)
+        for name in values.keys() & types.keys():
+            try:
+                values[name] = types[name].validate_json(json.dumps(values[name]), strict=True)
+            except ValidationError as error:
+                return Malformed(f"{call.name}: {name}: {error.errors()[0]['msg']}", call.name)
+        return ToolCall(call.name, values)
+
+
+def _schema(name: str, schema: Schema | None, function: Function) -> Schema:
+    if schema is not None:
+        return schema
+    from transformers.utils.chat_template_utils import get_json_schema  # takes a second
+
+    try:
+        return get_json_schema(function)
+    except Exception as error:  # of the user's type hints and docstring
+        raise InputError(f"no JSON schema can be made of the tool {name}: {show(error, str)}") from None
+
+
+def tool_messages(answers: Sequence[tuple[ToolCall | Malformed, str]]) -> list[dict[str, str]]:
+    """Messages with the role `tool`, one for each call and its result, in their order."""
+    return [
+        {"role": "tool", "tool_call_id": f"call{number:05}", "name": call.name, "content": content}
+        for number, (call, content) in enumerate(answers)
+    ]

@@ -1,0 +1,336 @@
+"""Tools: their schemas, the calls that are read from responses, what is answered, and runs that learn to call them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_recipe import GRPO, RECIPE
+from transformers.utils.chat_template_utils import get_json_schema
+
+import lockstep
+from lockstep.algorithms.episodes import observations
+from lockstep.config import DataSection, user_code
+from lockstep.config.loading import load
+from lockstep.data.messages import render_prompt
+from lockstep.environments import environment
+from lockstep.environments.calculator import CalculatorTool
+from lockstep.environments.tools import Malformed, ToolCall, Tools, parse_calls, tool_messages
+from lockstep.errors import InputError
+from lockstep.models.export import save_model
+from lockstep.models.load import build_causal_lm
+from lockstep.models.source import ModelSource, open_source
+from lockstep.models.tokenizer import words_tokenizer
+from lockstep.report.log import read_metrics
+from lockstep.run.train import train
+
+
+def hermes(*calls: object) -> str:
+    return "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+
+
+def test_calls_are_read_in_order_and_what_is_wrong_with_one_is_said() -> None:
+    sums = [{"name": "add", "arguments": {"a": a, "b": 2}} for a in (1, 5)]
+    assert parse_calls(f"Let me see. {hermes(*sums)}", "hermes") == [ToolCall("add", {"a": a, "b": 2}) for a in (1, 5)]
+    assert parse_calls("It is 3.", "hermes") == []
+    first, broken, unnamed, listed, cut = parse_calls(
+        hermes(sums[0])
+        + "<tool_call>{oops}</tool_call>"
+        + hermes([1], {"name": "add", "arguments": [1]})
+        + "<tool_call>{",
+        "hermes",
+    )
+    assert isinstance(first, ToolCall)
+    whys = [call.why for call in (broken, unnamed, listed, cut) if isinstance(call, Malformed)]
+    assert whys[0].startswith("the call is no JSON (Expecting property name")
+    assert whys[1:3] == ['a call is {"name": …, "arguments": {…}}', "arguments of add is no object"]
+    assert whys[3] == "the call is not closed by </tool_call>"
+    assert isinstance(parse_calls("<tool_call>" + "[" * 100_000 + "</tool_call>", "hermes")[0], Malformed)
+
+
+def test_llama_writes_json_alone() -> None:
+    text = '{"name": "add", "parameters": {"a": 1}}; {"name": "now"}'
+    assert parse_calls(text, "llama3_json") == [ToolCall("add", {"a": 1}), ToolCall("now", {})]
+    assert parse_calls("It is {3}.", "llama3_json") == []
+    assert isinstance(parse_calls('{"name": ', "llama3_json")[0], Malformed)
+
+
+def add(a: int, b: int = 0) -> int:
+    """Adds.
+
+    Args:
+        a: One number.
+        b: Another number.
+    """
+    return a + b
+
+
+def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> None:
+    tools = Tools([add])
+    assert tools.schemas == [get_json_schema(add)]
+    given = {"type": "function", "function": {"name": "plus", "parameters": {}}}
+    assert Tools([(given, add)]).schemas == [given]
+    assert tools.check(ToolCall("add", {"a": 1})) == ToolCall("add", {"a": 1})
+    for call, why in (
+        (ToolCall("sub", {}), "there is no tool sub; there are: add"),
+        (ToolCall("add", {}), "add: missing a required argument: 'a'"),
+        (ToolCall("add", {"a": 1, "c": 1}), "add: got an unexpected keyword argument 'c'"),
+        (ToolCall("add", {"a": "1"}), "add: a: Input should be a valid integer"),
+    ):
+        assert tools.check(call) == Malformed(why, call.name)
+    with pytest.raises(InputError, match="two tools are called add"):
+        Tools([add, add])
+    with pytest.raises(InputError, match="tools returned 3; return a list of functions"):
+        Tools([3])
+    with pytest.raises(InputError, match=r"no JSON schema can be made of the tool bare: .*docstring"):
+        Tools([bare])
+
+
+def bare(a: int) -> int:
+    return a
+
+
+WORLDS = '''
+import asyncio
+
+class Sums:
+    """Has a tool that adds, and one that breaks; a response without a call ends the episode."""
+    def reset(self, row, seed):
+        self.asked = 0
+    def tools(self):
+        return [self.add, self.halve]
+    def step(self, response):
+        return "", float(self.asked), True
+    def add(self, a: int, b: int):
+        """Adds.
+
+        Args:
+            a: One.
+            b: Another.
+        """
+        self.asked += 1
+        return a + b
+    def halve(self, a: int):
+        """Divides ten.
+
+        Args:
+            a: By this.
+        """
+        return 10 / a
+
+class Waits(Sums):
+    """The first call is answered after the second."""
+    second = asyncio.Event()
+    async def add(self, a: int, b: int):
+        """Adds.
+
+        Args:
+            a: One.
+            b: Another.
+        """
+        if a == 1:
+            await self.second.wait()
+        self.second.set()
+        return a + b
+'''
+SUM = {"name": "add", "arguments": {"a": 1, "b": 2}}
+OTHER = {"name": "add", "arguments": {"a": 5, "b": 5}}
+HALF = {"name": "halve", "arguments": {"a": 0}}
+
+
+def ask(name: str, *said: str) -> list[Any]:
+    """The answer of an environment in worlds.py to the last response, without what only restarts a timeout."""
+    answers = environment.answers(f"worlds.py:{name}", "hermes")
+    move = {"episode": 0, "row": {}, "seed": 0, "said": list(said[:1]), "heard": [], "timeout_s": 5.0}
+    heard: list[Any] = []
+    replies: list[Any] = []
+    for turn in range(1, len(said) + 1):
+        question = [move | {"said": list(said[:turn]), "heard": list(heard)}]
+        replies = [reply for reply in answers(question) if isinstance(reply, dict)]
+        heard.append(replies[-1].get("observation"))
+    return replies
+
+
+@pytest.mark.parametrize("name", ["Sums", "Waits"])
+def test_all_calls_of_a_turn_are_answered_in_their_order(in_tmp: Path, name: str) -> None:
+    """Also where they are awaited beside one another: here the first waits for the second."""
+    (in_tmp / "worlds.py").write_text(WORLDS)
+    [reply] = ask(name, hermes(SUM, {"name": "mul"}, OTHER))
+    wrong = "Error: there is no tool mul; there are: add, halve"
+    assert [message["content"] for message in reply["observation"]] == ["3", wrong, "10"]
+    assert [message["name"] for message in reply["observation"]] == ["add", "mul", "add"]
+    assert {message["role"] for message in reply["observation"]} == {"tool"}
+    assert (reply["calls"], reply["malformed"], reply["reward"], reply["done"]) == (3, 1, 0.0, False)
+
+
+def test_a_response_without_a_call_is_the_environments_and_a_tool_that_raises_costs_the_episode(in_tmp: Path) -> None:
+    (in_tmp / "worlds.py").write_text(WORLDS)
+    [reply] = ask("Sums", hermes(SUM, OTHER), "Ten.")
+    assert (reply["reward"], reply["done"], reply["calls"]) == (2.0, True, 0)
+    [reply] = ask("Sums", hermes(HALF))
+    assert reply["wrong"].startswith("raised ZeroDivisionError: division by zero (worlds.py, line ")
+
+
+def test_tools_and_their_format_are_declared_together(in_tmp: Path) -> None:
+    (in_tmp / "worlds.py").write_text(WORLDS + "\nclass Plain(Sums):\n    tools = None\n")
+    with pytest.raises(InputError, match="Sums declares tools; say how the model writes calls of them"):
+        environment.answers("worlds.py:Sums")
+    with pytest.raises(
+        InputError, match=r"tool_format is hermes, but .*Plain has no method tools, which declares them"
+    ):
+        environment.answers("worlds.py:Plain", "hermes")
+
+
+def test_the_calculator_answers_calls() -> None:
+    assert CalculatorTool().calculate("7+5") == "12"
+    assert CalculatorTool().calculate("7+") == "Error: not a calculation"
+
+
+@pytest.fixture
+def talker(assets: Path, in_tmp: Path) -> Callable[[str], ModelSource]:
+    """A real tokenizer, with a chat template that is given."""
+    folder = Path(shutil.copytree(assets / "models/stories260K/hf", in_tmp / "talker"))
+
+    def open_with(template: str) -> ModelSource:
+        (folder / "chat_template.jinja").write_text(template)
+        return open_source(folder)
+
+    return open_with
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+DATA = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9)
+SCHEMAS = [get_json_schema(add)]
+
+
+def test_results_follow_a_reply_as_the_template_writes_them(talker: Callable[[str], ModelSource]) -> None:
+    source = talker(QWEN.replace("<|im_end|>", "{{ eos_token }}"))
+    data, eos = DATA.with_tools(SCHEMAS), source.token_ids("</s>")[-1]
+    observed = observations(data, (), source, pytest.fail)
+    calls = [ToolCall("add", {"a": 1}), Malformed("why", "sub")]
+    results = tool_messages([(calls[0], "3"), (calls[1], "Error: why")])
+    asked = [{"role": "user", "content": "Who?"}]
+    told = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    said = {"role": "assistant", "content": "", "tool_calls": told}
+    whole = render_prompt([*asked, said, *results], source.tokenizer, data.template_values)
+    behind = source.token_ids(whole)
+    tail = [eos, *observed(results, eos)]
+    assert behind[-len(tail) :] == tail
+    assert "</tool_response><tool_response>\nError: why\n" in str(source.tokenizer.decode(tail))
+    inside = source.token_ids("x")[-1]  # a token of environment.stop: the message is still to be ended
+    assert observed(results, inside) == tail
+    assert whole.startswith(render_prompt(asked, source.tokenizer, data.template_values))
+    assert json.dumps(SCHEMAS[0]["function"]["description"]) in whole
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (CHAT, "ignores tools, so the model would not know of them"),
+        (CHAT + "{{ tools }}", "writes a prompt in another way once it is answered"),
+        ("{{ tools }}" + CHAT.replace("{{ m.content }}", "{% if m.role != 'tool' %}{{ m.content }}{% endif %}"),
+         "leaves out results of tools, or changes their order"),
+        ("{{ tools }}" + CHAT.replace("{{ eos_token }}", ""), "ends a call with none of the model's stop tokens"),
+        ("{{ tools }}{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHAT,
+         r"takes no results of tools \(no tools\)"),
+    ],
+)  # fmt: skip
+def test_a_template_that_cannot_write_tools_is_refused(
+    talker: Callable[[str], ModelSource], template: str, said: str
+) -> None:
+    with pytest.raises(InputError, match=rf"the chat template of .*talker {said}"):
+        observations(DATA.with_tools(SCHEMAS), (), talker(template), pytest.fail)
+
+
+QWEN = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}
+{%- if loop.previtem.role != "tool" %}<|im_start|>user{% endif %}
+<tool_response>
+{{ message.content }}
+</tool_response>
+{%- if loop.last or loop.nextitem.role != "tool" %}<|im_end|>
+{% endif %}
+{%- else %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls %}<tool_call>
+{{ call.function | tojson }}
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""The shape of Qwen's templates."""
+WRONG = "<tool_call>{}</tool_call>"
+CALLS = [hermes(SUM), hermes(SUM, OTHER), WRONG, "<tool_call>"]
+"""Whole responses that are single tokens of the tiny model, so that an untrained one calls tools."""
+
+
+def unlearned(sample: dict[str, Any]) -> str:
+    """The text of a response that the policy did not write."""
+    token = sample["token"]
+    return "".join(text for text, mask in zip(token["text"], token["mask"], strict=True) if not mask)
+
+
+@pytest.fixture
+def caller(in_tmp: Path) -> Path:
+    """A tiny random model whose tokens are calls and words, with a chat template that writes tools."""
+    (in_tmp / "worlds.py").write_text(WORLDS)
+    (in_tmp / "rewards.py").write_text(
+        "def sums(prompt, response, answer, row):\n    return float('\\n3\\n</tool_response>' in response)\n"
+    )
+    rows = [{"question": f"{a} plus 2", "answer": str(a + 2)} for a in range(1, 9)]
+    (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = words_tokenizer(["system user assistant add halve\n", *(row["question"] for row in rows)])
+    tokenizer.add_tokens([*CALLS, "<|im_start|>", "<tool_response>", "</tool_response>"])
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = QWEN.replace("tool | tojson", "tool.function.name")
+    config = RECIPE["model"]["scratch"]["config"] | {"max_position_embeddings": 256}
+    save_model(build_causal_lm(config, tokenizer, 0), tokenizer, in_tmp / "caller")
+    return in_tmp / "caller"
+
+
+RUN = {name: value for name, value in GRPO.items() if name not in ("reward", "model", "data")} | {
+    "model": {"path": "caller"},
+    "data": {"train": "rows.jsonl", "validation": "rows.jsonl", "prompt": "{question}", "chat": True,
+             "max_prompt_tokens": 64},
+    "environment": {"class_name": "worlds.py:Sums", "tool_format": "hermes", "stop": CALLS, "max_turns": 2,
+                    "max_tokens": 160},
+    "reward": {"type": "python", "function": "rewards.py:sums", "marker": None},
+    "sampling": {"max_tokens": 4},
+    "validation_sampling": {"max_tokens": 3},
+    "policy": {"lr": 0.01},
+    "run": {"max_steps": 8, "folder": "run", "num_logged_samples": 64},
+}  # fmt: skip
+
+
+def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(caller: Path, in_tmp: Path) -> None:
+    (in_tmp / "run.yaml").write_text(yaml.safe_dump(RUN))
+    rows = [row for row in read_metrics(train(load("run.yaml", []))) if "train/turns" in row]
+    assert sum(row["train/reward"] for row in rows[-3:]) > sum(row["train/reward"] for row in rows[:3]) + 1
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
+    assert rows[0]["train/tool_calls"] > 0 < rows[0]["train/malformed_calls"] < 1
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert all(sample["prompt"].startswith("<|im_start|>system\nadd\nhalve\n<|im_end|>\n") for sample in samples)
+    results = {text for sample in samples for text in unlearned(sample).split("<|im_start|>") if "response" in text}
+    assert any("<tool_response>\n3\n</tool_response><tool_response>\n" in text for text in results)
+
+    loaded: Any = user_code.load("worlds.py:Sums", "environment.class_name", "class")
+    sums = type("Sums", (loaded,), {"__module__": "__main__"})  # as in a notebook: only this process has it
+    options = {name: value for name, value in RUN.items() if name != "algorithm"}
+    environment = RUN["environment"] | {"class_name": sums}
+    run = lockstep.GRPO(**options | {"environment": environment, "run": {"max_steps": 1, "folder": "own"}}).train()
+    [same] = [row for row in run.metrics if "train/turns" in row]
+    for name in ("train/tool_calls", "train/malformed_calls", "train/reward", "policy/loss"):
+        assert same[name] == rows[0][name]
