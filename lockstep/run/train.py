@@ -18,6 +18,7 @@ from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import registry
+from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.config.named_code import CODE, write_code
 from lockstep.errors import NothingTrainedError
@@ -93,6 +94,7 @@ def _note_code(loaded: Loaded, folder: Path, model: Path, allow_changes: bool) -
 
 def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callbacks: Callbacks = NO_CALLBACKS) -> bool:
     """Runs a recipe as `train` does, and sums nothing up. True if there was nothing left to do."""
+    loaded = fetch_names(loaded)
     recipe = loaded.expect(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s

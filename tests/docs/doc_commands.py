@@ -36,6 +36,11 @@ ELSEWHERE = {
 """Programs that are not run here, and why."""
 
 OTHERS = {
+    "lockstep train grpo_gsm8k model.path=hf:Qwen/Qwen2.5-0.5B-Instruct "
+    "data.train=hf:datasets/openai/gsm8k@main/main/train-00000-of-00001.parquet "
+    "data.validation=hf:datasets/openai/gsm8k@main/main/test-00000-of-00001.parquet": (
+        "downloads a model; tests/config/test_hub.py has a hub of its own"
+    ),
     "python -I -S": "says how the sandbox starts, which tests/rewards/test_code_reward.py does",
     "python -m vllm.entrypoints.openai.api_server --model MODEL": "is a server of vLLM's build for GPUs",
     "pip install mlflow": "asks the package index",
