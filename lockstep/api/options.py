@@ -126,6 +126,7 @@ class TrackersKeys(TypedDict, total=False):
     tensorboard: TensorBoardKeys | None
     wandb: WandBKeys | None
     mlflow: MLflowKeys | None
+    function: str | Callable[..., Any] | None
 
 
 class BestKeys(TypedDict, total=False):
@@ -842,7 +843,7 @@ class SFTOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     sft: SFTSectionKeys
@@ -859,7 +860,7 @@ class PPOOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     reward: Reward | RewardSectionKeys | None
@@ -886,7 +887,7 @@ class GRPOOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     reward: Reward | RewardSectionKeys | None
@@ -911,7 +912,7 @@ class DPOOptions(TypedDict, total=False):
     data: PairSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
@@ -928,7 +929,7 @@ class KTOOptions(TypedDict, total=False):
     data: LabeledSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     kto: KTOSectionKeys
@@ -945,7 +946,7 @@ class ORPOOptions(TypedDict, total=False):
     data: PairSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
@@ -962,7 +963,7 @@ class SimPOOptions(TypedDict, total=False):
     data: PairSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
@@ -979,7 +980,7 @@ class OnlineDPOOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     reward: Reward | RewardSectionKeys | None
@@ -1003,7 +1004,7 @@ class RewardModelOptions(TypedDict, total=False):
     data: PairSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
@@ -1020,7 +1021,7 @@ class DistillOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     distill: DistillSectionKeys
@@ -1043,7 +1044,7 @@ class SelfRewardingOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     self_rewarding: SelfRewardingSectionKeys
