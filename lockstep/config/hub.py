@@ -26,7 +26,7 @@ from lockstep.process_defaults import may_ask_hub
 from lockstep.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+    from huggingface_hub import DatasetInfo, HfApi, ModelInfo
 
 _WEIGHTS = re.compile(r"model[\w.-]*\.safetensors")
 _BESIDE = re.compile(r"[\w.-]+\.(json|txt|model|jinja)")
@@ -71,11 +71,13 @@ def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
     return replace(loaded, recipe=recipe, places=places, pins=pins | {text: own.commit for text, own in found.items()})
 
 
-@cache  # so that a learner and a sampler of one name are of one commit
 def fetch_model(model: str) -> Path:
     """The folder of a model: one that is named, the weights of a finished run, or what a name on the hub stands for."""
-    if not model.startswith(HUB):
-        return weights_of(model)
+    return _fetch_once(model) if model.startswith(HUB) else weights_of(model)
+
+
+@cache  # so that a learner and a sampler of one name are of one commit
+def _fetch_once(model: str) -> Path:
     try:
         name = parse_model(model)
     except ValueError as error:
@@ -108,27 +110,46 @@ def _names(loaded: Loaded) -> Mapping[str, HubName]:
 
 
 def _fetch(name: HubName, pin: str | None, weights: bool) -> _Found:
-    """Fetches what a name stands for: of the commit `pin`, where one is given."""
+    """Fetches what a name stands for: of the commit `pin`, where one is given.
+
+    Texts of errors of huggingface_hub and its HTTP client are not shown: they may hold a token.
+    """
+    from huggingface_hub import ModelInfo
+
     revision = pin or name.revision
     with _open_hub() as api:
         try:
-            match name.kind:
-                case "model":
-                    found = _fetch_model(api, name, revision, weights)
-                case "dataset":
-                    found = _fetch_rows(api, name, revision)
-                case _:
-                    assert_never(name.kind)
-        except (InputError, KeyboardInterrupt):
+            info = _ask(api, name, revision)
+        except Exception as error:
+            return _without_hub(name, revision, error, weights)
+        try:
+            if isinstance(info, ModelInfo):
+                path = _fetch_model(api, name, info, weights)
+            else:
+                path = _fetch_rows(api, name, info)
+        except InputError:
             raise
-        except Exception as error:  # of huggingface_hub, its HTTP client and the system; their texts may hold a token
-            return _without_hub(name, revision, error)
+        except Exception as error:
+            why = (isinstance(error, OSError) and error.strerror) or _reason(error)
+            raise InputError(f"{name.text} was not fetched: {why}; the same command resumes that") from None
+    commit = str(info.sha)
     if pin is None and not name.is_pinned:
-        _say(f"{name.text} is commit {found.commit}")
-        ref = _split(Path(found.path))[0] / "refs" / (name.revision or "main")  # for when the hub cannot be asked
+        _say(f"{name.text} is commit {commit}")
+        ref = _split(path)[0] / "refs" / (name.revision or "main")  # for when the hub cannot be asked
         ref.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(ref, [found.commit.encode()])
-    return found
+        write_whole(ref, [commit.encode()])
+    return _Found(commit, str(path))
+
+
+def _ask(api: HfApi, name: HubName, revision: str | None) -> ModelInfo | DatasetInfo:
+    """Asks the hub for the commit of a name, and for its files."""
+    match name.kind:
+        case "model":
+            return api.model_info(name.repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+        case "dataset":
+            return api.dataset_info(name.repo, revision=revision, timeout=_TIMEOUT_S)
+        case _:
+            assert_never(name.kind)
 
 
 def _split(path: Path) -> tuple[Path, str]:
@@ -155,8 +176,7 @@ def _cache() -> str | None:
     return os.environ.get("HF_HUB_CACHE")
 
 
-def _fetch_model(api: HfApi, name: HubName, revision: str | None, weights: bool) -> _Found:
-    info = api.model_info(name.repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+def _fetch_model(api: HfApi, name: HubName, info: ModelInfo, weights: bool) -> Path:
     commit = str(info.sha)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     beside = [file for file in sizes if _BESIDE.fullmatch(file)]
@@ -173,7 +193,7 @@ def _fetch_model(api: HfApi, name: HubName, revision: str | None, weights: bool)
         raise InputError(f"{name.text} has no config.json, so it is no model of transformers; name one that is")
     if left and not weights:
         _say(f"{name.text}: {_readable(left)} of weights are not on this machine yet; lockstep train fetches them")
-    return _Found(commit, str(config.parent))
+    return config.parent
 
 
 def _require_weights(name: HubName, files: Mapping[str, int], heavy: list[str]) -> None:
@@ -191,10 +211,9 @@ def _require_weights(name: HubName, files: Mapping[str, int], heavy: list[str]) 
     raise InputError(f"{name.text} has no model*.safetensors; name a model with its weights in that format")
 
 
-def _fetch_rows(api: HfApi, name: HubName, revision: str | None) -> _Found:
+def _fetch_rows(api: HfApi, name: HubName, info: DatasetInfo) -> Path:
     from huggingface_hub.hf_api import RepoFile
 
-    info = api.dataset_info(name.repo, revision=revision, timeout=_TIMEOUT_S)
     commit = str(info.sha)
     files = [file.rfilename for file in info.siblings or ()]
     if name.file is None or name.file not in files:
@@ -209,10 +228,10 @@ def _fetch_rows(api: HfApi, name: HubName, revision: str | None) -> _Found:
     api.hf_hub_download(name.repo, name.file, repo_type="dataset", revision=commit, cache_dir=_cache())
     path = _find_copy(name, name.file, commit)
     assert path is not None, "it has just been fetched"
-    return _Found(commit, str(path))
+    return path
 
 
-def _without_hub(name: HubName, revision: str | None, error: Exception) -> _Found:
+def _without_hub(name: HubName, revision: str | None, error: Exception, weights: bool) -> _Found:
     """Finds this machine's copy of a name where the hub gives nothing; raises InputError where there is none."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -233,7 +252,8 @@ def _without_hub(name: HubName, revision: str | None, error: Exception) -> _Foun
             pass
     path = _find_copy(name, name.file or "config.json", revision)
     why = _reason(error)
-    if path is None:
+    lacks_weights = weights and name.kind == "model" and path is not None and not any(path.parent.glob("*.safetensors"))
+    if path is None or lacks_weights:
         raise InputError(
             f"{name.text} is not on this machine, and {why}; fetch it where there is a network, or name what is here"
         ) from None
@@ -244,9 +264,11 @@ def _without_hub(name: HubName, revision: str | None, error: Exception) -> _Foun
 
 def _reason(error: Exception) -> str:
     """Says why the hub gave nothing, by the error's kind alone."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     match error:
+        case LocalEntryNotFoundError(__cause__=Exception() as cause):
+            return _reason(cause)
         case OfflineModeIsEnabled():
             return "HF_HUB_OFFLINE keeps the hub from being asked"
         case HfHubHTTPError():

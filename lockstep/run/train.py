@@ -94,7 +94,6 @@ def _note_code(loaded: Loaded, folder: Path, model: Path, allow_changes: bool) -
 
 def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callbacks: Callbacks = NO_CALLBACKS) -> bool:
     """Runs a recipe as `train` does, and sums nothing up. True if there was nothing left to do."""
-    loaded = fetch_names(loaded)
     recipe = loaded.expect(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
@@ -111,6 +110,8 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         _track_finished(loaded, folder)
         finish_page(folder, print)
         return True
+    loaded = fetch_names(loaded)
+    recipe = loaded.expect(Algorithm)
     health = examination(recipe)
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,16 +78,20 @@ def test_a_run_takes_one_commit_and_keeps_it(
 ) -> None:
     folder = train(tiny())
     said = capfd.readouterr()
-    first = hub.push("models/ada/tiny", renamed(files, config__json=b"{}"))  # main has moved, and is broken now
+    moved = hub.push("models/ada/tiny", renamed(files, config__json=b"{}"))  # main has moved, and is broken now
     pins = json.loads((folder / PINS).read_text())
-    assert pins[MODEL] != first
+    assert pins[MODEL] != moved
     assert f"{MODEL} is commit {pins[MODEL]}" in said.err
     assert SECRET not in said.err + said.out
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"]["path"] == MODEL
     assert load_run(folder).pins == pins
     hub.asked.clear()
-    assert train(tiny()) == folder  # the same command, the same folder, finished before
-    assert all(first not in path for path in hub.asked)
+    assert train(tiny()) == folder  # it is finished, and nothing is asked
+    assert not hub.asked
+    shutil.rmtree(folder / "final")
+    assert train(tiny()) == folder
+    assert any(pins[MODEL] in path for path in hub.asked)
+    assert all(moved not in path for path in hub.asked)
     text = "".join(path.read_text(errors="replace") for path in folder.rglob("*.json*"))
     assert SECRET not in text
     assert "blobs" not in (folder / "samples.jsonl").read_text()
@@ -104,6 +109,12 @@ def test_a_dry_run_leaves_the_weights_where_they_are(hub: HubServer, capsys: pyt
     assert "can start" in dry_run(tiny())
     assert not list(Path("cache").rglob("*.safetensors"))
     assert "of weights are not on this machine yet; lockstep train fetches them" in capsys.readouterr().err
+    hub.code = 503
+    with pytest.raises(InputError, match=f"{MODEL} is not on this machine, and the hub answered with the code 503"):
+        fetch_names(tiny())
+    hub.code, hub.torn = 0, "model.safetensors"
+    with pytest.raises(InputError, match=f"{MODEL} was not fetched: the hub answered with the code 403"):
+        fetch_names(tiny())
 
 
 def test_without_a_network_this_machines_copy_is_used(
