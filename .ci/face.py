@@ -24,6 +24,7 @@ SHORT = {
     "validation_reward": "Reward | {}",
     "verifier": "Reward | {}",
     "environment": "str | type | {}",
+    "trackers": "Callable[[str, int, Any], object] | {}",
 }
 """Options with a short form beside their section → the type of both."""
 CODE = {"function": "str | Callable[..., Any] | None", "class_name": "str | type"}

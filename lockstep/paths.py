@@ -8,6 +8,8 @@ import re
 
 from lockstep.errors import InputError
 
+HUB = "hf:"
+"""The beginning of a name on the Hugging Face Hub (`lockstep.config.hub_name`)."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -19,8 +21,10 @@ def expand(path: str) -> str:
     """
     if not path.strip() or "\0" in path:
         raise InputError(f"{path!r} is no path")
+    if path.startswith(HUB):
+        raise InputError(f"{path} is a name on a hub, which only models and data files may have; give a path here")
     if "://" in path:
-        raise InputError(f"{path} is an address, and Lockstep downloads nothing; give a path on this machine")
+        raise InputError(f"{path} is an address; give a path on this machine, or a name on the hub: hf:owner/name")
     for match in _VARIABLE.finditer(path):
         name = match[1] or match[2]
         if not os.environ.get(name):
@@ -41,6 +45,11 @@ def path_argument(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def source_argument(text: str) -> str:
+    """The same for a model or a file of rows, which may be on a hub."""
+    return text if text.startswith(HUB) else path_argument(text)
+
+
 def model_argument(text: str) -> str:
-    """The same for a model, which may be a server's address."""
-    return text if text.startswith(("http://", "https://")) else path_argument(text)
+    """The same for a model that may have a server's address, too."""
+    return text if text.startswith(("http://", "https://")) else source_argument(text)

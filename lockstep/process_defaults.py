@@ -19,6 +19,10 @@ MOST_THREADS = 8
 THREADS = "OMP_NUM_THREADS"
 """Environment variable with the threads of torch and numpy."""
 
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_HUB_MAY_BE_ASKED = "LOCKSTEP_HUB_MAY_BE_ASKED"
+"""Says to child processes that the first of them was set by Lockstep, and not by the user."""
+
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 _GIVEN_THREADS = os.environ.get(THREADS)
@@ -44,7 +48,14 @@ def limit_threads() -> None:
 
 def stay_offline() -> None:
     """Keeps libraries from asking the Hugging Face Hub about models that are folders."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not any(name in os.environ for name in _OFFLINE):
+        os.environ |= {_OFFLINE[0]: "1", _HUB_MAY_BE_ASKED: "1"}
+
+
+def may_ask_hub() -> bool:
+    """True unless the user keeps this machine's programs from asking the Hugging Face Hub."""
+    said = (os.environ.get(name, "").upper() for name in _OFFLINE)
+    return os.environ.get(_HUB_MAY_BE_ASKED) == "1" or not any(text in ("1", "ON", "YES", "TRUE") for text in said)
 
 
 def keep_freed_memory() -> None:

@@ -20,11 +20,13 @@ from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
 from lockstep.cluster.workers import Workers
 from lockstep.config import Cluster, Computation, LearnerSection, Optimizer, SamplerSection, user_code
+from lockstep.config.hub import fetch_model
 from lockstep.config.loading import load_section
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
 from lockstep.models.heads import scores_tokens
 from lockstep.models.source import ModelSource, open_source
+from lockstep.paths import HUB
 from lockstep.report.progress import show_notes
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.sampler_session import SamplerSession
@@ -62,7 +64,7 @@ def open_learner(
     """Opens a learner: a model with a head, and an optimizer if it is to learn.
 
     Args:
-        model: A Hugging Face folder.
+        model: A Hugging Face folder, or `hf:owner/name` on the hub.
         head: `logits` for a policy, `value` for a critic, `reward` for a reward model.
         optimizer: Options of the optimizer, such as `{"lr": 1e-5}`; None: the model is frozen.
         seed: Seed of a new head and of new adapters.
@@ -78,13 +80,18 @@ def open_learner(
         raise InputError(f"open_learner: head is {head!r}; there are: {', '.join(get_args(Head))}")
     section = load_section(LearnerSection, read_arguments("lockstep.open_learner", options))
     chosen = None if optimizer is None else load_section(Optimizer, read_arguments("optimizer", optimizer))
-    spec = LearnerSpec(str(model), head, section, chosen, seed)
+    spec = LearnerSpec(str(_find_model(model)), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
     progress = show_notes()
     with speak_python("learner"):
         if exact and scores_tokens(head):
             spec = replace(spec, section=choose_learner_kernels(spec.model, spec.section, progress.note))
         return open_models.open_learner(spec, None, Cluster().timeout_s, progress, _WORKERS)
+
+
+def _find_model(model: str | Path) -> Path:
+    """The folder of a model, which is fetched where a name on the hub is given."""
+    return fetch_model(model) if isinstance(model, str) and model.startswith(HUB) else Path(model)
 
 
 def save(learner: Learner, folder: str | Path) -> None:
@@ -137,7 +144,7 @@ def open_sampler(
     """Opens an inference engine; where it can, it gives responses that no batch changes, to the bit.
 
     Args:
-        model: A Hugging Face folder.
+        model: A Hugging Face folder, or `hf:owner/name` on the hub.
         learner: A learner of that model whose weights are shared where both can be in this process; elsewhere `sync`
             sends them. The sampler computes in its type and by its kernels.
         options: Options of the section `sampler`, such as `backend="vllm"` or `replicas=2`.
@@ -151,12 +158,13 @@ def open_sampler(
     computation: Computation = own or LearnerSection()
     with speak_python("sampler"):
         require_sampler(section, computation)
+        folder = str(_find_model(model))
         if own is None or own.exact:
-            computation = choose_kernels(str(model), section, computation, progress.note)
-        spec, shared = SamplerSpec(str(model), section, computation), None
+            computation = choose_kernels(folder, section, computation, progress.note)
+        spec, shared = SamplerSpec(folder, section, computation), None
         if learner is not None and own is not None:
             shared = open_models.share_weights(learner, own, spec, _WORKERS)
-        return TextSampler(shared or nearest(spec, progress, _WORKERS), open_source(model), computation)
+        return TextSampler(shared or nearest(spec, progress, _WORKERS), open_source(folder), computation)
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,7 @@ class TrackersKeys(TypedDict, total=False):
     tensorboard: TensorBoardKeys | None
     wandb: WandBKeys | None
     mlflow: MLflowKeys | None
+    function: str | Callable[..., Any] | None
 
 
 class BestKeys(TypedDict, total=False):
@@ -843,7 +844,7 @@ class SFTOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     sft: SFTSectionKeys
@@ -860,7 +861,7 @@ class PPOOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     reward: Reward | RewardSectionKeys | None
@@ -887,7 +888,7 @@ class GRPOOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     reward: Reward | RewardSectionKeys | None
@@ -912,7 +913,7 @@ class DPOOptions(TypedDict, total=False):
     data: PairSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
@@ -929,7 +930,7 @@ class KTOOptions(TypedDict, total=False):
     data: LabeledSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     kto: KTOSectionKeys
@@ -946,7 +947,7 @@ class ORPOOptions(TypedDict, total=False):
     data: PairSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
@@ -963,7 +964,7 @@ class SimPOOptions(TypedDict, total=False):
     data: PairSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
@@ -980,7 +981,7 @@ class OnlineDPOOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     reward: Reward | RewardSectionKeys | None
@@ -1004,7 +1005,7 @@ class RewardModelOptions(TypedDict, total=False):
     data: PairSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     optimizer: OptimizerKeys
@@ -1021,7 +1022,7 @@ class DistillOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     distill: DistillSectionKeys
@@ -1044,7 +1045,7 @@ class SelfRewardingOptions(TypedDict, total=False):
     data: DataSectionKeys
     learner: LearnerSectionKeys
     cluster: ClusterKeys
-    trackers: TrackersKeys
+    trackers: Callable[[str, int, Any], object] | TrackersKeys
     run: RunSectionKeys
     acceptance: Sequence[BoundKeys]
     self_rewarding: SelfRewardingSectionKeys

@@ -43,8 +43,8 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     """Converts keyword arguments to a recipe.
 
     Short forms become sections: `model` is a folder, `train` and `validation` are rows, a reward is a function, a list
-    of functions, names with functions (and weights), or the name of a verifier, an environment is a class. Functions
-    and classes become references, see `user_code.refer`.
+    of functions, names with functions (and weights), or the name of a verifier, an environment is a class, trackers
+    are a function. Functions and classes become references, see `user_code.refer`.
 
     Raises:
         InputError: A value has no place in a recipe, or a row is no mapping.
@@ -68,6 +68,7 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
             tree[key] = _sum_rewards(_name_functions(tree[key], key))
         elif _names_functions(tree.get(key)):
             tree[key] = _sum_rewards(tree[key])
+    tree |= {"trackers": _name_tracker(tree["trackers"])} if "trackers" in tree else {}
     if isinstance(tree.get("environment"), str | type):
         tree["environment"] = {"class_name": tree["environment"]}
     return {key: _plain(value, key) for key, value in tree.items()}
@@ -97,6 +98,15 @@ def _name_reward(name: str, key: str) -> dict[str, Any]:
     raise InputError(
         f"{key} is {name!r}; {hint}there are: {', '.join(VERIFIERS)}; or give a function, or its place, file.py:name"
     )
+
+
+def _name_tracker(given: Any) -> Any:
+    """The section `trackers`, in which a function of this program has a name; it may be any callable."""
+    if callable(given):
+        return {"function": user_code.keep(given)}
+    if isinstance(given, Mapping) and callable(given.get("function")):
+        return {**given, "function": user_code.keep(given["function"])}
+    return given
 
 
 def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:

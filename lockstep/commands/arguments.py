@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeAlias
 
-from lockstep.paths import path_argument
+from lockstep.paths import path_argument, source_argument
 
 Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The commands of a parser, to which each file here adds its own."""
@@ -38,7 +38,7 @@ def add_asking(
     option: str,
     recipe: str,
     folder: str,
-    model: Callable[[str], str] = path_argument,
+    model: Callable[[str], str] = source_argument,
 ) -> None:
     """Adds the arguments of a command that asks a model the rows of a file.
 
@@ -51,9 +51,14 @@ def add_asking(
         model: Reads what names the model.
     """
     parser.add_argument(
-        "model", metavar="MODEL", type=model, help="a Hugging Face folder, or the folder of a finished run"
+        "model",
+        metavar="MODEL",
+        type=model,
+        help="a Hugging Face folder, hf:owner/name, or the folder of a finished run",
     )
-    parser.add_argument("data", metavar="DATA", type=path_argument, help=f"{rows}: JSONL, Parquet or a data set folder")
+    parser.add_argument(
+        "data", metavar="DATA", type=source_argument, help=f"{rows}: JSONL, Parquet or a data set folder"
+    )
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
     parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
     parser.set_defaults(shipped=recipe)  # for completion

@@ -6,7 +6,7 @@ import argparse
 
 from lockstep.commands.arguments import Parsers, add_trust
 from lockstep.errors import InputError
-from lockstep.paths import path_argument
+from lockstep.paths import path_argument, source_argument
 from lockstep.process_defaults import spare_modules
 
 
@@ -18,7 +18,10 @@ def add(parsers: Parsers) -> None:
         epilog="Exit codes: 0 exact, 2 could not start, 3 the negative control was not seen, 4 not exact.",
     )
     certify.add_argument(
-        "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
+        "model",
+        metavar="MODEL",
+        type=source_argument,
+        help="a Hugging Face folder, hf:owner/name, or the folder of a finished run",
     )
     certify.add_argument(
         "--prompts", metavar="FILE", type=path_argument, help="a text file, one prompt a line; default: random tokens"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_trust
 from lockstep.errors import InputError
-from lockstep.paths import path_argument
+from lockstep.paths import path_argument, source_argument
 from lockstep.process_defaults import spare_modules
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ def _add_measuring(
 ) -> argparse.ArgumentParser:
     parser = _add_question(group, name, what, answer)
     parser.add_argument(
-        "model", metavar="MODEL", type=path_argument, help="a Hugging Face folder, or the folder of a finished run"
+        "model",
+        metavar="MODEL",
+        type=source_argument,
+        help="a Hugging Face folder, hf:owner/name, or the folder of a finished run",
     )
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="such as backends=[hf,vllm]")
     parser.add_argument("--recipe", default=recipe, help=f"options to begin with (default: {recipe})")
@@ -95,7 +98,7 @@ def _add_locate(group: Parsers) -> None:
     parser.set_defaults(answer=partial(_locate, parser))
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--model", metavar="FOLDER", dest="folder", type=path_argument, help="then MODEL is a dump that it generated"
+        "--model", metavar="FOLDER", dest="folder", type=source_argument, help="then MODEL is a dump that it generated"
     )
     which.add_argument("--url", help="compare the folder MODEL with a server, such as http://localhost:8000")
     parser.add_argument("--served-model", metavar="NAME", help="of MODEL on that server (default: the first it lists)")

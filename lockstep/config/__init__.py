@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from lockstep.config.agreement import AgreementSection, DriftSection
 from lockstep.config.environment import EnvironmentSection
+from lockstep.config.hub_name import RowsPath
 from lockstep.config.judge import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.config.labeled import LabeledSection
 from lockstep.config.machinery import (
@@ -99,6 +100,7 @@ __all__ = [
     "RewardPart",
     "RewardSection",
     "RewardServer",
+    "RowsPath",
     "RunSection",
     "SamplerSection",
     "Sampling",

@@ -7,9 +7,10 @@ from typing import Literal, assert_never
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from lockstep.config.hub_name import ModelPath
 from lockstep.config.machinery import SamplerSection
 from lockstep.config.sampling import Sampling
-from lockstep.config.section import LocalPath, Probability, Section
+from lockstep.config.section import Probability, Section
 from lockstep.config.sources import TemplateArgs
 
 SCALE = (0.0, 5.0)
@@ -19,10 +20,10 @@ SCALE = (0.0, 5.0)
 class AskedSection(Section):
     """The model or server that is asked to judge, and how; for judges of every kind."""
 
-    path: LocalPath | None = Field(
+    path: ModelPath | None = Field(
         default=None,
-        description="folder of the model that judges; null: the policy itself, or, where a server judges, no folder "
-        "with its tokenizer, so that nothing is known about lengths",
+        description="folder of the model that judges, or hf:owner/name; null: the policy itself, or, where a server "
+        "judges, no folder with its tokenizer, so that nothing is known about lengths",
     )
     sampler: SamplerSection | None = Field(
         default=None, description="inference engine of the model in `path`, or the server; null: sampler of torch"

@@ -22,7 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -42,6 +42,7 @@ from lockstep.config.errors import (
     section_of,
     sentence,
 )
+from lockstep.config.hub_name import read_pins
 from lockstep.config.named_code import say_changed_code
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
 from lockstep.config.user_code import refuse_code
@@ -74,6 +75,8 @@ class Loaded:
         origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
         arguments: The recipe and its overrides, as a command takes them.
         distrusted: A folder in which no code is run that the recipe names; None: there is none.
+        pins: Commits of names on the hub, by name.
+        places: Local paths of those that were fetched, see `lockstep.config.hub`.
     """
 
     name: str
@@ -81,6 +84,8 @@ class Loaded:
     origins: Mapping[Keys, str]
     arguments: tuple[str, ...]
     distrusted: Path | None = None
+    pins: Mapping[str, str] = field(default_factory=dict[str, str])
+    places: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def expect(self, kind: type[R]) -> R:
         """The recipe, for a command that takes recipes of this kind.
@@ -210,7 +215,7 @@ def load_run(folder: Path) -> Loaded:
     path = find_recipe(recipe, Path(), "")
     layers = [Layer(layer.source, old_names.translate(layer.tree)) for layer in read_layers(path, ())]
     say_changed_code(folder, registry.list_code(_join(layers)))
-    return _resolve(path, layers, (), (recipe,), folder)
+    return replace(_resolve(path, layers, (), (recipe,), folder), pins=read_pins(folder))
 
 
 def _resolve(

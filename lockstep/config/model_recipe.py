@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Common, PromptSection, Recipe
+from lockstep.config.hub_name import read_pins
 from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command
 from lockstep.config.recipe_files import Layer
 
@@ -57,7 +58,7 @@ class Command:
             options["run"] = {"folder": folder}
         base = [self._as_trained(own)] if own.is_file() and recipe is None else []
         loaded = load(first, overrides, [*base, Layer(f"lockstep {self.name}", options)])
-        return replace(loaded, name=f"{Path(model).resolve().name}-{Path(data).stem}")
+        return replace(loaded, name=f"{Path(model).resolve().name}-{Path(data).stem}", pins=read_pins(own.parent))
 
     def _as_trained(self, own: Path) -> Layer:
         """Returns the options of a run's recipe that the command has too, under the same words."""

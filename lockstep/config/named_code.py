@@ -20,7 +20,7 @@ from lockstep.yaml12 import value_at
 CODE = "code.json"
 """File in a run's folder: SHA-256 of each file of code that its recipe names, by option and reference."""
 
-_OPTIONS = ("environment.class_name", "data.task.name")
+_OPTIONS = ("environment.class_name", "data.task.name", "trackers.function")
 _REWARDS = ("reward", "validation_reward", "verifier")
 _OWN = Path(__file__).parents[1]
 

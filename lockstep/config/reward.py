@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from lockstep.config.address import require_address
+from lockstep.config.hub_name import ModelPath
 from lockstep.config.judge import JudgeSection
 from lockstep.config.ranked import RankedSection
 from lockstep.config.section import LocalPath, Section
@@ -67,10 +68,10 @@ class RewardServer(Section):
 class RewardJudge(JudgeSection):
     """A language model that scores responses for a reward: its mean score, as a number from 0 to 1."""
 
-    path: LocalPath | None = Field(
+    path: ModelPath | None = Field(
         default=None,
-        description="folder of the model that judges; null: the run's initial model, which is not trained along, or, "
-        "where a server judges, no folder with its tokenizer, so that nothing is known about lengths",
+        description="folder of the model that judges, or hf:owner/name; null: the run's initial model, which is not "
+        "trained along, or, where a server judges, no folder with its tokenizer, so that lengths are not known",
     )
     people: RankedSection | None = Field(
         default=None,

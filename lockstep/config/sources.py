@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, assert_never
 
 from pydantic import (
-    AfterValidator,
     Field,
     GetCoreSchemaHandler,
     PositiveFloat,
@@ -19,9 +18,9 @@ from pydantic import (
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import custom_error_schema
 
+from lockstep.config.hub_name import ROWS, ModelPath
 from lockstep.config.section import LocalPath, Section
 from lockstep.config.task import Task, validate_as_named
-from lockstep.paths import expand
 
 
 class Scratch(Section):
@@ -36,7 +35,9 @@ class Scratch(Section):
 class ModelSection(Section):
     """The source of the first weights: exactly one of the three."""
 
-    path: LocalPath | None = Field(default=None, description="a Hugging Face folder on this machine")
+    path: ModelPath | None = Field(
+        default=None, description="a Hugging Face folder on this machine, or hf:owner/name on the hub"
+    )
     from_recipe: LocalPath | None = Field(
         default=None, description="a recipe that is trained first, with the same seed"
     )
@@ -52,7 +53,9 @@ class ModelSection(Section):
 class ModelFolder(Section):
     """A model that is used and not trained."""
 
-    path: LocalPath = Field(description="a Hugging Face folder on this machine, or the folder of a finished run")
+    path: ModelPath = Field(
+        description="a Hugging Face folder on this machine, hf:owner/name on the hub, or the folder of a finished run"
+    )
 
 
 class OneSentence:
@@ -69,7 +72,7 @@ FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 Paths = Annotated[
     str | Annotated[tuple[str, ...], Field(min_length=1)],
     OneSentence("the name of a file or a list of names"),
-    AfterValidator(lambda named: expand(named) if isinstance(named, str) else tuple(map(expand, named))),
+    *ROWS,
 ]
 
 

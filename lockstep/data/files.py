@@ -73,8 +73,9 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     for path in found:
         if found.count(path) > 1:
             raise DataError(f"{path}: is named twice; name it once, and set data.weights to use it more often")
-    depths = range(1, max(len(path.parts) for path in found) + 1)
-    labels = (["/".join(path.parts[-depth:]) for path in found] for depth in depths)
+    named = [path.absolute() for path in paths]  # a file of a hub is a link to a name of digits
+    depths = range(1, max(len(path.parts) for path in named) + 1)
+    labels = (["/".join(path.parts[-depth:]) for path in named] for depth in depths)
     return next(names for names in labels if len(set(names)) == len(names))
 
 

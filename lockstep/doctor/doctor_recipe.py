@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.hub import fetch_names
+from lockstep.config.hub_name import read_pins
 from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command
 from lockstep.config.model_recipe import computation_of, weights_of
 from lockstep.config.recipe_files import Layer
@@ -24,8 +26,8 @@ def doctor_recipe(
     """The recipe.
 
     Args:
-        model: A Hugging Face folder, or the folder of a finished run, which then says in which precision and by which
-            sampler it was trained.
+        model: A Hugging Face folder, a name on the hub, or the folder of a finished run, which then says in which
+            precision and by which sampler it was trained.
         overrides: `key.sub=value` each.
         folder: Of the results.
         budget_s: After which no cell of the grid is begun.
@@ -47,7 +49,7 @@ def doctor_recipe(
         said["grid"] = {"budget_s": budget_s}
     begun = [_as_trained(own)] if own.is_file() else []
     loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said), *also])
-    return replace(loaded, name=Path(model).resolve().name)
+    return fetch_names(replace(loaded, name=Path(model).resolve().name, pins=read_pins(own.parent)))
 
 
 def _as_trained(own: Path) -> Layer:

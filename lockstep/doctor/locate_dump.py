@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from lockstep import exit_codes
+from lockstep.config.hub import fetch_model
 from lockstep.config.loading import Loaded
-from lockstep.config.model_recipe import weights_of
 from lockstep.doctor.locate_model import draw_requests
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.prompts import PromptSource
@@ -26,7 +26,7 @@ def locate_file(dump: str, model: str, names: FieldNames) -> int:
     Raises:
         InputError: The dump or the model cannot be read.
     """
-    return _locate(Path(dump), weights_of(model), names)
+    return _locate(Path(dump), fetch_model(model), names)
 
 
 def locate_server(loaded: Loaded, url: str, served: str | None = None, variable: str | None = None) -> int:

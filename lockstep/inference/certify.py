@@ -22,8 +22,8 @@ from lockstep.algorithms.exactness import explain_inexact_sampler
 from lockstep.batch import Batch
 from lockstep.cluster.self_check import require_proof
 from lockstep.config import AgreementSection, Computation, SamplerSection
+from lockstep.config.hub import fetch_model
 from lockstep.config.machinery import DType
-from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
 from lockstep.learners.packing import pack
 from lockstep.learners.rank import restore_order
@@ -111,7 +111,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
     Raises:
         InputError: There is no such model, no prompts, or the certificate cannot be written.
     """
-    folder = str(weights_of(model))
+    folder = str(fetch_model(model))
     file = Path("certificates", f"{Path(model).resolve().name}.json") if out is None else out
     place = standing(file.parent)
     if not (place.is_dir() and os.access(place, os.W_OK)):

@@ -24,6 +24,7 @@ from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import RewardJudge
+from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.inference.eval_options import EvalRecipe
 from lockstep.inference.results import results_of
@@ -53,6 +54,7 @@ def evaluate(loaded: Loaded) -> Path:
         Stopped: If it was asked to end early.
         ChangedError: If the folder holds another evaluation.
     """
+    loaded = fetch_names(loaded)
     recipe = loaded.expect(EvalRecipe)
     source = open_source(recipe.model.path)
     settings = list(_settings(recipe, source))

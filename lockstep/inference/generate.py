@@ -19,6 +19,7 @@ from pathlib import Path
 from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.cluster.sampler_pool import Block
 from lockstep.cluster.workers import workers_of
+from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
@@ -48,6 +49,7 @@ def generate(loaded: Loaded) -> Path:
         ChangedError: If the folder holds generations of something else.
         SamplerLost: If samplers die too often; what they had finished is kept.
     """
+    loaded = fetch_names(loaded)
     recipe = loaded.expect(GenerateRecipe)
     source = open_source(recipe.model.path)
     longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens

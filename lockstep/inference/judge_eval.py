@@ -19,6 +19,7 @@ from lockstep.algorithms.rows import files_of
 from lockstep.cluster.judges import judge_answers
 from lockstep.cluster.workers import workers_of
 from lockstep.config import SamplerSection
+from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, describe, read_ranked
@@ -52,6 +53,7 @@ def judge_eval(loaded: Loaded) -> Path:
         ChangedError: If the folder holds another evaluation.
         JudgeError: If too few judgements have a verdict.
     """
+    loaded = fetch_names(loaded)
     recipe = loaded.expect(JudgeEvalRecipe)
     files = files_of(recipe.data.ranked)
     results = results_of(loaded, recipe.judge.path, {"ranked": files}, "judge-evals", "another evaluation")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.hub_name import read_pins
 from lockstep.config.loading import Loaded, load, load_run, require_command
 from lockstep.config.model_recipe import computation_of, weights_of
 from lockstep.config.recipe_files import Layer
@@ -38,7 +39,7 @@ def judge_eval_recipe(
         said["run"] = {"folder": folder}
     begun = [_as_trained(own)] if own.is_file() and recipe is None else []
     loaded = load(first, overrides, [*begun, Layer("lockstep judge-eval", said)])
-    return replace(loaded, name=f"{_model_name(loaded, model)}-{Path(data).stem}")
+    return replace(loaded, name=f"{_model_name(loaded, model)}-{Path(data).stem}", pins=read_pins(own.parent))
 
 
 def _judge(model: str) -> dict[str, Any]:

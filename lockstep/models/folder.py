@@ -51,10 +51,8 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     if path.parts[0] == "runs":
         hint = ", or train that run first"
     elif _HUB_NAME.fullmatch(str(folder)):
-        hint = f" (`hf download {folder} --local-dir {path.name}` fetches one of that name)"
-    raise ModelError(
-        f"there is no folder {path}, and Lockstep downloads nothing; give the folder of a model on this machine{hint}"
-    )
+        hint = f", or hf:{folder} for the one of that name on the hub"
+    raise ModelError(f"there is no folder {path}; give the folder of a model on this machine{hint}")
 
 
 def _require_files(folder: Path) -> None:

@@ -20,7 +20,7 @@ from lockstep.models.export import save_model
 from lockstep.models.folder import context_of, read_config, read_json
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.models.weight_files import require_rewards
+from lockstep.models.weight_files import are_on_hub, require_rewards
 from lockstep.types import SamplingParams
 
 
@@ -139,7 +139,8 @@ def reward_folder(section: ModelFolder, source: ModelSource) -> str:
         ValueError: As `own_folder`, or if it rewards nothing.
     """
     folder = own_folder(section, source)
-    require_rewards(Path(folder))
+    if not are_on_hub(Path(folder)):
+        require_rewards(Path(folder))
     return folder
 
 

@@ -155,8 +155,28 @@ def require_rewards(folder: Path) -> None:
         )
 
 
+def are_on_hub(folder: Path) -> bool:
+    """True if a folder is the hub's on this machine and lacks weights, which a dry run does not fetch."""
+    return folder.parent.name == "snapshots" and not all(file.is_file() for file in _list_files(folder))
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder; raises ModelError where one is missing."""
+    files = _list_files(folder)
+    missing = [file for file in files if not file.is_file()]
+    if not missing and files:
+        return files
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise ModelError(
+            f"{folder} has its weights as pickles only, which may run code when they are opened; save the model again "
+            "with transformers, which writes safetensors"
+        )
+    names = ", ".join(file.name for file in missing) or "those its index should name"
+    raise ModelError(f"{folder} has no weights: {names} missing; copy or download the folder again")
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """The safetensors files that a folder should have: those of its index, or the one without."""
     if (folder / _INDEX).is_file():
         names = read_json(folder, _INDEX, "").get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
@@ -169,16 +189,7 @@ def weight_files(folder: Path) -> list[Path]:
             )
     else:
         files = [folder / _WHOLE]
-    missing = [file for file in files if not file.is_file()]
-    if not missing and files:
-        return files
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-        raise ModelError(
-            f"{folder} has its weights as pickles only, which may run code when they are opened; save the model again "
-            "with transformers, which writes safetensors"
-        )
-    names = ", ".join(file.name for file in missing) or "those its index should name"
-    raise ModelError(f"{folder} has no weights: {names} missing; copy or download the folder again")
+    return files
 
 
 class _Names:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.rows import data_files
+from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
@@ -43,6 +44,7 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rate
     Raises:
         ValueError: If the recipe cannot be planned, or not for this number of GPUs.
     """
+    loaded = fetch_names(loaded, weights=False)
     room, recipe = bytes_of(memory), loaded.expect(Algorithm)
     if not 1 <= gpus <= _MOST_GPUS:
         raise InputError(f"--gpus is {gpus}; a plan needs at least 1, and at most {_MOST_GPUS:,}")

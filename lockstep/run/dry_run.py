@@ -24,6 +24,7 @@ from lockstep.cluster.placement import placement_of
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import require_sampler
 from lockstep.config import Common
+from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.errors import InputError
@@ -33,7 +34,7 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, open_source, scratch_tokenizer
-from lockstep.models.weight_files import check_weights, require_finite
+from lockstep.models.weight_files import are_on_hub, check_weights, require_finite
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.memory import FP32
 from lockstep.plan.page import describe_layouts
@@ -79,6 +80,7 @@ def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
 
 
 def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -> _Model | None:
+    loaded = fetch_names(loaded, weights=False)
     recipe = loaded.expect(Algorithm)
     with found.problem():
         _device(recipe, found)
@@ -261,7 +263,7 @@ def _open_model(recipe: Common, files: DataFiles | None, frame: Path, found: Fin
 def _of_folder(folder: Path, weights: bool = True) -> _Model:
     """A model by its configuration; compares its weights with that."""
     source, model = open_source(folder), skeleton(read_config(folder), str(folder))
-    if weights:
+    if weights and not are_on_hub(folder):
         check_weights(folder, model)
         require_finite(folder)
     return _Model(source, model)

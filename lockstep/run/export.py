@@ -16,6 +16,7 @@ from torch import Tensor
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection
+from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded, load_run
 from lockstep.config.run import Best
 from lockstep.errors import InputError, shorten
@@ -88,7 +89,7 @@ def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", a
 
 def _first_model(loaded: Loaded, run: Path) -> Path:
     """The folder of the weights that a run began with."""
-    first, path = loaded.warm_start, loaded.training.model.path
+    first, path = loaded.warm_start, fetch_names(loaded).training.model.path
     if first is not None:
         return first.run_folder / "final"
     return run / FRAME if path is None else Path(path)

@@ -49,8 +49,9 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     options = dict(_flat(loaded.dump()))
     others = [name for name in options if name.startswith(_WITH_MODELS)]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
-        found |= model_files(weights_of(str(options[f"{name}.path"])), name)
-    return found | {f"code.{name}": digest([file]) for name, file in registry.list_code(loaded.dump()).items()}
+        path = str(options[f"{name}.path"])
+        found |= model_files(weights_of(loaded.places.get(path, path)), name)
+    return found | {f"code.{name}": digest([file]) for name, file in registry.list_code(loaded.identity()).items()}
 
 
 def recipe_identity(loaded: Loaded) -> Identity:

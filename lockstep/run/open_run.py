@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
+from lockstep.config.hub import write_pins
 from lockstep.config.loading import Loaded, describe
 from lockstep.disk import is_user_error
 from lockstep.errors import InputError, LockstepError, RunError
@@ -34,6 +35,7 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
     make(folder)
     with lock_folder(folder), before.restore_on_failure() as started, _crashes_noted(loaded, folder, started):
         write_once(folder / "recipe.yaml", describe(loaded))
+        write_pins(loaded, folder)
         with as_noted(loaded, folder):
             yield started.set
 

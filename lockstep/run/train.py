@@ -18,6 +18,7 @@ from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import registry
+from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.config.named_code import CODE, write_code
 from lockstep.errors import NothingTrainedError
@@ -109,6 +110,8 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         _track_finished(loaded, folder)
         finish_page(folder, print)
         return True
+    loaded = fetch_names(loaded)
+    recipe = loaded.expect(Algorithm)
     health = examination(recipe)
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it

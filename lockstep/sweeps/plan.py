@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rows import DataFiles, data_files
+from lockstep.config.hub import fetch_names, require_pinned
 from lockstep.config.loading import Loaded, load
 from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
@@ -61,14 +62,16 @@ class PlannedRun:
         Args:
             digests: Those of data that other runs have, too; that of this one is added.
         """
-        recipe = self.loaded.expect(Algorithm)
+        require_pinned(self.loaded, "a sweep")
+        loaded = fetch_names(self.loaded)
+        recipe = loaded.expect(Algorithm)
         if recipe.data.task is not None:  # made by options and code
             data = dict[str, str]()
         else:
             files = data_files(recipe.data, self.folder)
             data = digests[files] = digests[files] if files in digests else files.digests()
         model = None if recipe.model.path is None else Path(recipe.model.path)
-        return identity(self.loaded, data, model if model is not None and model.is_dir() else None)
+        return identity(loaded, data, model if model is not None and model.is_dir() else None)
 
 
 @dataclass(frozen=True)

@@ -24,18 +24,20 @@ Fate = Literal["run", "gpus", "check", "elsewhere"]
 
 ELSEWHERE = {
     "cd": "goes where the next commands are typed; test_docs.py gives them the files that lie there",
+    "docker": "wants a daemon; tests/docs/test_deploy.py tries what it runs",
     "hf": "downloads a model",
     "kubectl": "wants a Kubernetes cluster",
     "ray": "starts daemons that outlive it; tests of cluster=ray start a cluster within themselves",
-    "scontrol": "is of Slurm",
-    "sleep": "is a line of a job for Slurm, and `bash -n` reads that",
-    "srun": "is of Slurm",
-    "trap": "is a line of a job for Slurm, and `bash -n` reads that",
-    "wait": "is a line of a job for Slurm, and `bash -n` reads that",
+    "sbatch": "is of Slurm",
 }
 """Programs that are not run here, and why."""
 
 OTHERS = {
+    "lockstep train grpo_gsm8k model.path=hf:Qwen/Qwen2.5-0.5B-Instruct "
+    "data.train=hf:datasets/openai/gsm8k@main/main/train-00000-of-00001.parquet "
+    "data.validation=hf:datasets/openai/gsm8k@main/main/test-00000-of-00001.parquet": (
+        "downloads a model; tests/config/test_hub.py has a hub of its own"
+    ),
     "python -I -S": "says how the sandbox starts, which tests/rewards/test_code_reward.py does",
     "python -m vllm.entrypoints.openai.api_server --model MODEL": "is a server of vLLM's build for GPUs",
     "pip install mlflow": "asks the package index",
@@ -63,7 +65,7 @@ OTHERS = {
 """Commands that are not run here, and why."""
 
 _PROGRAMS = {"lockstep", "make", "pip", "python", *ELSEWHERE}
-_PREFIX = re.compile(r"^(?:(?:exec|entrypoint:|\.venv/bin/|[A-Z_]+=\S+)\s*)+(?=\S)")
+_PREFIX = re.compile(r"^(?:(?:exec|\.venv/bin/|[A-Z_]+=\S+)\s*)+(?=\S)")
 _LARGE = ("cluster.ray.address=", "Meta-Llama-3-8B-Instruct", "_1n8g_")
 _BLANK = re.compile(r"…|\b(?:RECIPE|RUN|KEY|FILE|FOLDER|DATA|NAME)\b")
 """What a reader fills in and no test can."""
@@ -77,23 +79,16 @@ class Command:
         text: On one line, without what only says where it is typed.
         page: Relative to the repository.
         place: A block to paste from, the middle of a sentence, or what another command prints.
-        on_head: Whether it is typed where a Ray cluster has no GPU, as the head of Kubernetes' is.
     """
 
     text: str
     page: str
     place: Literal["block", "sentence", "output"]
-    on_head: bool = False
 
     @property
     def program(self) -> str:
         """What is started."""
         return self.text.split()[0]
-
-    @property
-    def gpus(self) -> int:
-        """Of the machine where it is typed, if it is for GPUs."""
-        return 0 if self.on_head else 8
 
     @property
     def is_large(self) -> bool:
@@ -148,12 +143,11 @@ def _of(page: Path) -> Iterator[Command]:
         for line in lines:
             text = _bare(line)
             if text.split(" ")[0] in _PROGRAMS and " " in text and language != "python":
-                is_typed = line.startswith("entrypoint:")
-                yield Command(text, name, "block" if is_typed else "output", on_head=is_typed)
+                yield Command(text, name, "output")
     sentences = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", sentences):
         text = _bare(" ".join(code.split()))
-        if text.split(" ")[0] in _PROGRAMS - {"sleep", "trap", "wait"} and " " in text:  # also words of other matters
+        if text.split(" ")[0] in _PROGRAMS and " " in text:
             yield Command(text, name, "sentence")
 
 

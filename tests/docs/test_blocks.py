@@ -120,6 +120,14 @@ def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any
     assert [end for _, _, end in await_elsewhere(play())] == [False, False, True]
 
 
+def test_a_tracker_of_ones_own_prints(run_block: Callable[..., dict[str, Any]]) -> None:
+    [block] = python_of("trackers")
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        run_block(block)["track"]("metrics", 3, {"train/reward": 0.5})
+    assert printed.getvalue() == "3 0.5\n"
+
+
 def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]]) -> None:
     one, batch, slow, several = python_of("rewards")
     score = run_block(one)["short_and_right"]

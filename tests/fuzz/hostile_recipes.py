@@ -139,7 +139,7 @@ NEW_MODELS = {
 
 OVERRIDES = {
     "override: a hub's address": override(
-        "data.train=hf://datasets/openai/gsm8k", "hf://", "downloads nothing", of="own.yaml"
+        "data.train=hf://datasets/openai/gsm8k", "hf://", "is an address", of="own.yaml"
     ),
     "override: a folder's name of 5,000 letters": override("run.folder=" + "x" * 5000, "run.folder", "long"),
     "override: no key": override("=1", "override", "key=value"),
@@ -170,7 +170,7 @@ OVERRIDES = {
     "override: no files": override("data.train=[]", "data.train", of="own.yaml"),
     "override: files that are numbers": override("data.train=[1,2]", "data.train", of="own.yaml"),
     "override: a URL": override(
-        "data.train='https://example.com/rows.jsonl'", "https://example.com", "downloads nothing", of="own.yaml"
+        "data.train='https://example.com/rows.jsonl'", "https://example.com", "is an address", of="own.yaml"
     ),
     "override: a pattern of files": override("data.train=*.jsonl", "*.jsonl", of="own.yaml"),
     "override: a space behind a name": override("data.train='rows.jsonl '", "rows.jsonl ", of="own.yaml"),

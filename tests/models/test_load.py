@@ -44,7 +44,9 @@ def test_nothing_drops_out(broken: Path) -> None:
 def test_a_folder_that_is_no_model_says_what_is_missing(tmp_path: Path, load: Callable[[Path], object]) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json: it is no Hugging Face model folder"):
         load(tmp_path)
-    with pytest.raises(ModelError, match=r"there is no folder .*no-such-folder, and Lockstep downloads nothing"):
+    with pytest.raises(
+        ModelError, match=r"there is no folder .*no-such-folder; give the folder of a model on this machine"
+    ):
         load(tmp_path / "no-such-folder")
 
 

@@ -88,7 +88,7 @@ def test_a_real_tokenizer_loads(assets: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no folder .*absent, and Lockstep downloads nothing"):
+    with pytest.raises(ValueError, match=r"there is no folder .*absent; give the folder of a model on this machine"):
         load_tokenizer(tmp_path / "absent")
 
 

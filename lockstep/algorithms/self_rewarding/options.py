@@ -13,7 +13,6 @@ from lockstep.config import (
     AskedSection,
     EngineSection,
     JudgeSection,
-    LocalPath,
     MetaJudgeSection,
     ModelFolder,
     NewPromptsSection,
@@ -22,6 +21,7 @@ from lockstep.config import (
     Probability,
     RepeatedSampling,
     RewardSection,
+    RowsPath,
     SamplerSection,
     Sampling,
     Section,
@@ -147,8 +147,8 @@ class SelfRewardingSection(PreferenceSection):
 class KnownSection(Section):
     """Judgements that are known to be right, on which the policy is validated as a judge."""
 
-    judgements: LocalPath | None = Field(default=None, description="file of rows with prompt, response and score")
-    comparisons: LocalPath | None = Field(
+    judgements: RowsPath | None = Field(default=None, description="file of rows with prompt, response and score")
+    comparisons: RowsPath | None = Field(
         default=None,
         description="with use_meta_judge: file of rows with prompt, response, judgement_a, judgement_b, and A or B as "
         "winner",

@@ -11,6 +11,7 @@ from lockstep.config import Trackers
 from lockstep.errors import InputError
 from lockstep.run.stop import Stopped
 from lockstep.run.track import Logs, Outcome, Tracker
+from lockstep.run.trackers.function import FunctionView
 from lockstep.run.trackers.guard import Guarded
 from lockstep.run.trackers.view import Facts, View
 
@@ -72,10 +73,10 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
     """The views that a recipe asks for, by name, not yet open. Packages of others are not imported.
 
     Raises:
-        ValueError: If a package is missing, or W&B does not know who you are.
+        ValueError: If a package is missing, W&B does not know who you are, or the user's function cannot be a tracker.
     """
     views: dict[str, View] = {}
-    for name, make in (("tensorboard", _tensorboard), ("wandb", _wandb), ("mlflow", _mlflow)):
+    for name, make in _MAKERS.items():
         try:
             view = make(recipe, facts)
         except ModuleNotFoundError as missing:
@@ -114,3 +115,11 @@ def _mlflow(recipe: Trackers, facts: Facts) -> View | None:
     from lockstep.run.trackers.mlflow import MLflowView
 
     return MLflowView(recipe.mlflow, facts)
+
+
+def _function(recipe: Trackers, facts: Facts) -> View | None:
+    return None if recipe.function is None else FunctionView(recipe.function, facts)
+
+
+_MAKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "function": _function}
+"""Makers of views, by the option of `trackers` that asks for one."""

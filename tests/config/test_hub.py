@@ -1,0 +1,206 @@
+"""Names on a hub, fetched from one on this machine: which commit, which files, what is noted, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hub_server import HubServer, read_files, serve_hub
+from tiny_recipe import RECIPE, REWARDS
+
+from lockstep.config.hub import fetch_model, fetch_names
+from lockstep.config.hub_name import PINS, Fetched, parse_model, parse_rows
+from lockstep.config.loading import Loaded, RecipeError, load, load_run
+from lockstep.doctor.doctor_recipe import doctor_recipe
+from lockstep.errors import InputError
+from lockstep.inference.eval_recipe import eval_recipe
+from lockstep.models.load import build_causal_lm
+from lockstep.models.tokenizer import words_tokenizer
+from lockstep.run.dry_run import dry_run
+from lockstep.run.train import train
+from lockstep.sweeps.plan import PlannedRun, SweepPlan
+
+MODEL, ROWS = "hf:ada/tiny", "hf:datasets/ada/sums/train.jsonl"
+QUESTIONS = [{"question": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)]
+SECRET = "hf_secretsecretsecret"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a small model, and some that are none of a run's business."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = words_tokenizer(f"{row['question']} {row['answer']}" for row in QUESTIONS)
+    model = build_causal_lm(RECIPE["model"]["scratch"]["config"], tokenizer, 0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    others = {
+        "modeling_ada.py": b"raise SystemExit('this ran')",
+        "pytorch_model.bin": b"pickled",
+        "README.md": b"# Ada",
+    }
+    return read_files(folder) | others
+
+
+@pytest.fixture
+def hub(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator[HubServer]:
+    with serve_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_HUB_CACHE", str(in_tmp / "cache"))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_TOKEN", SECRET)
+        server.push("models/ada/tiny", files)
+        server.push("datasets/ada/sums", {"train.jsonl": "".join(json.dumps(row) + "\n" for row in QUESTIONS).encode()})
+        (in_tmp / "rewards.py").write_text(REWARDS)
+        recipe = {**RECIPE, "model": {"path": MODEL}, "data": {**RECIPE["data"], "train": ROWS, "validation": ROWS}}
+        recipe["data"].pop("task")
+        recipe["run"] = {"max_steps": 1, "save_every": 1}
+        (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+        yield server
+
+
+def tiny(*overrides: str) -> Loaded:
+    return load("tiny.yaml", list(overrides))
+
+
+def renamed(files: dict[str, bytes], **changes: bytes | None) -> dict[str, bytes]:
+    """Files with some changed, and without those that are None; `__` stands for a dot."""
+    changed = {**files, **{name.replace("__", "."): data for name, data in changes.items()}}
+    return {name: data for name, data in changed.items() if data is not None}
+
+
+def test_a_run_takes_one_commit_and_keeps_it(
+    hub: HubServer, files: dict[str, bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = train(tiny())
+    said = capfd.readouterr()
+    moved = hub.push("models/ada/tiny", renamed(files, config__json=b"{}"))  # main has moved, and is broken now
+    pins = json.loads((folder / PINS).read_text())
+    assert pins[MODEL] != moved
+    assert f"{MODEL} is commit {pins[MODEL]}" in said.err
+    assert SECRET not in said.err + said.out
+    assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"]["path"] == MODEL
+    assert load_run(folder).pins == pins
+    hub.asked.clear()
+    assert train(tiny()) == folder  # it is finished, and nothing is asked
+    assert not hub.asked
+    shutil.rmtree(folder / "final")
+    assert train(tiny()) == folder
+    assert any(pins[MODEL] in path for path in hub.asked)
+    assert all(moved not in path for path in hub.asked)
+    text = "".join(path.read_text(errors="replace") for path in folder.rglob("*.json*"))
+    assert SECRET not in text
+    assert "blobs" not in (folder / "samples.jsonl").read_text()
+    assert '"train.jsonl' in (folder / "samples.jsonl").read_text()
+
+
+def test_only_what_is_read_is_fetched(hub: HubServer) -> None:
+    path = Path(str(fetch_names(tiny()).training.model.path))
+    fetched = {file.name for file in path.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= fetched
+    assert fetched.isdisjoint({"modeling_ada.py", "pytorch_model.bin", "README.md"})
+
+
+def test_a_dry_run_leaves_the_weights_where_they_are(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "can start" in dry_run(tiny())
+    assert not list(Path("cache").rglob("*.safetensors"))
+    assert "of weights are not on this machine yet; lockstep train fetches them" in capsys.readouterr().err
+    hub.code = 503
+    with pytest.raises(InputError, match=f"{MODEL} is not on this machine, and the hub answered with the code 503"):
+        fetch_names(tiny())
+    hub.code, hub.torn = 0, "model.safetensors"
+    with pytest.raises(InputError, match=f"{MODEL} was not fetched: the hub answered with the code 403"):
+        fetch_names(tiny())
+
+
+def test_without_a_network_this_machines_copy_is_used(
+    hub: HubServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = fetch_names(tiny())
+    hub.code = 503
+    assert fetch_names(tiny()).training == here.training
+    assert "the hub answered with the code 503; this machine's copy is used" in capsys.readouterr().err
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.asked.clear()
+    assert fetch_names(tiny()).training == here.training
+    with pytest.raises(InputError, match=r"hf:ada/other is not on this machine, and HF_HUB_OFFLINE keeps the hub from"):
+        fetch_names(tiny("model.path=hf:ada/other"))
+    assert not hub.asked
+
+
+def test_a_commit_is_taken_at_its_word(hub: HubServer, files: dict[str, bytes]) -> None:
+    old = hub.push("models/ada/old", files)
+    hub.push("models/ada/old", renamed(files, config__json=b"{}"))
+    found = fetch_names(tiny(f"model.path=hf:ada/old@{old}"))
+    assert found.pins[f"hf:ada/old@{old}"] == old
+    assert f"snapshots/{old}" in str(found.training.model.path)
+
+
+def test_other_commands_take_names(hub: HubServer) -> None:
+    evaluated = fetch_names(eval_recipe(MODEL, ROWS, [], None, None))
+    assert evaluated.name == "tiny-train"
+    assert evaluated.dump()["model"]["path"] == MODEL
+    assert doctor_recipe(MODEL).places[MODEL] == str(fetch_model(MODEL)) == evaluated.places[MODEL]
+    sweep = SweepPlan(Path("sweep"), [PlannedRun("a", {}, tiny())])
+    with pytest.raises(InputError, match=f"{MODEL}: all runs of a sweep need the same; name its commit: {MODEL}@COMMI"):
+        sweep.require_same()
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "absent": ("model.path=hf:ada/absent", "hf:ada/absent: the hub shows no such model to you"),
+    "gated": ("model.path=hf:ada/gated", "hf:ada/gated is given to those alone who accept its terms"),
+    "revision": ("model.path=hf:ada/tiny@v9", "hf:ada/tiny@v9: the hub has no revision v9"),
+    "pickles": ("model.path=hf:ada/pickled", r"has its weights as pickles only \(pytorch_model.bin\)"),
+    "adapters": ("model.path=hf:ada/adapters", "holds adapters only"),
+    "no weights": ("model.path=hf:ada/empty", r"has no model\*.safetensors"),
+    "no file": ("data.train=hf:datasets/ada/sums", r"says no file; files of rows there are: train.jsonl"),
+    "another file": ("data.train=hf:datasets/ada/sums/a.jsonl", r"has no file a.jsonl; files of rows there are: train"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(hub: HubServer, files: dict[str, bytes], case: str) -> None:
+    pickled = renamed(files, model__safetensors=None)
+    hub.push("models/ada/gated", files)
+    hub.gated.add("models/ada/gated")
+    hub.push("models/ada/pickled", pickled)
+    hub.push("models/ada/adapters", {"adapter_config.json": b"{}", "adapter_model.safetensors": b""})
+    hub.push("models/ada/empty", {"README.md": b""})
+    override, sentence = REFUSED[case]
+    with pytest.raises(InputError, match=sentence) as caught:
+        fetch_names(tiny(override))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_token_that_cannot_be_sent_is_not_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", f"{SECRET}é")
+    with pytest.raises(InputError, match="the hub could not be read") as caught:
+        fetch_names(tiny())
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("model.path=hf:tiny", "hf:tiny names no model on the hub: say hf:owner/name"),
+        ("model.path=hf:datasets/ada", "names no model on the hub"),
+        ("data.train=hf:ada/tiny", "hf:ada/tiny names no file of a data set on the hub"),
+        ("data.train=hf:datasets/ada/sums/../x", "names no file of a data set on the hub"),
+        ("run.folder=hf:ada/tiny", "run.folder: hf:ada/tiny is a name on a hub, which only models and data files may"),
+    ],
+)
+def test_names_that_are_none(hub: HubServer, override: str, sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        tiny(override)
+
+
+def test_parsing() -> None:
+    assert parse_model("hf:ada/tiny@v1.2").revision == "v1.2"
+    assert parse_rows("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet").file == "a/0.parquet"
+    assert parse_rows("hf:datasets/ada/sums@main/a/train.jsonl").revision == "main"
+    path = pickle.loads(pickle.dumps(Fetched("/cache/x", "hf:ada/tiny")))
+    assert (path, path.name) == ("/cache/x", "hf:ada/tiny")
