@@ -262,6 +262,7 @@ class SamplingKeys(TypedDict, total=False):
     """Options of the section `Sampling`."""
 
     max_tokens: int
+    stop: Sequence[str]
     temperature: float
     top_k: int
     top_p: float
@@ -269,7 +270,6 @@ class SamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    stop: Sequence[str]
 
 
 class TreeSectionKeys(TypedDict, total=False):
@@ -380,6 +380,7 @@ class RepeatedSamplingKeys(TypedDict, total=False):
     """Options of the section `RepeatedSampling`."""
 
     max_tokens: int
+    stop: Sequence[str]
     temperature: float
     top_k: int
     top_p: float
@@ -387,7 +388,6 @@ class RepeatedSamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    stop: Sequence[str]
     num_samples: int
     k: Sequence[int] | None
 
@@ -730,6 +730,7 @@ class WritingSamplingKeys(TypedDict, total=False):
     """Options of the section `WritingSampling`."""
 
     max_tokens: int
+    stop: Sequence[str]
     temperature: float
     top_k: int
     top_p: float
@@ -737,7 +738,6 @@ class WritingSamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    stop: Sequence[str]
 
 
 class NewPromptsSectionKeys(TypedDict, total=False):
@@ -779,6 +779,10 @@ class MethodKeys(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
 
 
 class DoctorGridKeys(TypedDict, total=False):

@@ -40,7 +40,7 @@ from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder import write_once
 from lockstep.run.stop import Stop, Stopped, heed_signals
-from lockstep.types import Prompt, SamplingParams
+from lockstep.types import Prompt
 
 
 def evaluate(loaded: Loaded) -> Path:
@@ -73,8 +73,7 @@ def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
         source.require_room("data.max_prompt_tokens + environment.max_tokens", longest + recipe.environment.max_tokens)
     if greedy is not None:
         source.require_room("data.max_prompt_tokens + greedy.max_tokens", longest + greedy.max_tokens)
-        sampling = SamplingParams(greedy.max_tokens, temperature=0.0, stop_token_ids=source.stop_token_ids)
-        yield Setting("greedy", sampling, 1, (1,))
+        yield Setting("greedy", source.sampling(greedy.sampling), 1, (1,))
     if sampled is not None:
         source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest + sampled.max_tokens)
         yield Setting("sampled", source.sampling(sampled), sampled.num_samples, sampled.ks)
