@@ -26,7 +26,7 @@ from lockstep.config import (
     Sampling,
 )
 from lockstep.config.backends import INFERENCE
-from lockstep.types import Head
+from lockstep.types import Head, SamplingParams
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job
@@ -77,6 +77,11 @@ class Inference:
     validation_sampling: RepeatedSampling | None
     one_step_ahead: bool = False
 
+    @property
+    def penalizes(self) -> bool:
+        """True if the engine is to know which tokens a response has had."""
+        return any(one is not None and one.params().penalizes for one in (self.sampling, self.validation_sampling))
+
     def explain_inexact(self, learner: LearnerSection) -> str | None:
         """Says which option keeps learner and sampler from agreeing to the bit; None: none does."""
         if self.sampling is None:
@@ -91,6 +96,10 @@ class Inference:
         return None
 
 
+_OWN = SamplingParams(1)
+"""The model's own distribution."""
+
+
 @dataclass(frozen=True)
 class Load:
     """The largest work that a learner is given, with every sequence at its longest.
@@ -102,7 +111,7 @@ class Load:
         updates: Optimizer steps of a step of the algorithm.
         scored: Groups that each frozen model scores in a step of the algorithm, before it learns.
         generated: Tokens of the longest generated sequence, with its prompt; 0: nothing is sampled.
-        full_support: True if every token can be sampled; otherwise the logits are held whole.
+        sampling: The distribution that tokens are scored under, of any length; by default the model's own.
     """
 
     sequence: int
@@ -111,7 +120,7 @@ class Load:
     updates: int = 1
     scored: int = 0
     generated: int = 0
-    full_support: bool = True
+    sampling: SamplingParams = _OWN
 
     @property
     def shortest(self) -> int:

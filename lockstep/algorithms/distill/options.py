@@ -167,7 +167,6 @@ class DistillRecipe(Algorithm):
             its.updates,
             its.responses,
             generated,
-            full_support=True,
         )
 
     @property

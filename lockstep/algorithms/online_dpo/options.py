@@ -100,7 +100,7 @@ class OnlineDPORecipe(Algorithm):
             its.num_prompts_per_step,
             scored=-(-its.responses // 2),
             generated=longest,
-            full_support=not self.sampling.params().needs_logits,
+            sampling=self.sampling.params(),
         )
 
     @property

@@ -266,7 +266,7 @@ class PolicyGradientRecipe(Algorithm):
             updates=self.options.updates,
             scored=self.options.responses,
             generated=longest,
-            full_support=not self.sampling.params().needs_logits,
+            sampling=self.sampling.params(),
         )
 
     @property
