@@ -140,12 +140,6 @@ class Load:
         return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))
 
 
-def find_judges(**rewards: RewardSection | None) -> dict[str, AskedSection]:
-    """The judges in engines of their own among rewards, by the keys of their sections."""
-    leaves = (leaf for name, section in rewards.items() if section is not None for leaf in section.leaves(name))
-    return {f"{key}.judge": leaf.judge for key, leaf in leaves if leaf.judge is not None and leaf.judge.has_engine}
-
-
 class Algorithm(Common, ABC):
     """A recipe that trains: the base class of algorithms, with all that the package has to know of them.
 
@@ -224,8 +218,10 @@ class Algorithm(Common, ABC):
 
     @property
     def judges(self) -> Mapping[str, AskedSection]:
-        """Models besides that judge in engines of their own, by the names of their sections."""
-        return {}
+        """Models besides that judge in engines of their own, by the keys of their sections: those of rewards."""
+        sections = ((name, section) for name, section in self.rewards.items() if section is not None)
+        leaves = (leaf for name, section in sections for leaf in section.leaves(name))
+        return {f"{key}.judge": leaf.judge for key, leaf in leaves if leaf.judge is not None and leaf.judge.has_engine}
 
     @property
     @abstractmethod
@@ -259,6 +255,6 @@ class Algorithm(Common, ABC):
         return None
 
     @property
-    def rewards(self) -> tuple[RewardSection, ...]:
-        """Rewards that score responses, so that a dry run can try each before any model is known."""
-        return ()
+    def rewards(self) -> Mapping[str, RewardSection | None]:
+        """Rewards that score responses, by option, so that a dry run can try each before any model is known."""
+        return {}

@@ -31,6 +31,7 @@ from lockstep.inference.sample_log import Block, SampleLog, Setting
 from lockstep.judge.asking import Answering
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
+from lockstep.report.judge_reward import describe_judges
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rewards.build import OpenJudge
 from lockstep.rewards.build import build as build_reward
@@ -62,7 +63,7 @@ def evaluate(loaded: Loaded) -> Path:
     with results.open() as started:
         if not (folder / RESULTS).exists():
             _examine(recipe, settings, source, folder, started)
-    print(f"{results_table(folder)}\n\nevaluation: {folder}")
+    print("\n".join([results_table(folder), "", *describe_judges(folder), f"evaluation: {folder}"]))
     return folder
 
 
@@ -146,7 +147,7 @@ def _answer(
         for block in log.blocks[log.done :]:
             setting, own = block.setting, prompts[block.start : block.start + block.count]
             with progress.phase(setting.name), collector.engine.at():
-                new = sample_answers(collector, own, block.start, setting.sampling, setting.num_samples)
+                new, _ = sample_answers(collector, own, block.start, setting.sampling, setting.num_samples)
             log.add(new)
             figures = graded.figures(log.samples[setting.name], (1,))
             tokens = sum(sample.tokens for sample in new)
