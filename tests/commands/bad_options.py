@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from bad_inputs import BadInput, own, said
+from bad_inputs import BadInput, own, reward, said
 from workspace import write
+
+
+def judged_by(which: str = "", question: str = "{prompt} {response}") -> str:
+    """The override that has a judge reward the responses."""
+    options = [which] * bool(which) + [f'template: "{question}"', "chat: false", "max_prompt_tokens: 64"]
+    return f"'reward={{type: judge, marker: null, judge: {{{', '.join(options)}, sampling: {{max_tokens: 8}}}}}}'"
+
 
 TEMPLATE = "{% if enable_thinking %}<think>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
 OPTIONS = {
@@ -24,4 +31,14 @@ OPTIONS = {
     "rule: pairs of equal answers": BadInput("train online_dpo_arithmetic sampling.temperature=0"),
     "rule: robust against nothing": BadInput("train dpo_arithmetic dpo.preference_loss=robust"),
     "rule: rows of two kinds": BadInput("train kto_arithmetic data.task.pairs=true"),
+    "rule: a judge one step ahead": said(
+        f"ppo.one_step_ahead=true ppo.correction.kind=token_tis {judged_by('path: model')}"
+    ),
+    "rule: eval has no initial model": BadInput(f"eval model rows.jsonl {judged_by()}"),
+    "judge: a question without the response": said(judged_by("path: model", "{prompt}")),
+    "judge: no such people": said(judged_by("path: model, people: {ranked: absent.jsonl, ranks: ranks}")),
+    "reward: a batch takes too little": reward("rewards.py:narrow", "reward.batch=true"),
+    "reward: a part of validation's takes too little": said(
+        "'validation_reward={type: sum, parts: {format: {type: python, function: rewards.py:narrow}}}'"
+    ),
 }
