@@ -335,7 +335,8 @@ def test_every_option_says_what_it_is() -> None:
         ("sampling.max_tokens", "whole number above 0; required"),
         (
             "critic.betas",
-            "critic.betas = [0.9, 0.99] (small)\n    list of 2, each number at least 0 and below 1; default [0.9, 0.999]",
+            "critic.betas = [0.9, 0.99] (small)\n"
+            "    list of 2, each number at least 0 and below 1; default [0.9, 0.999]",
         ),
         ("data.chat", "data.chat = false (default)\n    true or false; default false"),
         ("ppo.overlong_penalty.buffer", "ppo.overlong_penalty.buffer\n    whole number above 0; required"),

@@ -18,4 +18,6 @@ def test_a_special_token_is_its_name_and_no_string_goes_across_it(assets: Path, 
     the, dog = (tokenizer.encode(word, add_special_tokens=False) for word in ("The", "dog"))
     assert len(the) == 1
     assert len(dog) == 2
-    assert StopStrings(folder, (string,)).find_end([*the, tokenizer.eos_token_id, *dog]) == end
+    end_of_sequence = tokenizer.eos_token_id
+    assert isinstance(end_of_sequence, int)
+    assert StopStrings(folder, (string,)).find_end([*the, end_of_sequence, *dog]) == end
