@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bad_inputs import BadInput, own, reward, said
 from workspace import write
 
@@ -10,6 +12,12 @@ def judged_by(which: str = "", question: str = "{prompt} {response}") -> str:
     """The override that has a judge reward the responses."""
     options = [which] * bool(which) + [f'template: "{question}"', "chat: false", "max_prompt_tokens: 64"]
     return f"'reward={{type: judge, marker: null, judge: {{{', '.join(options)}, sampling: {{max_tokens: 8}}}}}}'"
+
+
+def another_sweep(folder: Path) -> None:
+    """The folder of a sweep that another version, or another program, has noted."""
+    (folder / "sweeps/old").mkdir(parents=True)
+    write("sweeps/old/sweep.json", '{"runs": {}}')(folder)
 
 
 TEMPLATE = "{% if enable_thinking %}<think>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
@@ -31,6 +39,10 @@ OPTIONS = {
     "rule: pairs of equal answers": BadInput("train online_dpo_arithmetic sampling.temperature=0"),
     "rule: robust against nothing": BadInput("train dpo_arithmetic dpo.preference_loss=robust"),
     "rule: rows of two kinds": BadInput("train kto_arithmetic data.task.pairs=true"),
+    "sweep: a value twice": BadInput("sweep sft.yaml seed=0,0", dry=False),
+    "sweep: one run": BadInput("sweep sft.yaml seed=0", dry=False),
+    "sweep: its note is another's": BadInput("sweep sft.yaml seed=0,1 --name old", another_sweep, dry=False),
+    "sweep: a folder of a run's own": BadInput("sweep sft.yaml seed=0,1 run.folder=mine", dry=False),
     "rule: a judge one step ahead": said(
         f"ppo.one_step_ahead=true ppo.correction.kind=token_tis {judged_by('path: model')}"
     ),
