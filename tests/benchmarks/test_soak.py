@@ -13,7 +13,7 @@ import pytest
 from benchmarks.soak import KILL_RUN, KILL_SAMPLER, Outcome, compare, soak
 
 
-@pytest.mark.full
+@pytest.mark.proof
 def test_a_run_with_faults_ends_as_one_without() -> None:
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler for the calls that fail")
