@@ -82,6 +82,19 @@ class SamplingParams:
         return self.greedy or (self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0)
 
     @property
+    def filters_and_penalties(self) -> dict[str, float]:
+        """Those that change the distribution, by name."""
+        neutral = {
+            "top_k": (self.top_k, 0),
+            "top_p": (self.top_p, 1.0),
+            "min_p": (self.min_p, 0.0),
+            "repetition_penalty": (self.repetition_penalty, 1.0),
+            "presence_penalty": (self.presence_penalty, 0.0),
+            "frequency_penalty": (self.frequency_penalty, 0.0),
+        }
+        return {name: value for name, (value, none) in neutral.items() if value != none}
+
+    @property
     def counts_response(self) -> bool:
         """True if it matters how often a token is in the response, apart from the prompt."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

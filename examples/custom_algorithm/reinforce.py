@@ -35,8 +35,8 @@ class Reinforce(rl.Algorithm):
     @property
     def largest_step(self) -> rl.Load:
         longest, rows = self.data.max_prompt_tokens + self.sampling.max_tokens, self.num_prompts_per_step
-        whole = self.sampling.params().needs_logits
-        return rl.Load(longest, 1, rows, scored=rows, generated=longest, full_support=not whole)
+        sampling = self.sampling.params()
+        return rl.Load(longest, 1, rows, scored=rows, generated=longest, sampling=sampling)
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -49,8 +49,8 @@ class Reinforce(rl.Algorithm):
         return rl.Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
 
     @property
-    def rewards(self) -> tuple[RewardSection, ...]:
-        return (self.reward,)
+    def rewards(self) -> dict[str, RewardSection | None]:
+        return {"reward": self.reward}
 
     def open(self, setup: rl.Setup) -> rl.Job:
         policy, critic = (setup.learner(role) for role in self.models)

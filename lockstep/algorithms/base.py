@@ -26,7 +26,7 @@ from lockstep.config import (
     Sampling,
 )
 from lockstep.config.backends import INFERENCE
-from lockstep.types import Head
+from lockstep.types import Head, SamplingParams
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job
@@ -77,6 +77,11 @@ class Inference:
     validation_sampling: RepeatedSampling | None
     one_step_ahead: bool = False
 
+    @property
+    def penalizes(self) -> bool:
+        """True if the engine is to know which tokens a response has had."""
+        return any(one is not None and one.params().penalizes for one in (self.sampling, self.validation_sampling))
+
     def explain_inexact(self, learner: LearnerSection) -> str | None:
         """Says which option keeps learner and sampler from agreeing to the bit; None: none does."""
         if self.sampling is None:
@@ -91,6 +96,10 @@ class Inference:
         return None
 
 
+_OWN = SamplingParams(1)
+"""The model's own distribution."""
+
+
 @dataclass(frozen=True)
 class Load:
     """The largest work that a learner is given, with every sequence at its longest.
@@ -102,7 +111,7 @@ class Load:
         updates: Optimizer steps of a step of the algorithm.
         scored: Groups that each frozen model scores in a step of the algorithm, before it learns.
         generated: Tokens of the longest generated sequence, with its prompt; 0: nothing is sampled.
-        full_support: True if every token can be sampled; otherwise the logits are held whole.
+        sampling: The distribution that tokens are scored under, of any length; by default the model's own.
     """
 
     sequence: int
@@ -111,7 +120,7 @@ class Load:
     updates: int = 1
     scored: int = 0
     generated: int = 0
-    full_support: bool = True
+    sampling: SamplingParams = _OWN
 
     @property
     def shortest(self) -> int:
@@ -129,12 +138,6 @@ class Load:
     def passes(self, learner: LearnerSection, groups: int) -> int:
         """Micro-batches of each rank over `groups` groups."""
         return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))
-
-
-def find_judges(**rewards: RewardSection | None) -> dict[str, AskedSection]:
-    """The judges in engines of their own among rewards, by the keys of their sections."""
-    leaves = (leaf for name, section in rewards.items() if section is not None for leaf in section.leaves(name))
-    return {f"{key}.judge": leaf.judge for key, leaf in leaves if leaf.judge is not None and leaf.judge.has_engine}
 
 
 class Algorithm(Common, ABC):
@@ -215,8 +218,10 @@ class Algorithm(Common, ABC):
 
     @property
     def judges(self) -> Mapping[str, AskedSection]:
-        """Models besides that judge in engines of their own, by the names of their sections."""
-        return {}
+        """Models besides that judge in engines of their own, by the keys of their sections: those of rewards."""
+        sections = ((name, section) for name, section in self.rewards.items() if section is not None)
+        leaves = (leaf for name, section in sections for leaf in section.leaves(name))
+        return {f"{key}.judge": leaf.judge for key, leaf in leaves if leaf.judge is not None and leaf.judge.has_engine}
 
     @property
     @abstractmethod
@@ -250,6 +255,6 @@ class Algorithm(Common, ABC):
         return None
 
     @property
-    def rewards(self) -> tuple[RewardSection, ...]:
-        """Rewards that score responses, so that a dry run can try each before any model is known."""
-        return ()
+    def rewards(self) -> Mapping[str, RewardSection | None]:
+        """Rewards that score responses, by option, so that a dry run can try each before any model is known."""
+        return {}

@@ -215,7 +215,7 @@ def measure_answers(
 
     def validate(version: int) -> Metrics:
         with collector.engine.at(version):
-            samples = sample_answers(collector, rows, 0, sampling, asked.num_samples)
-        return graded.metrics(samples, asked.ks).with_prefix("validation")
+            samples, judging = sample_answers(collector, rows, 0, sampling, asked.num_samples)
+        return (graded.metrics(samples, asked.ks) + judging).with_prefix("validation")
 
     return validate

@@ -19,7 +19,7 @@ from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
 from lockstep.cluster.workers import Workers
-from lockstep.config import Cluster, Computation, LearnerSection, Optimizer, SamplerSection, user_code
+from lockstep.config import Cluster, Computation, LearnerSection, Optimizer, SamplerSection, Sampling, user_code
 from lockstep.config.hub import fetch_model
 from lockstep.config.loading import load_section
 from lockstep.errors import InputError
@@ -31,11 +31,11 @@ from lockstep.report.progress import show_notes
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.base import Sampler
-from lockstep.types import Head, Prompt, SamplingParams
+from lockstep.types import Head, Prompt
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 if TYPE_CHECKING:
-    from lockstep.api.options import LearnerSectionKeys, OptimizerKeys, SamplerSectionKeys
+    from lockstep.api.options import LearnerSectionKeys, OptimizerKeys, SamplerSectionKeys, SamplingKeys
 
 Score = Callable[[str, str, str, Mapping[str, Any]], float | None]
 """A reward `f(prompt, response, answer, row)`; None: no verdict."""
@@ -203,12 +203,9 @@ def rollout(
     prompts: Sequence[str | Mapping[str, Any]],
     reward: Score,
     *,
-    max_tokens: int,
     num_generations: int = 1,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
     seed: int = 0,
+    **sampling: Unpack[SamplingKeys],
 ) -> Rollouts:
     """Samples responses and scores them.
 
@@ -216,24 +213,25 @@ def rollout(
         sampler: The sampler, with the weights of its newest `sync`.
         prompts: Texts, or rows with `question` and, if the reward reads it, `answer`.
         reward: Scores a response.
-        max_tokens: Longest response.
         num_generations: Responses per prompt; they are neighbors in the batch.
-        temperature: Divides the logits; 0: greedy.
-        top_k: Sample from the k likeliest tokens; 0: all.
-        top_p: Sample from the fewest likeliest tokens that together have this probability.
         seed: Seed of the random numbers; another step needs another one.
+        **sampling: The options of a recipe's `sampling`, such as `max_tokens`, which must be said, and `temperature`.
 
     Returns:
         Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no verdict).
+
+    Raises:
+        RecipeError: An option of sampling is wrong.
     """
     if isinstance(prompts, str):
         raise InputError("rollout: prompts is one text; give a list of texts or rows")
-    sampling = SamplingParams(max_tokens, temperature, top_k, top_p, sampler.source.stop_token_ids)
+    with speak_python("sampling"):
+        drawn = sampler.source.sampling(load_section(Sampling, read_arguments("lockstep.rollout", sampling)))
     rows = _Texts(sampler.source, [{"question": one} if isinstance(one, str) else one for one in prompts])
     session = SamplerSession(sampler.sampler)
     collector = RolloutCollector(session, rows, _Scorer(reward), sampler.source.decode, seed)
     with session.at(sampler.version):
-        return collector.collect(0, len(rows.rows), sampling, num_generations)
+        return collector.collect(0, len(rows.rows), drawn, num_generations)
 
 
 @dataclass(frozen=True)

@@ -263,6 +263,7 @@ class SamplingKeys(TypedDict, total=False):
     """Options of the section `Sampling`."""
 
     max_tokens: int
+    stop: Sequence[str]
     temperature: float
     top_k: int
     top_p: float
@@ -270,7 +271,6 @@ class SamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    stop: Sequence[str]
 
 
 class TreeSectionKeys(TypedDict, total=False):
@@ -382,6 +382,7 @@ class RepeatedSamplingKeys(TypedDict, total=False):
     """Options of the section `RepeatedSampling`."""
 
     max_tokens: int
+    stop: Sequence[str]
     temperature: float
     top_k: int
     top_p: float
@@ -389,7 +390,6 @@ class RepeatedSamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    stop: Sequence[str]
     num_samples: int
     k: Sequence[int] | None
 
@@ -732,6 +732,7 @@ class WritingSamplingKeys(TypedDict, total=False):
     """Options of the section `WritingSampling`."""
 
     max_tokens: int
+    stop: Sequence[str]
     temperature: float
     top_k: int
     top_p: float
@@ -739,7 +740,6 @@ class WritingSamplingKeys(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    stop: Sequence[str]
 
 
 class NewPromptsSectionKeys(TypedDict, total=False):
@@ -781,6 +781,10 @@ class MethodKeys(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
 
 
 class DoctorGridKeys(TypedDict, total=False):

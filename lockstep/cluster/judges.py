@@ -187,6 +187,7 @@ def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) 
     reader = None if source is None else Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
     stops = () if source is None else source.stop_token_ids
     sampling = section.sampling.params(stops)
+    client.require(sampling)
     return ServerAnswers(client.chat, sampling, sampler.openai.max_concurrency, reader, progress.note)
 
 

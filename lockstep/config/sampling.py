@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -11,51 +12,70 @@ from lockstep.config.section import Section
 from lockstep.types import SamplingParams
 
 
-class Sampling(Section):
-    """The distribution that responses are sampled from."""
+class ResponseEnd(Section):
+    """Ends of responses."""
 
     max_tokens: PositiveInt = Field(description="longest response")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="text that ends a response, and stays in it, besides the model's own stop tokens"
+    )
+
+
+class Filters(Section):
+    """A temperature, and filters of unlikely tokens."""
+
     temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
     top_k: NonNegativeInt = Field(default=0, description="0: all")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=1.0, description="sample from the fewest likeliest tokens that together have this probability; 1: all"
     )
-
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         default=0.0, description="keep tokens at least this times as likely as the likeliest, before top_k and top_p"
     )
-    repetition_penalty: PositiveFloat = Field(
-        default=1.0,
-        description="divides positive logits of tokens in prompt or response, multiplies the others; 1: none",
-    )
-    presence_penalty: float = Field(default=0.0, description="subtracted from logits of tokens in the response")
-    frequency_penalty: float = Field(default=0.0, description="subtracted for each time that the response has a token")
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="text that ends a response, and stays in it, besides the model's own stop tokens"
-    )
 
     @model_validator(mode="after")
-    def _greedy_takes_the_likeliest(self) -> Sampling:
+    def _greedy_takes_the_likeliest(self) -> Self:
         if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
             raise ValueError(
                 "temperature 0 takes the likeliest token, so top_k, top_p and min_p must be left at 0, 1 and 0"
             )
         return self
 
-    def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
-        """The sampling parameters for a sampler, with the tokens of a model that end a response."""
+
+class Penalties(Section):
+    """Penalties on tokens that came before."""
+
+    repetition_penalty: PositiveFloat = Field(
+        default=1.0,
+        description="divides positive logits of tokens in prompt or response, multiplies the others; 1: none",
+    )
+    presence_penalty: float = Field(default=0.0, description="subtracted from logits of tokens in the response")
+    frequency_penalty: float = Field(default=0.0, description="subtracted for each time that the response has a token")
+
+
+class Distribution(Penalties, Filters):
+    """A distribution that tokens are drawn from."""
+
+    def of_length(self, max_tokens: int) -> SamplingParams:
+        """The sampling parameters of responses that end at `max_tokens` only."""
         return SamplingParams(
-            max_tokens=self.max_tokens,
+            max_tokens,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
-            stop_token_ids=stop_token_ids,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            stop=self.stop,
         )
+
+
+class Sampling(Distribution, ResponseEnd):
+    """The distribution that responses are sampled from."""
+
+    def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+        """The sampling parameters for a sampler, with the tokens of a model that end a response."""
+        return replace(self.of_length(self.max_tokens), stop_token_ids=stop_token_ids, stop=self.stop)
 
 
 class RepeatedSampling(Sampling):

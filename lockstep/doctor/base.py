@@ -17,7 +17,7 @@ DType = Literal["fp32", "bf16", "fp16"]
 Kernel = Literal["eager", "sdpa"]
 Capability = Literal[
     "generate",  # draws responses, with the log-probabilities that it drew with
-    "shaped",  # rescores under a temperature, top-k and top-p
+    "shaped",  # rescores under a temperature, filters and penalties
 ]
 
 TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

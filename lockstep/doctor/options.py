@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
 from lockstep.config.parallel import Parallel
 from lockstep.config.recipe import Recipe
+from lockstep.config.sampling import Distribution
 from lockstep.config.section import LocalPath, Probability, Section
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
 from lockstep.errors import InputError
@@ -47,26 +48,14 @@ class DoctorData(PromptSection):
         return self.as_data(rows, answer="", room=room)
 
 
-class Method(Section):
+class Method(Distribution):
     """A way to draw."""
-
-    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
-    top_k: NonNegativeInt = Field(default=0, description="0: all")
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=1.0, description="1: all")
 
     @property
     def name(self) -> str:
         """Label in a table."""
-        if self.temperature == 0:
-            return "greedy"
-        cuts = [f"top_k={self.top_k}"] * (self.top_k > 0) + [f"top_p={self.top_p:g}"] * (self.top_p < 1)
-        return " ".join([f"T={self.temperature:g}", *cuts])
-
-    @model_validator(mode="after")
-    def _greedy_takes_the_likeliest(self) -> Method:
-        if self.temperature == 0 and (self.top_k or self.top_p < 1):
-            raise ValueError("temperature 0 takes the likeliest token, so top_k and top_p must be left at 0 and 1")
-        return self
+        shape = [f"{name}={value:g}" for name, value in self.of_length(1).filters_and_penalties.items()]
+        return " ".join(["greedy" if self.temperature == 0 else f"T={self.temperature:g}", *shape])
 
 
 class DoctorGrid(Section):

@@ -51,8 +51,7 @@ class Cell:
 
     @property
     def sampling(self) -> SamplingParams:
-        method = self.method
-        return SamplingParams(self.decoded, temperature=method.temperature, top_k=method.top_k, top_p=method.top_p)
+        return self.method.of_length(self.decoded)
 
     @property
     def greedy(self) -> bool:

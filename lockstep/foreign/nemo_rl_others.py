@@ -105,7 +105,17 @@ _MIRRORED_OPTIONS = differs(
     ),
 )
 
-_TEACHER = differs("a teacher is not trained", "teacher.scheduler", "teacher.max_grad_norm")
+_TEACHER = (
+    *differs("a teacher is not trained", "teacher.scheduler", "teacher.max_grad_norm"),
+    *differs(
+        "teachers and the critic read the tokens of the policy",
+        *(
+            f"{owner}.{key}"
+            for owner in ("value", "teacher")
+            for key in ("tokenizer.chat_template_kwargs", "tokenizer.chat_template_kwargs.*", "generation.stop_strings")
+        ),
+    ),
+)
 
 _TRAINERS = ("ppo", "grpo", "dpo", "sft", "rm", "distillation")
 

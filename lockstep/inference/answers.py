@@ -56,6 +56,7 @@ def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progre
     vocabulary = int(read_config(source.folder).get_text_config().vocab_size)
     client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, progress.note)
     sampling = source.sampling(recipe.sampling)
+    client.require(sampling, recipe.logprobs_are_wanted)
 
     def answers(blocks: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
         for number, requests in blocks:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic import Field, PositiveInt, model_validator
 
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.reward import RewardSection
-from lockstep.config.sampling import RepeatedSampling
+from lockstep.config.sampling import Penalties, RepeatedSampling, ResponseEnd, Sampling
 from lockstep.config.section import LocalPath, Section
 from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection
 
@@ -24,10 +26,13 @@ class EvalData(QuestionSection):
         return self.as_data(self.validation, self.answer, self.max_validation_samples)
 
 
-class Greedy(Section):
+class Greedy(Penalties, ResponseEnd):
     """One response per question, each token the likeliest."""
 
-    max_tokens: PositiveInt = Field(description="longest response")
+    @property
+    def sampling(self) -> Sampling:
+        """The same as a distribution."""
+        return Sampling(temperature=0.0, **self.model_dump())
 
 
 class EvalRun(Section):
@@ -69,10 +74,11 @@ class EvalRecipe(Recipe):
             raise ValueError("greedy and sampling are both null, so there is nothing to evaluate; set one of them")
         if self.reward is None and self.environment is None:
             raise ValueError("say what responses are worth: set reward, or an environment that rewards")
-        if self.environment is not None and self.sampling is not None and self.sampling.params().counts_response:
+        penalizing = [name for name, one in self._settings() if one.params().counts_response]
+        if self.environment is not None and penalizing:
             raise ValueError(
-                "sampling.presence_penalty and frequency_penalty count the tokens of one response, and an episode has "
-                "several; leave them at 0 with an environment"
+                f"{penalizing[0]}.presence_penalty and frequency_penalty count the tokens of one response, and an "
+                "episode has several; leave them at 0 with an environment"
             )
         for key, leaf in self.reward.leaves("reward") if self.reward is not None else ():
             if leaf.judge is not None and leaf.judge.path is None and leaf.judge.has_engine:
@@ -83,3 +89,10 @@ class EvalRecipe(Recipe):
         if self.sampling is not None and self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0; greedy responses have a section of their own, greedy")
         return self
+
+    def _settings(self) -> Iterator[tuple[str, Sampling]]:
+        """Yields the settings' names and distributions."""
+        if self.greedy is not None:
+            yield "greedy", self.greedy.sampling
+        if self.sampling is not None:
+            yield "sampling", self.sampling

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.config import QuestionSection, Sampling
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import Command
-from lockstep.inference.eval_options import EvalRecipe
+from lockstep.inference.eval_options import EvalRecipe, Greedy
 
 
 def eval_recipe(
@@ -20,10 +20,10 @@ def eval_recipe(
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
     """The distribution of a run's validation, or as much room for an answer as its demonstrations had."""
-    if "validation_sampling" in tree:
-        sampled = {name: tree["validation_sampling"][name] for name in Sampling.model_fields}
-        short = {"max_tokens": sampled["max_tokens"]}
-        return {"greedy": short, "sampling": sampled if sampled["temperature"] else short}
+    validation = tree.get("validation_sampling")
+    if validation is not None:
+        sampled, greedy = ({name: validation[name] for name in kind.model_fields} for kind in (Sampling, Greedy))
+        return {"greedy": greedy, "sampling": sampled if sampled["temperature"] else greedy}
     return {} if room is None else {"greedy": room, "sampling": room}
 
 

@@ -32,6 +32,7 @@ from lockstep.inference.sample_log import Block, SampleLog, Setting
 from lockstep.judge.asking import Answering
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
+from lockstep.report.judge_reward import describe_judges
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rewards.build import OpenJudge
 from lockstep.rewards.build import build as build_reward
@@ -41,7 +42,7 @@ from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder import write_once
 from lockstep.run.stop import Stop, Stopped, heed_signals
-from lockstep.types import Prompt, SamplingParams
+from lockstep.types import Prompt
 
 
 def evaluate(loaded: Loaded) -> Path:
@@ -64,7 +65,7 @@ def evaluate(loaded: Loaded) -> Path:
     with results.open() as started:
         if not (folder / RESULTS).exists():
             _examine(recipe, settings, source, folder, started)
-    print(f"{results_table(folder)}\n\nevaluation: {folder}")
+    print("\n".join([results_table(folder), "", *describe_judges(folder), f"evaluation: {folder}"]))
     return folder
 
 
@@ -75,8 +76,7 @@ def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
         source.require_room("data.max_prompt_tokens + environment.max_tokens", longest + recipe.environment.max_tokens)
     if greedy is not None:
         source.require_room("data.max_prompt_tokens + greedy.max_tokens", longest + greedy.max_tokens)
-        sampling = SamplingParams(greedy.max_tokens, temperature=0.0, stop_token_ids=source.stop_token_ids)
-        yield Setting("greedy", sampling, 1, (1,))
+        yield Setting("greedy", source.sampling(greedy.sampling), 1, (1,))
     if sampled is not None:
         source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest + sampled.max_tokens)
         yield Setting("sampled", source.sampling(sampled), sampled.num_samples, sampled.ks)
@@ -150,7 +150,7 @@ def _answer(
         for block in log.blocks[log.done :]:
             setting, own = block.setting, prompts[block.start : block.start + block.count]
             with progress.phase(setting.name), collector.engine.at():
-                new = sample_answers(collector, own, block.start, setting.sampling, setting.num_samples)
+                new, _ = sample_answers(collector, own, block.start, setting.sampling, setting.num_samples)
             log.add(new)
             figures = graded.figures(log.samples[setting.name], (1,))
             tokens = sum(sample.tokens for sample in new)

@@ -21,8 +21,10 @@ def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: S
     plain = backend.doctor_backends
     backends = plain if trainer in plain else (trainer, sampler.backend)
     parts = [f"backends=[{','.join(backends)}] learner.dtype={learner.dtype}", *backend.doctor_options(sampler)]
-    if sampling is not None and (sampling.temperature != 1.0 or sampling.top_k or sampling.top_p < 1.0):
-        method = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        options = ", ".join(f"{name}: {value}" for name, value in method.items())
+    shape = {} if sampling is None else sampling.params().filters_and_penalties
+    if sampling is not None and (sampling.temperature != 1.0 or shape):
+        options = ", ".join(
+            f"{name}: {value}" for name, value in {"temperature": sampling.temperature, **shape}.items()
+        )
         parts.append(f"'grid.methods=[{{{options}}}]'")
     return " ".join(parts)

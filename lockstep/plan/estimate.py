@@ -11,8 +11,8 @@ from lockstep.cluster.placement import Placement, takes_turns, works_in_engines_
 from lockstep.config import AskedSection, LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.models.folder import read_config, skeleton
-from lockstep.plan.memory import FP32, Generation, Rank
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.memory import Generation, Rank
+from lockstep.plan.sizes import FP32, Sizes
 from lockstep.plan.sync import SyncEstimate
 from lockstep.plan.traffic import Flow, flows
 from lockstep.samplers.cache_budget import CacheBudget
@@ -83,7 +83,7 @@ class MemoryEstimate:
         if inference is None:
             return alone
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
-        sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, shares=not ahead)
+        sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, not ahead, inference.penalizes)
         sync = SyncEstimate.of(ranks["policy"], inference, placement) if sampler.weights else None
         copies = 2 * sync.weights if sync is not None and ahead else 0
         whole = replace(alone, sampler=sampler, sync=sync, sequences=sequences, copies=copies)
@@ -113,7 +113,9 @@ class MemoryEstimate:
             return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, syncing))
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
             return self.beside_engine + self.sampler.size
-        passing = max(self._passing, self.sampler.cache, 0 if self.sync is None else self.sync.passing)
+        passing = max(
+            self._passing, self.sampler.cache + self.sampler.seen, 0 if self.sync is None else self.sync.passing
+        )
         judges = sum(judge.size for judge in self.judges)
         return self._resident + self._buckets + self.sampler.weights + passing + judges
 
@@ -223,7 +225,8 @@ def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Loa
     """
     asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
     sizes, engine = own if section.path is None else _sizes(section.path, headless=False), section.engine
-    return Generation.of(sizes, learner, engine, asked, engine.max_batch_size, shares=False)
+    penalizes = section.sampling.params().penalizes
+    return Generation.of(sizes, learner, engine, asked, engine.max_batch_size, shares=False, penalizes=penalizes)
 
 
 @cache

@@ -18,12 +18,11 @@ from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models.attention import width_of
 from lockstep.models.heads import scores_tokens
 from lockstep.models.parallelize import gathers_bf16
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.logits import WholeLogits, count_seen
+from lockstep.plan.sizes import BF16, FP32, Sizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.types import Head
-
-FP32, BF16, INT64 = 4, 2, 8
 
 _FEWEST_SEQUENCES = 16
 """Fewest sequences of the greatest length that an engine has room for: with fewer, most of a GPU is idle."""
@@ -165,9 +164,7 @@ class Rank:
         waits = table if self.shares > 1 or not self.sizes.head or not several else 0
         return [
             Moment("end of the forward pass", before | self._count_gathered(1) | last | self._forward()),
-            Moment(
-                "head's backward pass", before | self._count_gathered(1) | last | self._on_their_way(table, layer=False)
-            ),
+            Moment("head's backward pass", before | self._count_gathered(1) | last | self._head_backward(table)),
             Moment("last layer's backward pass", before | self._count_gathered(3) | last | self._on_their_way(waits)),
             Moment(
                 "first layer's backward pass", meanwhile | self._count_gathered(2) | first | self._on_their_way(waits)
@@ -250,7 +247,7 @@ class Rank:
 
     def _forward(self) -> dict[str, int]:
         """Contents before the forward pass has ended: if layers are recomputed, the last one at work."""
-        copies = {"bf16 copies of weights": self._copies()}
+        copies = {"bf16 copies of weights": self._copies(), "logits while they are shaped": self.logits.shaping}
         if not self.learner.activation_checkpointing:
             return copies
         return copies | {"activations": self.sizes.layers * self._inputs() + self._count_scoring()}
@@ -279,8 +276,20 @@ class Rank:
         norm, states = self._of_norm * self._between * hidden * FP32, tokens * hidden * FP32
         if not scores_tokens(self.head):
             return norm + states
-        whole = 0 if self.load.full_support else tokens * self._vocabulary // FP32 // hidden * self.type
-        return norm + states + tokens * hidden * self.type + whole
+        return norm + states + tokens * hidden * self.type + self.logits.kept
+
+    @property
+    def logits(self) -> WholeLogits:
+        """The logits of a pass."""
+        sampling, own = self.load.sampling, self.own
+        whole = scores_tokens(self.head) and sampling.needs_logits
+        count = own * self._vocabulary // FP32 // self.sizes.hidden if whole else 0
+        return WholeLogits(sampling, count, self.type, own * self.load.sequence // 2)
+
+    def _head_backward(self, table: int) -> dict[str, int]:
+        """Bytes of gradients in flight while the head passes its own on."""
+        found = self._on_their_way(table, layer=False)
+        return {name: size + self.logits.gradient for name, size in found.items()}
 
     def _on_their_way(self, table: int, layer: bool = True) -> dict[str, int]:
         """Bytes of gradients in flight: of states, of a layer's hidden units, and of the vocabulary head."""
@@ -310,12 +319,14 @@ class Generation:
         cache: Bytes of keys and values of the longest sequences that are generated side by side.
         least: Bytes of the smallest cache with which it starts; 0: its cache grows as needed, or its size is set.
         stays: True if it keeps its cache, in a process of its own, while learners work.
+        seen: Bytes of the tokens that responses have had, for penalties.
     """
 
     weights: int
     cache: int
     least: int = 0
     stays: bool = False
+    seen: int = 0
 
     @classmethod
     def of(
@@ -326,6 +337,7 @@ class Generation:
         load: Load,
         sequences: int,
         shares: bool = True,
+        penalizes: bool = False,
     ) -> Generation:
         """Estimates a sampler, which may share the learner's weights if both are in one process."""
         backend = find_backend(sampler)
@@ -335,17 +347,18 @@ class Generation:
         width = sampler.tensor_parallel
         weights = 0 if alone else -(-sizes.policy * backend.dtype(learner).itemsize // width)
         fixed, stays = backend.cache_bytes(sampler), backend.reserves_cache
+        seen = count_seen(sequences, sizes.table // sizes.hidden) if penalizes else 0
         if fixed is not None:
-            return cls(weights, fixed, stays=stays)
+            return cls(weights, fixed, stays=stays, seen=seen)
         # Devices share heads of keys; where there are fewer than devices, several hold the same.
         per_token = -(-sizes.cache * (BF16 if learner.is_bf16 else FP32) // min(width, sizes.key_heads))
         context = min(sizes.context, sampler.context_limit or sizes.context)
         least = max(context, min(sequences, _FEWEST_SEQUENCES) * load.generated) if stays else 0
-        return cls(weights, per_token * max(sequences * load.generated, least), per_token * least, stays)
+        return cls(weights, per_token * max(sequences * load.generated, least), per_token * least, stays, seen)
 
     def budget(self, beside: int) -> CacheBudget | None:
         """The room of its cache beside so many bytes of a device; None: its size is set, or it grows as needed."""
-        return CacheBudget(self.cache, self.least, beside + self.weights) if self.least else None
+        return CacheBudget(self.cache, self.least, beside + self.weights + self.seen) if self.least else None
 
     def limit(self, memory: int, beside: int) -> Generation:
         """The same with a cache that has room beside so many bytes of a device, where its size is not set."""
@@ -354,5 +367,5 @@ class Generation:
 
     @property
     def size(self) -> int:
-        """Bytes of both."""
-        return self.weights + self.cache
+        """Bytes of all."""
+        return self.weights + self.cache + self.seen

@@ -154,6 +154,8 @@ def _memory(estimate: MemoryEstimate) -> str:
         lines.append(("sampler", f"{readable(estimate.sampler.size)} per GPU of {_engines(estimate)}:"))
         lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
         lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
+        if estimate.sampler.seen:
+            lines.append(("", f"{readable(estimate.sampler.seen):>9} tokens that responses have had, for penalties"))
     for judge in estimate.judges:
         lines.append(("judge", f"{readable(judge.weights)} weights, {readable(judge.cache)} keys and values"))
     if estimate.offloaded:

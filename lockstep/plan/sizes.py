@@ -16,6 +16,9 @@ from lockstep.models.lora import find_adapted
 from lockstep.models.parallelize import find_vectors, layers
 from lockstep.types import Head
 
+FP32, BF16, INT64 = 4, 2, 8
+"""Bytes of a number."""
+
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 

@@ -7,7 +7,8 @@ from typing import Self, assert_never
 
 from lockstep.algorithms.base import Inference
 from lockstep.cluster.placement import Placement, choose_route
-from lockstep.plan.memory import FP32, Rank
+from lockstep.plan.memory import Rank
+from lockstep.plan.sizes import FP32
 from lockstep.plan.traffic import Flow, ring
 from lockstep.samplers.backend import find_backend
 from lockstep.weight_sync.buckets import CAPACITY

@@ -17,8 +17,8 @@ from lockstep.algorithms.base import Inference
 from lockstep.errors import InputError
 from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE
-from lockstep.plan.memory import BF16, FP32, Rank
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.memory import Rank
+from lockstep.plan.sizes import BF16, FP32, Sizes
 from lockstep.records import refuse_other
 
 

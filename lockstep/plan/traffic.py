@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.models.heads import scores_tokens
-from lockstep.plan.memory import FP32, Rank
+from lockstep.plan.memory import Rank
+from lockstep.plan.sizes import FP32
 
 
 @dataclass(frozen=True)

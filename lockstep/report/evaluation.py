@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.records import read_record
 from lockstep.report.terminal import summary_table
+from lockstep.types import SamplingParams
 
 RESULTS, SAMPLES = "results.json", "samples.jsonl"
 
@@ -26,19 +28,9 @@ class FigureRead:
 
 
 @dataclass(frozen=True)
-class ShownSampling:
-    """The part of a distribution that a heading shows."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float = 0.0
-
-
-@dataclass(frozen=True)
 class _EvaluatedSetting:
     num_samples: int
-    sampling: ShownSampling
+    sampling: SamplingParams
     figures: Mapping[str, FigureRead]
     responses: Mapping[str, float]
 
@@ -71,13 +63,11 @@ def results_table(folder: Path) -> str:
 
 
 def _heading(name: str, setting: _EvaluatedSetting) -> str:
-    if name == "greedy":
-        return name
     sampling = setting.sampling
-    shape = f", top_k {sampling.top_k:g}" if sampling.top_k else ""
-    shape += f", top_p {sampling.top_p:g}" if sampling.top_p != 1 else ""
-    shape += f", min_p {sampling.min_p:g}" if sampling.min_p else ""
-    return f"{setting.num_samples} samples at temperature {sampling.temperature:g}{shape}"
+    shape = [f"{name} {value:g}" for name, value in sampling.filters_and_penalties.items()]
+    shape += [f"stop {json.dumps(sampling.stop, ensure_ascii=False)}"] if sampling.stop else []
+    sampled = f"{setting.num_samples} samples at temperature {sampling.temperature:g}"
+    return ", ".join([name if name == "greedy" else sampled, *shape])
 
 
 def _figure(figure: FigureRead | None, results: _EvaluationResults) -> str:

@@ -149,7 +149,7 @@ BY_LAST_WORD = {
 
 BY_PATTERN = (
     (
-        re.compile(r"reward/(?P<part>\w+)"),
+        re.compile(r"(?:validation/)?reward/(?P<part>\w+)"),
         "Mean reward of a sum's part {part}, before its weight, where it has a verdict.",
     ),
     (re.compile(r"reward_no_verdict/(?P<part>\w+)"), "Responses on which a sum's part {part} has no verdict."),

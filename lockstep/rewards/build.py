@@ -64,23 +64,23 @@ def build(
 def _verifier(section: SingleReward, name: Verifier, say: Say, open_judge: OpenJudge, option: str) -> Reward:
     match name:
         case "math":
-            return MathReward(section.marker)
+            return MathReward(section.marker, option)
         case "instructions":
             assert section.instructions is not None, SET_UP
             return InstructionReward(section.instructions)
         case "code":
             assert section.code is not None, SET_UP
-            reward = CodeReward(section.code)
+            reward = CodeReward(section.code, f"{option}.code")
             say(reward.strength())
             return reward
         case "python":
             assert section.function is not None, SET_UP
-            name_code("reward.function", section.function)
-            options = (section.timeout_s, section.confined, say, section.batch, section.concurrency)
+            name_code(f"{option}.function", section.function)
+            options = (section.timeout_s, section.confined, say, section.batch, section.concurrency, option)
             return PythonReward(section.function, *options)
         case "server":
             assert section.server is not None, SET_UP
-            return ServerReward(section.server, section.timeout_s, say)
+            return ServerReward(section.server, section.timeout_s, say, f"{option}.server")
         case "judge":
             assert section.judge is not None, SET_UP
             return open_judge(section.judge, f"{option}.judge")

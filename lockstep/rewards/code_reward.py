@@ -41,9 +41,11 @@ class CodeReward(DetailedReward):
 
     Attributes:
         section: The fields of the tests, the place of the program, and its limits.
+        option: Its key in the recipe, for messages.
     """
 
     section: CodeSection
+    option: str = "reward.code"
     _sandboxes: tuple[Sandbox, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -55,12 +57,12 @@ class CodeReward(DetailedReward):
             sandboxes[0].start()
         except SandboxError as error:
             raise SandboxError(
-                f"reward.code: {error}; {self._advise(limits)}docs/guides/rewards.md says what it needs"
+                f"{self.option}: {error}; {self._advise(limits)}docs/guides/rewards.md says what it needs"
             ) from None
 
     def strength(self) -> str:
         """Describes in a sentence what keeps programs from the rest of the machine."""
-        return f"reward.code.isolation={self.section.isolation} is {self._sandboxes[0].strength()}"
+        return f"{self.option}.isolation={self.section.isolation} is {self._sandboxes[0].strength()}"
 
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
         """Runs the programs of responses against the tests of their rows.
@@ -96,7 +98,7 @@ class CodeReward(DetailedReward):
             case _:
                 assert_never(self.section.isolation)
         try:
-            return f"reward.code.isolation=filters can be had here, and is {sandbox.strength()}; "
+            return f"{self.option}.isolation=filters can be had here, and is {sandbox.strength()}; "
         except SandboxError:
             return ""
         finally:

@@ -22,9 +22,11 @@ class MathReward:
     Attributes:
         marker: The answer follows the last marker, and a response without one is wrong; None: the whole text.
             In the right answer, too, only what follows the last marker counts, if it has one.
+        option: Key of its section in the recipe, for messages.
     """
 
     marker: str | None = None
+    option: str = "reward"
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -43,7 +45,7 @@ class MathReward:
         if not verify(gold, gold):
             raise DataError(
                 f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; correct the row, "
-                "data.answer or reward.marker, or use reward.type=python"
+                f"data.answer or {self.option}.marker, or use {self.option}.type=python"
             )
         text = self.extract_answer(response)
         if text is None:

@@ -33,6 +33,7 @@ class PythonReward:
         note: Shows the user a line.
         batch: True to call it once for all responses.
         concurrency: Calls of an `async def` at a time; None: as many as there are by default.
+        option: Key of its section in the recipe, for messages.
     """
 
     function: str
@@ -41,13 +42,18 @@ class PythonReward:
     note: Callable[[str], object] = field(default=note, repr=False, compare=False)
     batch: bool = False
     concurrency: int | None = None
+    option: str = "reward"
     _child: Child = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         how = ("batch" if self.batch else "", "" if self.concurrency is None else str(self.concurrency))
-        child = build_child(reward_function.__name__, self.function, *how, confined=self.confined)
+        child = build_child(reward_function.__name__, self.function, self.option, *how, confined=self.confined)
         object.__setattr__(self, "_child", child)
         self._start()
+
+    @property
+    def _named(self) -> str:
+        return f"{self.option}.function {self.function}"
 
     def _start(self) -> None:
         """Starts the process, where none runs.
@@ -55,10 +61,10 @@ class PythonReward:
         Raises:
             RewardError: Its import fails.
         """
-        attempts, imported = Attempts("helper", self.note), f"reward.function {self.function}: importing it"
+        attempts, imported = Attempts("helper", self.note), f"{self._named}: importing it"
         while True:
             try:
-                self._child.start(partial(say_slow, f"reward.function {self.function}"))
+                self._child.start(partial(say_slow, self._named))
                 return
             except ChildError as error:
                 raise RewardError(str(error)) from None
@@ -106,7 +112,7 @@ class PythonReward:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
                 return self._read_rewards(prompts, missing, reply, found)
         except ChildDied as error:  # while it was told what to score
-            raise _Killed(f"reward.function {self.function}: its process ended ({error})") from None
+            raise _Killed(f"{self._named}: its process ended ({error})") from None
 
     def _read_rewards(
         self,
@@ -128,13 +134,13 @@ class PythonReward:
 
     def _read_reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
         """Reads the reply about a response; raises _Lost or _Killed where another attempt may have one."""
-        asked = f"{prompt.id}: reward.function {self.function}"
+        asked = f"{prompt.id}: {self._named}"
         try:
             result = reply(self.timeout_s)
         except ChildHangs:
             raise RewardError(
                 f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return None for what takes "
-                "long, or raise reward.timeout_s"
+                f"long, or raise {self.option}.timeout_s"
             ) from None
         except ChildDied as error:
             if error.may_pass:
@@ -144,7 +150,7 @@ class PythonReward:
             raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
         if "wrong" not in result:
             return result["reward"]
-        named = f"reward.function {self.function}, called for a batch," if result["of_all"] else asked
+        named = f"{self._named}, called for a batch," if result["of_all"] else asked
         wrong = f"{named} {make_printable(result['wrong'])}"
         if result["may_pass"]:
             raise _Lost(wrong)

@@ -29,42 +29,44 @@ Question = Sequence[Sequence[Any]]
 """A prompt, a response, an answer and a row, for each response."""
 
 
-def answers(function: str, batch: str = "", concurrency: str = "") -> Answers:
+def answers(function: str, option: str, batch: str = "", concurrency: str = "") -> Answers:
     """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or an error for each.
 
     Args:
         function: Its place.
+        option: Key of its section in the recipe, for messages.
         batch: Not empty where it takes all of them at once.
         concurrency: Calls that may be under way at once, where the recipe says how many.
 
     Raises:
         ValueError: If there is no such function, or it does not take four arguments.
     """
-    found = load(function, bool(batch))
+    found = load(function, option, bool(batch))
     if not inspect.iscoroutinefunction(found):
         if concurrency:
             raise InputError(
-                f"reward.function {function} is no `async def`, so its calls wait for one another; leave "
-                "reward.concurrency out, or make it one"
+                f"{option}.function {function} is no `async def`, so its calls wait for one another; leave "
+                f"{option}.concurrency out, or make it one"
             )
         return (lambda question: _score_batch(found, question)) if batch else (lambda question: _score(found, question))
     awaiting = _Awaiting(found, int(concurrency or _CONCURRENCY))
     return (lambda question: _score_batch(awaiting.call, question)) if batch else awaiting.score
 
 
-def load(function: str, batch: bool = False) -> Callable[..., Any]:
+def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`; raises as `answers`."""
-    found = user_code.load(function, "reward.function", "function")
+    named = f"{option}.function"
+    found = user_code.load(function, named, "function")
     if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
-        raise InputError(f"reward.function {function} is a generator; let it return the reward itself")
-    _takes_four(found, function, ("prompts", "responses", "answers", "rows") if batch else _ONE)
+        raise InputError(f"{named} {function} is a generator; let it return the reward itself")
+    _takes_four(found, f"{named} {function}", ("prompts", "responses", "answers", "rows") if batch else _ONE)
     return found
 
 
 _ONE = ("prompt", "response", "answer", "row")
 
 
-def _takes_four(found: Callable[..., Any], function: str, names: tuple[str, ...]) -> None:
+def _takes_four(found: Callable[..., Any], named: str, names: tuple[str, ...]) -> None:
     try:
         signature = inspect.signature(found)
     except ValueError:  # some functions in C have no signature
@@ -73,8 +75,7 @@ def _takes_four(found: Callable[..., Any], function: str, names: tuple[str, ...]
         signature.bind(*names)
     except TypeError:
         raise InputError(
-            f"reward.function {function} takes {signature}, but is called with ({', '.join(names)}); "
-            "let it take these four"
+            f"{named} takes {signature}, but is called with ({', '.join(names)}); let it take these four"
         ) from None
 
 

@@ -34,11 +34,13 @@ class ServerReward:
         section: Its address, and how it is asked.
         timeout_s: The longest that a request may take.
         note: Shows the user a line.
+        option: Key of its section in the recipe, for messages.
     """
 
     section: RewardServer
     timeout_s: float
     note: Callable[[str], object] = field(default=note, repr=False, compare=False)
+    option: str = "reward.server"
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -54,7 +56,9 @@ class ServerReward:
         own = self.section
         key, protocol = own.api_key_env, "docs/guides/rewards.md"
         hint = "url is the whole address, path included"
-        address = ServerAddress(own.url, "url", key, own.max_concurrency, own.max_retries, protocol, hint)
+        address = ServerAddress(
+            own.url, f"{self.option}.url", key, own.max_concurrency, own.max_retries, protocol, hint
+        )
         parts = [slice(start, start + own.batch_size) for start in range(0, len(prompts), own.batch_size)]
         bodies = [
             {
@@ -80,7 +84,7 @@ class ServerReward:
     def _read(self, prompt: Prompt, reward: float | None) -> float | None:
         if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:
             raise RewardError(
-                f"{prompt.id}: reward.server {self.section.url} gives {reward}; let it give a finite number, or null "
+                f"{prompt.id}: {self.option} {self.section.url} gives {reward}; let it give a finite number, or null "
                 "for no verdict"
             )
         return reward

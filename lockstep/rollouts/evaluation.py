@@ -10,18 +10,19 @@ graded responses, and a question that has fewer of them than k has no part in pa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import assert_never
 
 import torch
+from torch import Tensor
 
 from lockstep.config import CodeSection, EnvironmentSection, InstructionSection, RewardSection
 from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
-from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.rollout import PART, RolloutCollector
 from lockstep.rollouts.votes import Votes, votes_of
 from lockstep.types import Prompt, SamplingParams
 
@@ -44,6 +45,7 @@ class Sample:
         vote: The answer that it gives, by a name that equal answers to this question share; None: no valid answer.
         tokens: Length of the response.
         truncated: True if it was cut off.
+        parts: Rewards by the names of a sum's parts; None: no verdict.
     """
 
     question: int
@@ -56,11 +58,12 @@ class Sample:
     vote: str | None
     tokens: int
     truncated: bool
+    parts: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def sample_answers(
     collector: RolloutCollector, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
-) -> list[Sample]:
+) -> tuple[list[Sample], Metrics]:
     """Samples and grades `num_samples` responses to each prompt.
 
     Random numbers are keyed by question and number, not by batch: 4 samples are the first 4 of 16.
@@ -71,13 +74,18 @@ def sample_answers(
         position: Row of the first prompt.
         sampling: The distribution that responses are sampled from.
         num_samples: Responses per question, next to each other in the result.
+
+    Returns:
+        The samples, and metrics of judges that were asked.
     """
     rollouts = collector.validate(prompts, position, sampling, num_samples)
     tokens = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
     truncated = rollouts.batch["truncated"].tolist()
-    scores = [score if score == score else None for score in rollouts.batch["score"].tolist()]
+    scores = _read_scores(rollouts.batch["score"])
+    columns = {name.removeprefix(PART): own for name, own in rollouts.batch.sample.items() if name.startswith(PART)}
+    parts = {name: _read_scores(column) for name, column in columns.items()}
     votes = _votes(votes_of(collector.reward), rollouts.responses, scores, num_samples)
-    return [
+    samples = [
         Sample(
             question=position + i // num_samples,
             id=prompt.id,
@@ -89,9 +97,16 @@ def sample_answers(
             vote=votes[i],
             tokens=tokens[i],
             truncated=truncated[i],
+            parts={name: own[i] for name, own in parts.items()},
         )
         for i, prompt in enumerate(rollouts.prompts)
     ]
+    return samples, rollouts.judging.with_prefix("judge")
+
+
+def _read_scores(score_B: Tensor) -> list[float | None]:
+    """Scores as numbers; None: no verdict."""
+    return [score if score == score else None for score in score_B.tolist()]
 
 
 def _votes(
@@ -131,6 +146,8 @@ class Grading:
         ]
         if self.graded:
             figures["reward"] = mean([_mean_score(own) for own in questions if own])
+        for name in samples[0].parts if samples else ():
+            figures[f"{PART}{name}"] = mean(_mean_parts(samples, name))
         for k in ks if self.pass_score is not None else ():
             enough = [own for own in questions if len(own) >= k]
             figures[f"pass@{k}"] = share([pass_at_k(len(own), self._num_passed(own), k) for own in enough])
@@ -200,6 +217,13 @@ def lengths(samples: Sequence[Sample]) -> Metrics:
         response_length_max=Max(max(tokens)),
         truncated=Mean(sum(sample.truncated for sample in samples), len(samples)),
     )
+
+
+def _mean_parts(samples: Sequence[Sample], name: str) -> list[float]:
+    """The mean reward of a sum's part for each question on which it has a verdict."""
+    groups = ([sample.parts[name] for sample in own] for _, own in groupby(samples, key=attrgetter("question")))
+    known = ([reward for reward in own if reward is not None] for own in groups)
+    return [sum(own) / len(own) for own in known if own]
 
 
 def _mean_score(own: Sequence[Sample]) -> float:

@@ -96,9 +96,9 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
     if files is not None:
         found.notes += remarks(recipe, files)
     model = _model(loaded, allow_changes, files, made, found)
-    for section in recipe.rewards:
+    for option, section in recipe.rewards.items():
         with found.problem():
-            build_reward(section, found.notes.append)
+            build_reward(section, found.notes.append, option=option)
     if model is not None:
         if files is not None:
             inexact = _decide_exact(recipe, model.source, found)

@@ -134,7 +134,7 @@ class DrySetup:
         first, option = rows.first(_ANSWERS), key.replace("_", " ")
         match section.type:
             case "math":
-                self._say_answers(MathReward(section.marker), first, rows, option)
+                self._say_answers(MathReward(section.marker, key), first, rows, option)
             case "python":
                 self.found.say(option, f"{section.function} is there and takes four arguments; it was not called")
             case "code":
@@ -142,7 +142,7 @@ class DrySetup:
             case "instructions":
                 self.found.say(option, "instructions; those of every row can be checked")
             case "by_row":
-                self._say_by_row(section, first, rows, option)
+                self._say_by_row(section, first, rows, key)
             case "server":
                 assert section.server is not None, "the recipe names it"
                 self.found.say(option, f"{section.server.url}; it was not asked")
@@ -161,20 +161,21 @@ class DrySetup:
         who = (section.path or "the initial model") if located.has_engine else "a server"
         self.found.say(key, f"{who} judges {section.num_evals_to_average} times; it was not asked{people}")
 
-    def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
+    def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, key: str) -> None:
+        option = key.replace("_", " ")
         named = Counter(str(prompt.row[section.verifier or ""]) for prompt in first)
         shares = ", ".join(f"{count} {name}" for name, count in named.items())
         self.found.say(option, f"by row; of the first {len(first)} rows: {shares}")
         math = [prompt for prompt in first if prompt.row[section.verifier or ""] == "math"]
         if math:
-            self._say_answers(MathReward(section.marker), math, rows, option)
+            self._say_answers(MathReward(section.marker, key), math, rows, option)
 
     def _say_answers(self, reward: MathReward, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
         answers = [rows.answer(prompt) for prompt in first]
         verdicts = reward(first, answers, answers)
         wrong = next((prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0), None)
         if wrong is not None:
-            self.note(f"{wrong}: its right answer, given as a response, is worth 0; is reward.marker in it?")
+            self.note(f"{wrong}: its right answer, given as a response, is worth 0; is {reward.option}.marker in it?")
         self.found.say(option, f"math; the right answers of the first {len(first)} rows can be read")
 
 

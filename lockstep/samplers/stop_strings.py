@@ -18,7 +18,7 @@ class StopStrings:
 
     Attributes:
         window: The newest tokens of a response that are looked at: as many as the longest string has bytes, and a token
-            has a byte at least.
+            has a byte at least. A special token counts with its name, so that no string goes across it.
     """
 
     def __init__(self, folder: str, strings: tuple[str, ...]) -> None:
@@ -34,12 +34,12 @@ class StopStrings:
         self.window = max(len(string.encode()) for string in strings)
 
     def completes(self, tokens: Sequence[int]) -> bool:
-        """True if the newest tokens of a response have a stop string in their text, special tokens left out."""
+        """True if the newest tokens of a response have a stop string in their text."""
         text = self._read(tokens[-self.window :])[self._before :]
         return any(string in text for string in self._strings)
 
     def _read(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode([*self._letter, *tokens], skip_special_tokens=True))
+        return str(self._tokenizer.decode([*self._letter, *tokens], skip_special_tokens=False))
 
     def find_end(self, tokens: Sequence[int], known: int = 0) -> int | None:
         """Number of a response's tokens up to the first that completes a string; None: none does.

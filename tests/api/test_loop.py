@@ -176,7 +176,7 @@ def test_what_is_sampled_has_the_learner_s_log_probability_to_the_bit(
         assert lockstep.sync(learner, sampler).exact
         rollouts = lockstep.rollout(
             sampler, ["Once upon a time", "A dog"], score, max_tokens=12, num_generations=4, temperature=0.9,
-            top_p=0.95, seed=step,
+            top_p=0.95, min_p=0.001, repetition_penalty=1.1, stop=["."], seed=step,
         )  # fmt: skip
         batch = rollouts.batch.with_columns({"advantage": rollouts.batch.mask.float()})
         assert torch.equal(learner.logprobs(batch)[batch.mask], batch["sampler_logprob"][batch.mask])
@@ -298,6 +298,12 @@ def test_wrong_prompts_rewards_and_heads_are_told(model: str) -> None:
         lockstep.rollout(sampler, "Once", score, max_tokens=2)
     with pytest.raises(InputError, match="the reward returned 'good'; return a finite number"):
         lockstep.rollout(sampler, ["Once"], lambda *_: "good", max_tokens=2)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="min_p"):
+        lockstep.rollout(sampler, ["Once"], score, max_tokens=2, min_p=2.0)
+    with pytest.raises(InputError, match="max_tokens"):
+        lockstep.rollout(sampler, ["Once"], score)
+    with pytest.raises(InputError, match="stop"):
+        lockstep.rollout(sampler, ["Once"], score, max_tokens=2, stop="no list")
     with pytest.raises(InputError, match="head is 'critic'; there are: logits, value, reward"):
         lockstep.open_learner(model, head="critic")  # pyright: ignore[reportArgumentType]
 

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from bad_inputs import BadInput, own, said
+from pathlib import Path
+
+from bad_inputs import BadInput, own, reward, said
 from workspace import write
+
+
+def judged_by(which: str = "", question: str = "{prompt} {response}") -> str:
+    """The override that has a judge reward the responses."""
+    options = [which] * bool(which) + [f'template: "{question}"', "chat: false", "max_prompt_tokens: 64"]
+    return f"'reward={{type: judge, marker: null, judge: {{{', '.join(options)}, sampling: {{max_tokens: 8}}}}}}'"
+
+
+def another_sweep(folder: Path) -> None:
+    """The folder of a sweep that another version, or another program, has noted."""
+    (folder / "sweeps/old").mkdir(parents=True)
+    write("sweeps/old/sweep.json", '{"runs": {}}')(folder)
+
 
 TEMPLATE = "{% if enable_thinking %}<think>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
 CALCULATOR = "environment.class_name=lockstep.environments.calculator:CalculatorTool environment.max_tokens=24"
@@ -35,4 +50,18 @@ OPTIONS = {
         write("model/chat_template.jinja", TEMPLATE), f"{CALCULATOR} environment.tool_format=hermes data.chat=true"
     ),
     "rule: rows of two kinds": BadInput("train kto_arithmetic data.task.pairs=true"),
+    "sweep: a value twice": BadInput("sweep sft.yaml seed=0,0", dry=False),
+    "sweep: one run": BadInput("sweep sft.yaml seed=0", dry=False),
+    "sweep: its note is another's": BadInput("sweep sft.yaml seed=0,1 --name old", another_sweep, dry=False),
+    "sweep: a folder of a run's own": BadInput("sweep sft.yaml seed=0,1 run.folder=mine", dry=False),
+    "rule: a judge one step ahead": said(
+        f"ppo.one_step_ahead=true ppo.correction.kind=token_tis {judged_by('path: model')}"
+    ),
+    "rule: eval has no initial model": BadInput(f"eval model rows.jsonl {judged_by()}"),
+    "judge: a question without the response": said(judged_by("path: model", "{prompt}")),
+    "judge: no such people": said(judged_by("path: model, people: {ranked: absent.jsonl, ranks: ranks}")),
+    "reward: a batch takes too little": reward("rewards.py:narrow", "reward.batch=true"),
+    "reward: a part of validation's takes too little": said(
+        "'validation_reward={type: sum, parts: {format: {type: python, function: rewards.py:narrow}}}'"
+    ),
 }

@@ -63,6 +63,7 @@ def test_cells_are_every_combination_shortest_first() -> None:
         (Method(temperature=0.0), "greedy"),
         (Method(temperature=0.7), "T=0.7"),
         (Method(top_k=5, top_p=0.9), "T=1 top_k=5 top_p=0.9"),
+        (Method(temperature=0.0, min_p=0.0, repetition_penalty=1.1), "greedy repetition_penalty=1.1"),
     ],
 )
 def test_methods_have_names(method: Method, name: str) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,24 @@ def test_a_backend_that_rescores_at_temperature_1_only_is_compared_there(models:
     assert not torch.allclose(drawn["hf"].scores["plain", "hf"], drawn["hf"].scores["shaped", "hf"], atol=1e-3)
     assert set(verdicts(what).values()) == {"PASS"}
     assert {kind for kind, _ in drawn["torch"].scores} == {"shaped"}, "its decoding is compared, as it was asked for"
+
+
+class Forgetful(LearnerBackend):
+    """Scores without penalties."""
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+        return super().score(replace(batch, sampling=batch.sampling and batch.sampling.without_penalties), conditions)
+
+
+@pytest.mark.parametrize(("backend", "verdict"), [(LearnerBackend, "PASS"), (Forgetful, "FAIL")])
+def test_every_option_of_sampling_is_compared(
+    models: Callable[..., Path], backend: type[LearnerBackend], verdict: str
+) -> None:
+    folder = str(models("llama"))
+    way = "temperature: 0.8, min_p: 0.01, repetition_penalty: 1.3, presence_penalty: 0.2, frequency_penalty: 0.1"
+    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", f"grid.methods=[{{{way}}}]")
+    what = found(recipe, HFBackend(folder), backend(folder))
+    assert list(verdicts(what).values()) == [verdict]
 
 
 def note(into: list[tuple[str, int]], name: str) -> Callable[[Any, Any, Mapping[str, Any]], None]:

@@ -90,7 +90,9 @@ CHAT = (
 )
 RUN = {name: value for name, value in GRPO.items() if name not in ("reward", "model", "data")} | {
     "model": {"path": "model"},
-    "data": {"task": {"name": "verifiers_tasks", "validation_tasks": 3}, "messages": "messages", "max_prompt_tokens": 40},
+    "data": {
+        "task": {"name": "verifiers_tasks", "validation_tasks": 3}, "messages": "messages", "max_prompt_tokens": 40,
+    },
     "environment": {
         "class_name": "lockstep.environments.verifiers_bridge:VerifiersEpisode", "max_turns": 4, "max_tokens": 50,
     },

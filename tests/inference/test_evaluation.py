@@ -20,6 +20,7 @@ from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
 from lockstep.models import digests
 from lockstep.objectives.estimates import share
+from lockstep.report.evaluation import results_table
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
 from lockstep.run.stop import Stopped
@@ -275,7 +276,8 @@ def test_an_evaluation_is_not_trained(in_tmp: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(run: Run, in_tmp: Path) -> None:
-    rows = run("validation_sampling.num_samples=3", "validation_sampling.temperature=0.8", "seed=3")
+    ways = ["num_samples=3", "temperature=0.8", "stop=['3', '7']", "repetition_penalty=1.1", "min_p=0.01"]
+    rows = run(*[f"validation_sampling.{way}" for way in ways], "seed=3")
     loaded = eval_recipe("run", "run/data/validation.jsonl", ["sampling.num_samples=3"])
     folder = evaluate(loaded)
     assert (
@@ -283,7 +285,20 @@ def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(run: Run,
         == [row for row in rows if "validation/reward" in row][-1]["validation/reward"]
     )
     assert loaded.dump()["sampling"]["temperature"] == 0.8
-    assert loaded.dump()["greedy"] == {"max_tokens": 12}
+    assert {name: value for name, value in loaded.dump()["greedy"].items() if value} == {
+        "max_tokens": 12,
+        "stop": ["3", "7"],
+        "repetition_penalty": 1.1,
+    }
+    ended = [row["response"] for row in samples(folder) if {"3", "7"} & set(row["response"])]
+    assert ended, "some response has a stop string"
+    assert all(not {"3", "7"} & set(response[:-2]) for response in ended), (
+        "and none goes past a token, of 2 digits at most"
+    )
+    shape = 'repetition_penalty 1.1, stop ["3", "7"]'
+    heading = results_table(folder).splitlines()[2]
+    assert f"greedy, {shape}" in heading
+    assert f"3 samples at temperature 0.8, min_p 0.01, {shape}" in heading
     assert {row["prompt"][-1] for row in samples(folder)} == {"\n"}
     assert folder.name.startswith("run-validation-")
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from killing import assert_same, child_process, final, killing
+from safetensors.torch import load_file
 from tiers import full
-from tiny_recipe import RECIPE
+from tiny_recipe import KTO, ONLINE_DPO, ORPO, RECIPE, REWARDS, SIMPO
 from workspace import furnish
 
 from lockstep.config.loading import RecipeError, load
@@ -90,6 +92,30 @@ def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: s
         )
     if recipe == "judged.yaml":
         assert Path("megatron/samples.jsonl").read_bytes() == Path("torch/samples.jsonl").read_bytes(), "the same pairs"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "optimizer"),
+    [
+        full(KTO, "NAdam"),
+        full(ONLINE_DPO, "RMSprop"),
+        pytest.param(SIMPO, "Adagrad", marks=pytest.mark.proof),
+        pytest.param(ORPO, "SGD", marks=pytest.mark.proof),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["algorithm"],
+)
+def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
+    in_tmp: Path, recipe: dict[str, Any], optimizer: str
+) -> None:
+    Path("rewards.py").write_text(REWARDS)
+    Path("tiny.yaml").write_text(yaml.safe_dump(recipe))
+    for backend in ("torch", "megatron"):
+        own = [f"learner={backend}", f"optimizer.name={optimizer}", f"run.folder={backend}", "run.max_steps=2"]
+        train(load("tiny.yaml", own))
+    ours, theirs = (load_file(f"{backend}/final/model.safetensors") for backend in ("megatron", "torch"))
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        assert torch.allclose(ours[name], weight, rtol=0, atol=1e-5), name
 
 
 def test_the_twin_recipe_differs_in_who_learns_alone() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.base import Load, ModelRole
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import DType, LearnerSection, LoRA, Parallel
+from lockstep.config import DType, LearnerSection, LoRA, Parallel, SamplerSection
 from lockstep.config.loading import load
 from lockstep.learners.base import train
 from lockstep.models.folder import read_config, skeleton
@@ -26,7 +26,8 @@ from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
 from lockstep.plan.command import bytes_of, plan
 from lockstep.plan.estimate import checkpoint_bytes
-from lockstep.plan.memory import Head, Rank
+from lockstep.plan.logits import WholeLogits
+from lockstep.plan.memory import Generation, Head, Rank
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.plan.traffic import flows
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -190,8 +191,43 @@ def test_what_a_layer_keeps(models: Models) -> None:
 
 def test_logits_exist_only_where_some_tokens_cannot_be_drawn(models: Models) -> None:
     policy = rank(models("llama"), parallel={"tp": 2})
-    narrow = replace(policy, load=replace(policy.load, full_support=False))
+    narrow = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, top_p=0.5)))
     assert narrow.kept - policy.kept == 48 * V // 2 * 4
+    assert narrow.logits.gradient == 48 * V // 2 * 4
+
+
+def test_penalties_and_min_p_have_their_memory(models: Models) -> None:
+    """Shares of an fp32 copy of all logits; LOG.md has what was measured of such passes."""
+    shares: dict[str, tuple[float, float, float]] = {}
+    for name, sampling in {
+        "min_p": SamplingParams(1, min_p=0.1),
+        "min_p and top_p": SamplingParams(1, min_p=0.1, top_p=0.9),
+        "penalty": SamplingParams(1, presence_penalty=0.1),
+    }.items():
+        for dtype, item in (("fp32", 4), ("bf16", 2)):
+            logits = WholeLogits(sampling, 1000, item, pairs=0)
+            figures = logits.kept, logits.shaping, logits.gradient
+            shares[f"{name}, {dtype}"] = tuple(size / 4000 for size in figures)  # pyright: ignore[reportArgumentType]
+    assert shares == {
+        "min_p, fp32": (1.0, 0.0, 1.0),
+        "min_p, bf16": (0.5, 0.0, 0.5),
+        "min_p and top_p, fp32": (1.0, 1.25, 1.0),
+        "min_p and top_p, bf16": (0.5, 0.75, 0.5),
+        "penalty, fp32": (1.0, 1.0, 1.0),
+        "penalty, bf16": (1.0, 0.5, 1.5),
+    }
+    policy = rank(models("llama"))
+    penalized = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, presence_penalty=0.1)))
+    assert penalized.kept - policy.kept == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
+
+
+def test_an_engine_that_penalizes_knows_what_responses_have_had(models: Models) -> None:
+    learner, its = LearnerSection(), sizes(models("llama"))
+    plain, penalizing = (
+        Generation.of(its, learner, SamplerSection(), Load(24, 1, 2, generated=24), 8, penalizes=penalizes)
+        for penalizes in (False, True)
+    )
+    assert penalizing.size - plain.size == penalizing.seen == 8 * V * 5
 
 
 def test_fuller_batches_take_more_passes_and_no_more_memory_than_one(models: Models) -> None:

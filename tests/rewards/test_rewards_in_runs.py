@@ -15,6 +15,8 @@ from judge_server import JudgeServer, serve_judge
 from tiny_recipe import GRPO, RECIPE, REWARDS, SELF_REWARDING
 
 from lockstep.config.loading import load
+from lockstep.inference.eval_recipe import eval_recipe
+from lockstep.inference.evaluate import evaluate
 from lockstep.judge.remembered import count_asked
 from lockstep.report.judge_reward import describe_judges
 from lockstep.report.log import read_metrics
@@ -53,6 +55,15 @@ def test_a_sum_has_a_curve_for_each_part_and_a_missing_verdict_leaves_a_response
     for sample in scored:
         assert sample["score"] == pytest.approx(0.5 * sample["reward/parity"] + 2.0)
     assert row["reward/parity"] == pytest.approx(sum(sample["reward/parity"] for sample in samples) / 16)
+    [held_out] = [row for row in rows if "validation/reward" in row][-1:]
+    assert held_out["validation/reward/rare"] == held_out["validation/reward/rare_high"] == 1.0
+    assert 0 < held_out["validation/reward/parity"] < 1
+    folder = evaluate(
+        eval_recipe("run", "run/data/validation.jsonl", ["sampling=null", "data.max_validation_samples=4"])
+    )
+    figures = json.loads((folder / "results.json").read_text())["settings"]["greedy"]["figures"]
+    assert figures["reward/rare"]["value"] == 1.0
+    assert figures["reward/parity"]["questions"] == 4, "also where another part has no verdict"
 
 
 @pytest.fixture

@@ -360,7 +360,7 @@ def test_what_a_server_lacks_is_refused_by_name(script: Script, owner: str) -> N
         client.replies([Request((5,), 0)], SAMPLING, logprobs=True)
     if owner == "somebody":
         with pytest.raises(ValueError, match=f"^{name} is not known to understand top_k; leave it at 0$"):
-            client.replies([Request((5,), 0)], SamplingParams(4, top_k=3))
+            client.require(SamplingParams(4, top_k=3))
 
 
 def test_the_judge_of_the_guide_runs(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

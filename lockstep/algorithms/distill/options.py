@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, final
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole, find_judges
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.config import (
     AgreementSection,
-    AskedSection,
     EngineSection,
     ModelFolder,
     Optimizer,
@@ -167,7 +166,6 @@ class DistillRecipe(Algorithm):
             its.updates,
             its.responses,
             generated,
-            full_support=True,
         )
 
     @property
@@ -183,12 +181,8 @@ class DistillRecipe(Algorithm):
         return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
 
     @property
-    def judges(self) -> dict[str, AskedSection]:
-        return find_judges(validation_reward=self.validation_reward)
-
-    @property
-    def rewards(self) -> tuple[RewardSection, ...]:
-        return () if self.validation_reward is None else (self.validation_reward,)
+    def rewards(self) -> dict[str, RewardSection | None]:
+        return {"validation_reward": self.validation_reward}
 
     def open(self, setup: Setup) -> Job:
         from lockstep.algorithms.distill.job import open_distill

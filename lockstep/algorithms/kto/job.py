@@ -6,14 +6,14 @@ from functools import cache, partial
 
 from lockstep.algorithms.job import Job, Validate, describe, measure_run_length, validate_figures
 from lockstep.algorithms.kto.options import KTORecipe
-from lockstep.algorithms.kto.step import KTOWorkers, ScoredRows, kto_step, measure_held_out_value, score_rows
+from lockstep.algorithms.kto.step import KTOWorkers, ScoredRows, kto_step, measure_held_out_value, mismatch, score_rows
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule, head
-from lockstep.errors import InputError, shorten
+from lockstep.errors import shorten
 from lockstep.losses.kto import KTOLoss
 
 
@@ -55,8 +55,7 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup, batches: float | in
 
 def _validate(recipe: KTORecipe, held_out: Demonstrations, workers: KTOWorkers, loss: KTOLoss) -> Validate | None:
     rows = held_out.read_first(recipe.data.max_validation_samples)
-    if len(rows) < 2:
-        raise InputError("data.validation has one row, and the reference point of KTO needs the answer of another one")
+    mismatch(rows, recipe.kto.max_tokens)  # can be had
 
     @cache
     def score() -> ScoredRows:

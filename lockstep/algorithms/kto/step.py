@@ -84,8 +84,9 @@ def mismatch(rows: Sequence[Demonstration], max_tokens: int) -> list[Demonstrati
         other = next((one for one in after if one.prompt.tokens != row.prompt.tokens), None)
         if other is None:
             raise InputError(
-                f"all {len(rows)} rows of a step have one prompt, and KTO's reference point needs the answer to "
-                "another one; set data.shuffle=true, or a larger kto.global_batch_size"
+                f"the rows of a step or of a validation, here {len(rows)}, have one prompt, and KTO's reference point "
+                "needs the answer to another one; set data.shuffle=true, or raise kto.global_batch_size or "
+                "data.max_validation_samples"
             )
         found.append(replace(row, completion=other.completion[: max_tokens - len(row.prompt.tokens)]))
     return found

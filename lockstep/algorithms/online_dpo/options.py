@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, final
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole, find_judges
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.config import (
     AgreementSection,
-    AskedSection,
     EngineSection,
     ModelFolder,
     Optimizer,
@@ -100,7 +99,7 @@ class OnlineDPORecipe(Algorithm):
             its.num_prompts_per_step,
             scored=-(-its.responses // 2),
             generated=longest,
-            full_support=not self.sampling.params().needs_logits,
+            sampling=self.sampling.params(),
         )
 
     @property
@@ -114,12 +113,8 @@ class OnlineDPORecipe(Algorithm):
         return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
 
     @property
-    def rewards(self) -> tuple[RewardSection, ...]:
-        return tuple(section for section in (self.reward, self.validation_reward) if section is not None)
-
-    @property
-    def judges(self) -> dict[str, AskedSection]:
-        return find_judges(reward=self.reward, validation_reward=self.validation_reward)
+    def rewards(self) -> dict[str, RewardSection | None]:
+        return {"reward": self.reward, "validation_reward": self.validation_reward}
 
     def open(self, setup: Setup) -> Job:
         from lockstep.algorithms.online_dpo.job import open_online_dpo

@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole, find_judges
+from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.config.agreement import AgreementSection
 from lockstep.config.environment import EnvironmentSection
-from lockstep.config.judge import AskedSection
 from lockstep.config.machinery import EngineSection, SamplerSection
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.reward import RewardSection
@@ -266,7 +265,7 @@ class PolicyGradientRecipe(Algorithm):
             updates=self.options.updates,
             scored=self.options.responses,
             generated=longest,
-            full_support=not self.sampling.params().needs_logits,
+            sampling=self.sampling.params(),
         )
 
     @property
@@ -284,12 +283,8 @@ class PolicyGradientRecipe(Algorithm):
         )
 
     @property
-    def rewards(self) -> tuple[RewardSection, ...]:
-        return tuple(section for section in (self.reward, self.validation_reward) if section is not None)
-
-    @property
-    def judges(self) -> dict[str, AskedSection]:
-        return find_judges(reward=self.reward, validation_reward=self.validation_reward)
+    def rewards(self) -> dict[str, RewardSection | None]:
+        return {"reward": self.reward, "validation_reward": self.validation_reward}
 
     @model_validator(mode="after")
     def _require_reward(self) -> PolicyGradientRecipe:

@@ -294,7 +294,7 @@ class SelfRewardingRecipe(Algorithm):
 
     @model_validator(mode="after")
     def _one_judge_judges(self) -> SelfRewardingRecipe:
-        for option, section in (("verifier", self.verifier), ("validation_reward", self.validation_reward)):
+        for option, section in self.rewards.items():
             for key, leaf in section.leaves(option) if section is not None else ():
                 if leaf.judge is not None:
                     raise ValueError(f"{key}.judge: here the section judge judges; let {key} be another reward")
@@ -323,8 +323,8 @@ class SelfRewardingRecipe(Algorithm):
         return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
 
     @property
-    def rewards(self) -> tuple[RewardSection, ...]:
-        return tuple(section for section in (self.verifier, self.validation_reward) if section is not None)
+    def rewards(self) -> dict[str, RewardSection | None]:
+        return {"verifier": self.verifier, "validation_reward": self.validation_reward}
 
     def open(self, setup: Setup) -> Job:
         from lockstep.algorithms.self_rewarding.job import open_self_rewarding

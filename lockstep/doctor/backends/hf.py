@@ -15,8 +15,10 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedConfig,
     PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -110,16 +112,17 @@ class HFBackend:
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         asked = self._usual.but(conditions)
         model, sequences, size = self.model(asked), batch.sequences(), asked.batch_size or 1
-        columns: list[Tensor] = []
+        columns, sampling = list[Tensor](), batch.sampling or PLAIN
         for start in range(0, len(sequences), size):
             chunk = sequences[start : start + size]
             if len(chunk) == 1 and self.attention(asked) == "eager" and len(chunk[0]) > CHUNK:
-                logits = [self._read_in_chunks(chunk[0], _count_text(batch, start), asked)]
+                logits = [self._read_in_chunks(chunk[0], max(0, _count_prompt(batch, start) - 1), asked)]
             else:
                 logits = self.compute_logits(model, chunk)
-            for tokens, logits_TV in zip(chunk, logits, strict=True):
-                parts = zip(logits_TV[:-1].split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True)
-                own = [self.logprob(rows, ids, batch.sampling or PLAIN, asked).float().cpu() for rows, ids in parts]
+            for number, (tokens, logits_TV) in enumerate(zip(chunk, logits, strict=True), start):
+                shaped_TV = _penalize_each(logits_TV[:-1], tokens, _count_prompt(batch, number), sampling)
+                parts = zip(shaped_TV.split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True)
+                own = [self.logprob(rows, ids, sampling, asked).float().cpu() for rows, ids in parts]
                 columns.append(torch.cat([torch.zeros(1), *own]))
         return torch.cat(columns) * batch.mask
 
@@ -157,7 +160,9 @@ class HFBackend:
         shaped_MV, own_M1 = shape_logits(logits_MV.float(), sampling), token_M[:, None]
         # A token that was drawn can be drawn, even where rounding puts it just outside.
         inside_MV = shaped_MV.scatter(
-            -1, own_M1, shape_logits(logits_MV.float(), replace(sampling, top_k=0, top_p=1.0)).gather(-1, own_M1)
+            -1,
+            own_M1,
+            shape_logits(logits_MV.float(), replace(sampling, top_k=0, top_p=1.0, min_p=0.0)).gather(-1, own_M1),
         )
         return inside_MV.log_softmax(-1).gather(-1, own_M1)[:, 0]
 
@@ -179,16 +184,36 @@ class HFBackend:
         return torch.stack(drawing.tokens, 1).cpu(), torch.stack(drawing.logprobs, 1).cpu()
 
 
-def _count_text(batch: Batch, number: int) -> int:
-    """Returns how many tokens of a sequence come before those whose output describes a masked one."""
-    mask_T = batch.mask.split(batch.lengths.tolist())[number]
-    return max(0, int(mask_T.int().argmax()) - 1)
+def _count_prompt(batch: Batch, number: int) -> int:
+    """Returns how many tokens of a sequence come before the first masked one."""
+    return int(batch.mask.split(batch.lengths.tolist())[number].int().argmax())
+
+
+def _penalize_each(logits_TV: Tensor, tokens: Tensor, prompt: int, sampling: SamplingParams) -> Tensor:
+    """Logits after each token of a sequence, with penalties on the tokens up to there."""
+    if not sampling.penalizes:
+        return logits_TV
+    ends = range(1, len(logits_TV) + 1)
+    rows = [
+        penalize(row_V, tokens[:end], tokens[prompt:end], sampling) for row_V, end in zip(logits_TV, ends, strict=True)
+    ]
+    return torch.stack(rows) if rows else logits_TV
+
+
+def penalize(logits_V: Tensor, before: Tensor, response: Tensor, sampling: SamplingParams) -> Tensor:
+    """Returns logits of the next token, fp32, with penalties on those of prompt and response, and on the response's."""
+    scores: Any = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+    penalized_V = scores(before[None].to(logits_V.device), logits_V[None].float())[0]
+    times_V = torch.bincount(response, minlength=len(logits_V)).to(logits_V.device)
+    return penalized_V - sampling.frequency_penalty * times_V - sampling.presence_penalty * (times_V > 0)
 
 
 def shape_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
     """Returns logits of the distribution that is sampled from, by the processors of `transformers`."""
     scores: Any = logits_MV / sampling.divisor
     nothing: Any = None
+    if sampling.min_p:
+        scores = MinPLogitsWarper(sampling.min_p)(nothing, scores)
     if sampling.top_k:
         scores = TopKLogitsWarper(min(sampling.top_k, scores.shape[-1]))(nothing, scores)
     if sampling.top_p < 1:
@@ -203,16 +228,29 @@ class _Drawing(LogitsProcessor):
         self, backend: HFBackend, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
     ) -> None:
         self._backend, self._sampling, self._conditions = backend, sampling, conditions
+        self._prompts = [torch.tensor(request.tokens) for request in requests]
         keys = torch.tensor([request.key for request in requests])
         self._uniform_BK = keyed.uniforms(keys, torch.arange(sampling.max_tokens)).to(backend.device)
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
+        scores = self._penalize(scores)
         token_B, _ = draw(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
         self.logprobs.append(self._backend.logprob(scores, token_B, self._sampling, self._conditions))
         self.tokens.append(token_B)
         return torch.full_like(scores, float("-inf")).scatter(-1, token_B[:, None], 0.0)
+
+    def _penalize(self, logits_BV: Tensor) -> Tensor:
+        """The logits of each response's next token, with penalties on those that it follows."""
+        if not self._sampling.penalizes:
+            return logits_BV
+        drawn = [token_B.cpu() for token_B in self.tokens]
+        drawn_BK = torch.stack(drawn, 1) if drawn else torch.zeros(len(self._prompts), 0, dtype=torch.int64)
+        sides = zip(logits_BV, self._prompts, drawn_BK, strict=True)
+        return torch.stack(
+            [penalize(row_V, torch.cat([own, made]), made, self._sampling) for row_V, own, made in sides]
+        )
 
 
 def _join(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:

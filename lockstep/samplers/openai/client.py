@@ -55,6 +55,12 @@ class OpenAIClient:
         self._model = self._ask_model()
         self._dialect = self._find_dialect()
 
+    def require(self, sampling: SamplingParams, logprobs: bool = False) -> None:
+        """Raises ValueError where the server has no words for a distribution, or no log-probabilities under it."""
+        if logprobs:
+            self._dialect.require_exact(sampling)
+        self._dialect.fields(sampling)
+
     def replies(
         self, requests: Sequence[Request], sampling: SamplingParams, logprobs: bool = False
     ) -> Iterator[tuple[int, Reply]]:
@@ -67,8 +73,7 @@ class OpenAIClient:
             ValueError: If the server lacks a requested option.
             ServerError: While iterating, if the server fails after all retries.
         """
-        if logprobs:
-            self._dialect.require_exact(sampling)
+        self.require(sampling, logprobs)
         options = self._fields(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
         options |= {"logprobs": 1} if logprobs else {}
         bodies = [options | {"prompt": list(request.tokens), "seed": _seed(request.key)} for request in requests]

@@ -81,7 +81,7 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     assert [row.completion for row in found] == [rows[1].completion, rows[2].completion, rows[0].completion[:1]]
     twice = [demonstration(2, 3), demonstration(2, 4), demonstration(3, 5)]  # two answers to one prompt
     assert [row.completion for row in mismatch(twice, 10)] == [twice[i].completion for i in (2, 2, 0)]
-    with pytest.raises(InputError, match="all 2 rows of a step have one prompt"):
+    with pytest.raises(InputError, match="a step or of a validation, here 2, have one prompt"):
         mismatch(twice[:2], 10)
 
 

@@ -1,0 +1,23 @@
+"""Stop strings in the text of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.models.tokenizer import load_tokenizer
+from lockstep.samplers.stop_strings import StopStrings
+
+
+@pytest.mark.parametrize(("string", "end"), [("The</s>", 2), ("The dog", None), ("og", 4), ("</s> d", 3)])
+def test_a_special_token_is_its_name_and_no_string_goes_across_it(assets: Path, string: str, end: int | None) -> None:
+    """So a window of as many tokens as a string has bytes shows all of it."""
+    folder = str(assets / "models/stories260K/hf")
+    tokenizer = load_tokenizer(folder)
+    the, dog = (tokenizer.encode(word, add_special_tokens=False) for word in ("The", "dog"))
+    assert len(the) == 1
+    assert len(dog) == 2
+    end_of_sequence = tokenizer.eos_token_id
+    assert isinstance(end_of_sequence, int)
+    assert StopStrings(folder, (string,)).find_end([*the, end_of_sequence, *dog]) == end
