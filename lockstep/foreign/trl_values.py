@@ -1,4 +1,4 @@
-"""Values of TRL's preference trainers and of its optimizers."""
+"""Values of TRL's keys: of its preference trainers, rewards, corrections, optimizers and trackers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import Lookup, nothing, refuse, section
-from lockstep.foreign.words import Answer, Config, Json
+from lockstep.foreign.words import Answer, Config, Convert, Json, Several, Unset
 
 _LOSSES_OF_PAIRS: Mapping[str, Mapping[str, Json]] = {
     "sigmoid": {"preference_loss": "dpo"},
@@ -69,3 +69,118 @@ def convert_optimizer(value: Json, config: Config) -> Answer:
         return refuse("there is no such optimizer: docs/guides/optimizers.md")
     # Torch's own default, which is another one of Adagrad.
     return section("policy", name=name, eps=1e-10) if name == "Adagrad" else section("policy", name=name)
+
+
+SCALES: dict[Json, Json | Unset] = {"group": "group", "batch": "batch", "none": "none", True: "group", False: "none"}
+OF_LEARNER = nothing("learner.dtype says it")
+DTYPES: dict[Json, Json | Unset] = {
+    **dict.fromkeys(("bfloat16", "auto", "float32", None), OF_LEARNER),
+    "float16": refuse("no model is trained in fp16"),
+}
+
+
+def bf16(value: Json, config: Config) -> Answer:
+    """The dtype of the learner."""
+    return "bf16" if value is not False else "fp32"
+
+
+def betas(value: Json, config: Config) -> Answer:
+    """Both betas of AdamW."""
+    return [config.number("adam_beta1", 0.9), config.number("adam_beta2", 0.999)]
+
+
+def length(value: Json, config: Config) -> Answer:
+    """A bound on lengths, which must be there."""
+    return value if value else refuse("no bound on lengths; say max_tokens")
+
+
+def with_vllm(convert: Convert) -> Convert:
+    """The conversion of a key that is read where vLLM generates."""
+    return lambda value, config: convert(value, config) if config.says("use_vllm") else nothing("use_vllm is false")
+
+
+def correction(value: Json, config: Config) -> Answer:
+    """The kind of correction for what vLLM samples."""
+    if config.get("vllm_importance_sampling_correction") is False:
+        return nothing("no correction")
+    return Lookup({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop"})(
+        value, config
+    )
+
+
+def correction_bound(value: Json, config: Config) -> Answer:
+    """The upper bound of a correction."""
+    kind = correction(config.get("vllm_importance_sampling_mode"), config)
+    return value if isinstance(kind, str) and value is not None else nothing("no such correction")
+
+
+def correction_low(value: Json, config: Config) -> Answer:
+    """The lower bound of a mask."""
+    kind = correction(config.get("vllm_importance_sampling_mode"), config)
+    return value if kind == "icepop" and value is not None else nothing("no bound from below")
+
+
+def strategy(value: Json, config: Config) -> Answer:
+    """When to validate."""
+    if value == "epoch":
+        return refuse("an evaluation per epoch; run.validate_every counts steps")
+    return nothing("no validation" if value in (None, "no") else "eval_steps says it")
+
+
+def with_lora(convert: Convert) -> Convert:
+    """The conversion of a key that is read where LoRA is trained."""
+    return lambda value, config: convert(value, config) if config.says("use_peft") else nothing("use_peft is false")
+
+
+def modules(value: Json, config: Config) -> Answer:
+    """The maps that get LoRA."""
+    if value in (None, "all-linear"):
+        return nothing("all linear maps, as here without a word")
+    return value if isinstance(value, list) else [value]
+
+
+def tracker(value: Json, config: Config) -> Answer:
+    """The trackers."""
+    names = [name for name in (value if isinstance(value, list) else [value]) if name not in (None, "none")]
+    unknown = [str(name) for name in names if name not in ("wandb", "tensorboard", "mlflow")]
+    if unknown:
+        return refuse(f"there is no tracker {', '.join(unknown)}")
+    return section("trackers", **{str(name): {} for name in names}) if names else nothing("none")
+
+
+def run_name(value: Json, config: Config) -> Answer:
+    """The run's name, for the tracker that has a use for it."""
+    named = config.get("report_to")
+    loggers = named if isinstance(named, list) else [named]
+    return str(value) if "wandb" in loggers else nothing("no tracker has a use for it")
+
+
+def best(value: Json, config: Config) -> Answer:
+    """The metric by which checkpoints are kept."""
+    return refuse(f"the metric {value} has another name here; docs/coming_from.md") if value else nothing("none")
+
+
+def temperature(value: Json, config: Config) -> Answer:
+    """The temperature of training and validation."""
+    return Several({"sampling.temperature": value, "validation_sampling.temperature": value})
+
+
+def rewards(value: Json, config: Config) -> Answer:
+    """The reward functions, by name."""
+    verifiers = ("accuracy_reward", "trl.rewards.accuracy_reward")
+    named = [name for name in (value if isinstance(value, list) else [value]) if name]
+    if named and all(name in verifiers for name in named):
+        return section("reward", type="math")
+    return refuse("functions of theirs: write one with reward.type=python (docs/guides/rewards.md)")
+
+
+def weights(value: Json, config: Config) -> Answer:
+    """The weights of several rewards."""
+    if not value or value == [1.0]:
+        return nothing("one reward, as it is")
+    return refuse("weights are of the parts of a sum: reward.parts.<name>.weight (docs/guides/rewards.md)")
+
+
+def validation_split(value: Json, config: Config) -> Answer:
+    """The split of held-out rows."""
+    return nothing("data.validation is a file of its own, since there are no splits")
