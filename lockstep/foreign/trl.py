@@ -11,7 +11,7 @@ from lockstep.foreign.conversions import (
     Lookup,
     bound,
     collect,
-    data_file,
+    data_split,
     distance,
     insist,
     kl_coefficient,
@@ -52,6 +52,14 @@ OF_KEYS = {
 """Keys that one configuration alone has."""
 
 
+OF_LOSSES = {
+    "kto": "kto", "apo_zero_unpaired": "kto", "dapo": "grpo", "dr_grpo": "grpo", "bnpo": "grpo",
+    "grpo": "grpo", "cispo": "grpo", "simpo": "simpo", "nll": "sft", "chunked_nll": "sft", "dft": "sft",
+    "robust": "dpo", "hinge": "dpo",
+}  # fmt: skip
+"""Losses that one trainer alone has."""
+
+
 def _algorithm(config: Config) -> str | None:
     program = config.program.rsplit("/", 1)[-1].lower()
     if any(name in program for name in ELSEWHERE):
@@ -59,7 +67,9 @@ def _algorithm(config: Config) -> str | None:
     if "cpo" in program:  # whose other losses are not here
         return "simpo" if config.get("loss_type") == "simpo" else None
     named = next((ours for part, ours in PROGRAMS if part in program), None)
-    return named or next((ours for key, ours in OF_KEYS.items() if key in config.given), None)
+    losses = config.given.get("loss_type")
+    loss = OF_LOSSES.get(str(losses[0] if isinstance(losses, list) and losses else losses))
+    return named or next((ours for key, ours in OF_KEYS.items() if key in config.given), loss)
 
 
 def _is_rloo(config: Config) -> bool:
@@ -73,9 +83,37 @@ def _always(config: Config) -> Mapping[str, Json]:
         columns["ppo.num_generations"] = 1
     if config.algorithm in ("sft", "kto"):
         columns["data.completion"] = "{completion}"
+    if (config.processes or 1) > 1:
+        columns["learner.parallel.dp"] = config.processes
     if _is_rloo(config):
-        columns |= {"grpo.baseline": "leave_one_out", "grpo.scale_rewards": "none"}
+        columns |= {"grpo.baseline": "leave_one_out", "grpo.scale_rewards": "none", "grpo.loss_mean": "constant"}
     return columns
+
+
+def _remark(config: Config) -> tuple[str, ...]:
+    """What a step and a loss of theirs are that no key says."""
+    remarks: list[str] = []
+    if _is_rloo(config):
+        remarks.append(
+            "the ratio of their RLOO and its clip are of the whole response, here of each token: the same "
+            "where a response is used once, since no ratio is clipped then"
+        )
+    if config.algorithm == "sft" and config.says("packing"):
+        remarks.append(
+            f"with packing, a step of theirs has {_rows(config)} sequences of max_length tokens, each of "
+            "several rows, and a step here as many rows: raise sft.global_batch_size to the rows that fill them"
+        )
+    if config.algorithm == "sft" and not config.says("assistant_only_loss"):
+        remarks.append(
+            "of rows with `messages` they learn all tokens unless assistant_only_loss is true; here the last "
+            "answer is learned"
+        )
+    if config.says("use_peft") and not config.get("lora_target_modules"):
+        remarks.append(
+            "without lora_target_modules, peft chooses the maps by the model, often q_proj and v_proj alone; "
+            "here all linear maps get LoRA: learner.lora.target_modules"
+        )
+    return tuple(remarks)
 
 
 def _rows(config: Config) -> int:
@@ -197,14 +235,15 @@ def _loss(value: Json, config: Config) -> Answer:
         case _:
             return (
                 nothing("the likelihood of the answer")
-                if value in (None, "nll")
+                if value in (None, "nll", "chunked_nll")
                 else refuse(f"there is no loss {value}")
             )
 
 
 def _loss_of_groups(value: Json, config: Config) -> Answer:
     if value == "cispo":
-        return section("grpo", loss="cispo")
+        unbounded = "" if config.get("epsilon_high") else "say epsilon_high: without it their ratio is at most epsilon"
+        return Several({"grpo.loss": "cispo"}, unbounded)
     mean = Lookup({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"})(value, config)
     return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
 
@@ -239,7 +278,8 @@ MAPPED = (
     Key("torch_dtype", ("learner.dtype",), Lookup(values.DTYPES), page="-"),
     Key("seed", ("seed",), default=42),
     Key("", ("data.train",), page="the trainer's `train_dataset`"),
-    Key("dataset_name", ("data.train",), data_file, page="-"),
+    Key("dataset_name", ("data.train",), data_split, page="-"),
+    Key("dataset_train_split", ("data.train",), lambda value, config: nothing("behind dataset_name"), page="-"),
     Key("", ("data.prompt",), page="column `prompt`"),
     Key("", ("data.completion",), page="column `completion`"),
     Key("", ("data.label",), page="KTO: column `label`"),
@@ -255,7 +295,7 @@ MAPPED = (
     Key("reward_model_name_or_path", ("reward_model.path",), model_folder, page="-"),
     Key("missing_eos_penalty", ("ppo.truncation_penalty",), optional(), page="PPO: `missing_eos_penalty`"),
     Key("mask_truncated_completions", ("ppo.overlong_filtering",)),
-    Key("max_completion_length", ("sampling.max_tokens",), default=512),
+    Key("max_completion_length", ("sampling.max_tokens",), values.length, default=512),
     Key("response_length", ("sampling.max_tokens",), page="PPO: `response_length`"),
     Key("max_new_tokens", ("sampling.max_tokens",), page="-"),
     Key("max_prompt_length", ("data.max_prompt_tokens",), page="-"),
@@ -277,11 +317,11 @@ MAPPED = (
     Key("num_mini_batches", ("ppo.global_batch_size",), _batch, page="-"),
     Key("num_iterations", ("ppo.ppo_epochs",)),
     Key("num_ppo_epochs", ("ppo.ppo_epochs",), page="PPO: `num_ppo_epochs`"),
-    Key("epsilon", ("ppo.clip",)),
+    Key("epsilon", ("ppo.clip",), values.clip),
     Key("cliprange", ("ppo.clip",), page="PPO: `cliprange`"),
-    Key("epsilon_high", ("ppo.clip_high",), optional()),
+    Key("epsilon_high", ("ppo.clip_high",), values.clip_high, "with `loss_type=cispo` less 1"),
     Key("delta", ("ppo.dual_clip",), optional()),
-    Key("entropy_coef", ("ppo.entropy_coef",), distance),
+    Key("entropy_coef", ("ppo.entropy_coef",), optional(off=(None, 0, 0.0))),
     Key("normalize_advantages", ("ppo.whiten_advantages",), page="RLOO: `normalize_advantages`"),
     Key("gamma", ("ppo.gamma",), page="PPO: `gamma`"),
     Key("lam", ("ppo.gae_lambda",), page="PPO: `lam`"),
@@ -306,10 +346,15 @@ MAPPED = (
     Key("undesirable_weight", ("kto.undesirable_weight",)),
     Key("", ("distill.kl_type",), page="`beta`: 0 is our `forward`, 1 our `reverse`, between them `jsd`"),
     Key("kl_coef", ("ppo.kl.coef",), _kl, page="PPO: `kl_coef`"),
-    Key("vllm_importance_sampling_mode", ("ppo.correction.kind",), values.with_vllm(values.correction), page="-"),
+    Key("vllm_importance_sampling_mode", ("ppo.correction.kind",), values.with_vllm(values.correction),
+        default="sequence_mask", page="-"),
+    Key("vllm_importance_sampling_correction", ("ppo.correction.kind",), values.with_vllm(lambda value, config:
+        nothing("no correction" if value is False else "vllm_importance_sampling_mode says which")), page="-"),
     Key("", ("ppo.correction.kind",), Lookup({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis",
         "token_mask": "icepop"}), page="=vllm_importance_sampling_mode"),
-    Key("vllm_importance_sampling_clip_max", ("ppo.correction.high",), values.with_vllm(values.correction_bound)),
+    Key("vllm_importance_sampling_clip_max", ("ppo.correction.high",), values.with_vllm(values.correction_bound),
+        default=3.0),
+    Key("vllm_importance_sampling_cap", ("ppo.correction.high",), values.with_vllm(values.correction_bound), page="-"),
     Key("vllm_importance_sampling_clip_min", ("ppo.correction.low",), values.with_vllm(values.correction_low)),
     Key("max_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens", "kto.max_tokens",
         "simpo.max_tokens", "orpo.max_tokens"), values.length,
@@ -402,4 +447,4 @@ def _defaults(config: Config) -> Mapping[str, Json]:
     return OF_RLOO if _is_rloo(config) and config.algorithm == "grpo" else DEFAULTS.get(config.algorithm, {})
 
 
-LIBRARY = Library("TRL", "trl", "f2cd577, July 2026", MAPPED + OTHERS, _algorithm, GATES, _defaults, _always)
+LIBRARY = Library("TRL", "trl", "f2cd577, July 2026", MAPPED + OTHERS, _algorithm, GATES, _defaults, _always, _remark)

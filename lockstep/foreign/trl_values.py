@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from lockstep.foreign import sentences as say
@@ -99,13 +100,18 @@ def with_vllm(convert: Convert) -> Convert:
     return lambda value, config: convert(value, config) if config.says("use_vllm") else nothing("use_vllm is false")
 
 
+_CORRECTIONS: dict[Json, Json | Unset] = {
+    "token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop",
+    "sequence_mask": refuse("whole responses are left out there whose ratio is out of bounds; "
+                            "here tokens (icepop), or their weight is bounded (token_tis, sequence_tis)"),
+}  # fmt: skip
+
+
 def correction(value: Json, config: Config) -> Answer:
     """The kind of correction for what vLLM samples."""
     if config.get("vllm_importance_sampling_correction") is False:
         return nothing("no correction")
-    return Lookup({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop"})(
-        value, config
-    )
+    return Lookup(_CORRECTIONS)(value, config)
 
 
 def correction_bound(value: Json, config: Config) -> Answer:
@@ -135,7 +141,7 @@ def with_lora(convert: Convert) -> Convert:
 def modules(value: Json, config: Config) -> Answer:
     """The maps that get LoRA."""
     if value in (None, "all-linear"):
-        return nothing("all linear maps, as here without a word")
+        return nothing("all linear maps, as here without a word" if value else "peft chooses them")
     return value if isinstance(value, list) else [value]
 
 
@@ -165,17 +171,40 @@ def temperature(value: Json, config: Config) -> Answer:
     return Several({"sampling.temperature": value, "validation_sampling.temperature": value})
 
 
+_VERIFIERS = ("accuracy_reward", "trl.rewards.accuracy_reward")
+_WRITE = "write functions of ours in the place of theirs, docs/guides/rewards.md"
+
+
 def rewards(value: Json, config: Config) -> Answer:
-    """The reward functions, by name."""
-    verifiers = ("accuracy_reward", "trl.rewards.accuracy_reward")
-    named = [name for name in (value if isinstance(value, list) else [value]) if name]
-    if named and all(name in verifiers for name in named):
-        return section("reward", type="math")
-    return refuse("functions of theirs: write one with reward.type=python (docs/guides/rewards.md)")
+    """Reward functions: math-verify where theirs is that, else functions that have to be written."""
+    named = [str(name) for name in (value if isinstance(value, list) else [value]) if name]
+    if len(named) == 1 and named[0] in _VERIFIERS:
+        return Several({"reward.type": "math", "data.answer": "{solution}"})
+    if len(named) == 1:
+        return Several({f"reward.{key}": value for key, value in _reward(named[0]).items()}, _WRITE)
+    weights = config.get("reward_weights")
+    each = weights if isinstance(weights, list) and len(weights) == len(named) else [1.0] * len(named)
+    parts = {_name_part(name): {**_reward(name), "weight": weight} for name, weight in zip(named, each, strict=True)}
+    if len(parts) < max(2, len(named)):
+        return refuse("functions of theirs with no name of their own: docs/guides/rewards.md")
+    return Several({"reward.type": "sum", "reward.parts": parts}, _WRITE)
+
+
+def _reward(name: str) -> dict[str, Json]:
+    is_math = name in _VERIFIERS
+    return {"type": "math"} if is_math else {"type": "python", "function": f"my_rewards.py:{_name_part(name)}"}
+
+
+def _name_part(name: str) -> str:
+    """A name that a part may have: that of a function, without its module."""
+    return re.sub(r"\W", "_", re.split(r"[./]", name)[-1])
 
 
 def weights(value: Json, config: Config) -> Answer:
     """The weights of several rewards."""
+    named = config.get("reward_funcs")
+    if isinstance(named, list) and isinstance(value, list) and len(named) == len(value):
+        return nothing("those of reward.parts" if len(named) > 1 or value == [1.0] else "one reward, as it is")
     if not value or value == [1.0]:
         return nothing("one reward, as it is")
     return refuse("weights are of the parts of a sum: reward.parts.<name>.weight (docs/guides/rewards.md)")
@@ -184,3 +213,19 @@ def weights(value: Json, config: Config) -> Answer:
 def validation_split(value: Json, config: Config) -> Answer:
     """The split of held-out rows."""
     return nothing("data.validation is a file of its own, since there are no splits")
+
+
+def _is_cispo(config: Config) -> bool:
+    return config.get("loss_type") == "cispo"
+
+
+def clip(value: Json, config: Config) -> Answer:
+    """The lower distance of the clip, which CISPO has none of."""
+    return nothing("epsilon_high alone bounds the ratio of cispo") if _is_cispo(config) else value
+
+
+def clip_high(value: Json, config: Config) -> Answer:
+    """The upper distance of the clip; in CISPO theirs is the bound on the ratio itself."""
+    if not isinstance(value, int | float) or not _is_cispo(config):
+        return nothing("that of epsilon, as here") if value is None else value
+    return round(value - 1, 9) if value > 1 else refuse("a ratio of at most 1; here a distance above 1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lockstep.foreign import sentences as say
 from lockstep.foreign import verl_values as values
 from lockstep.foreign.conversions import (
@@ -45,11 +47,11 @@ MAPPED = (
     Key("trainer.seed", ("seed",), page="-"),
     Key("data.train_files", ("data.train",), data_file, default="~/data/rlhf/gsm8k/train.parquet"),
     Key("data.val_files", ("data.validation",), data_file, default="~/data/rlhf/gsm8k/test.parquet"),
-    Key("data.prompt_key", ("data.messages", "data.prompt"), lambda value, config: column(value,
-        config) if values.is_sft(config) else value,
+    Key("data.prompt_key", ("data.messages", "data.prompt"), values.prompt_key,
         page="`data.prompt_key`", default="prompt"),
     Key("data.response_key", ("data.completion",), column),
     Key("data.messages_key", ("data.messages",)),
+    Key("", ("data.answer",), page="`reward_model.ground_truth` of a row"),
     Key("data.multiturn.messages_key", ("data.messages",), lambda value, config:
         value if config.says("data.multiturn.enable") else nothing("data.multiturn.enable is false"), page="-"),
     Key("data.max_prompt_length", ("data.max_prompt_tokens",), default=512),
@@ -90,7 +92,9 @@ MAPPED = (
     Key(f"{ROLLOUT}.val_kwargs.top_p", ("validation_sampling.top_p",), values.validation),
     Key(f"{ROLLOUT}.val_kwargs.top_k", ("validation_sampling.top_k",), values.validation),
     Key(f"{ROLLOUT}.val_kwargs.n", ("validation_sampling.num_samples",), values.validation_n),
-    Key("data.train_batch_size", ("ppo.num_prompts_per_step", "sft.global_batch_size"), default=1024),
+    Key("data.train_batch_size", ("ppo.num_prompts_per_step", "sft.global_batch_size"), values.train_batch,
+        default=1024),
+    Key("data.gen_batch_size", ("ppo.num_prompts_per_step",), values.generated_batch, page="-"),
     Key(f"{ROLLOUT}.n", ("ppo.num_generations",), default=1),
     Key(f"{ACTOR}.ppo_mini_batch_size", ("ppo.global_batch_size",), values.mini_batch,
         "in prompts: take it times `rollout.n`", "a batch size counts responses, over all ranks", default=256),
@@ -99,17 +103,20 @@ MAPPED = (
     Key(f"{ACTOR}.clip_ratio_low", ("ppo.clip",), optional(), default=0.2),
     Key(f"{ACTOR}.clip_ratio_high", ("ppo.clip_high",), optional(), default=0.2),
     Key(f"{ACTOR}.clip_ratio_c", ("ppo.dual_clip",), default=3.0),
-    Key(f"{ACTOR}.entropy_coeff", ("ppo.entropy_coef",), distance),
+    Key(f"{ACTOR}.entropy_coeff", ("ppo.entropy_coef",), optional(off=(None, 0, 0.0))),
     Key("algorithm.gamma", ("ppo.gamma",), default=1.0),
     Key("algorithm.lam", ("ppo.gae_lambda",), default=1.0),
     Key("critic.cliprange_value", ("ppo.value_clip",), distance, default=0.5),
-    Key("trainer.critic_warmup", ("ppo.critic_warmup_steps",)),
+    Key("trainer.critic_warmup", ("ppo.critic_warmup_steps",), values.critic_warmup, "less 1"),
+    *(Key(f"critic.{name}", (f"ppo.{option}",), values.updates_of_critic(name), page="-")
+      for name, option in (("ppo_mini_batch_size", "global_batch_size"), ("ppo_epochs", "ppo_epochs"))),
     Key("critic.optim.lr", ("critic.lr",), number, default=1e-5),
     Key("critic.optim.weight_decay", ("critic.weight_decay",), default=0.01),
     Key("critic.grad_clip", ("critic.max_grad_norm",), bound),
     Key("critic.optim.betas", ("critic.betas",)),
     Key(SCALED, ("grpo.scale_rewards",), values.scale, default=True),
     Key(f"{ACTOR}.loss_agg_mode", ("grpo.loss_mean",), Lookup(values.MEANS), default="token-mean"),
+    Key(f"{ACTOR}.loss_scale_factor", ("grpo.loss_mean",), values.loss_scale, page="-"),
     Key(f"{ACTOR}.policy_loss.loss_mode", ("grpo.importance_sampling_level", "grpo.loss"), values.loss_mode,
         page="-"),
     Key("", ("grpo.importance_sampling_level", "grpo.loss"), Lookup({"gspo": "sequence", "cispo": "cispo"}),
@@ -142,12 +149,13 @@ MAPPED = (
     Key(f"{ACTOR}.optim.clip_grad", ("policy.max_grad_norm",), bound, page="-"),
     Key(f"{ACTOR}.optim.lr_warmup_steps", ("policy.schedule.warmup_steps",), values.warmup,
         "in their steps: take it times the updates of a step", "a schedule counts optimizer steps"),
-    Key(f"{ACTOR}.optim.lr_warmup_steps_ratio", ("policy.schedule.warmup_steps",), share_of_steps(values.steps),
-        "a share"),
-    Key("optim.lr_warmup_steps_ratio", ("policy.schedule.warmup_steps",), share_of_steps(values.steps), page="-"),
+    Key(f"{ACTOR}.optim.lr_warmup_steps_ratio", ("policy.schedule.warmup_steps",),
+        share_of_steps(values.steps, math.floor), "a share"),
+    Key("optim.lr_warmup_steps_ratio", ("policy.schedule.warmup_steps",),
+        share_of_steps(values.steps, math.floor), page="-"),
     Key("critic.optim.lr_warmup_steps", ("critic.schedule.warmup_steps",), values.warmup),
-    Key("critic.optim.lr_warmup_steps_ratio", ("critic.schedule.warmup_steps",), share_of_steps(values.steps),
-        page="-"),
+    Key("critic.optim.lr_warmup_steps_ratio", ("critic.schedule.warmup_steps",),
+        share_of_steps(values.steps, math.floor), page="-"),
     Key(f"{ACTOR}.optim.lr_scheduler_type", ("policy.schedule.decay",), values.decay),
     Key(f"{ACTOR}.optim.warmup_style", ("policy.schedule.decay",), values.decay, page="-"),
     Key("optim.lr_scheduler", ("policy.schedule.decay",), values.decay, page="-"),
@@ -166,6 +174,7 @@ MAPPED = (
     Key(f"{ACTOR}.ppo_max_token_len_per_gpu", ("learner.micro_batch_tokens",)),
     Key("trainer.n_gpus_per_node", ("learner.parallel.dp",), values.dp, default=8),
     Key("trainer.nnodes", ("learner.parallel.dp",), values.dp),
+    Key("", ("sampler.replicas",), page="GPUs / `rollout.tensor_model_parallel_size`"),
     Key(f"{ACTOR}.megatron.tensor_model_parallel_size", ("learner.parallel.tp",)),
     Key(f"{ACTOR}.ulysses_sequence_parallel_size", ("learner.parallel.cp",)),
     Key("ulysses_sequence_parallel_size", ("learner.parallel.cp",), page="-"),
@@ -197,11 +206,11 @@ MAPPED = (
     Key("actor_rollout_ref.hybrid_engine", ("cluster.placement",), Lookup({True: "colocated", False: "separate"}),
         page="`actor_rollout_ref.hybrid_engine`"),
     Key("trainer.total_training_steps", ("run.max_steps",), positive("trainer.total_epochs decides")),
-    Key("trainer.total_epochs", ("run.max_epochs",), lambda value, config:
-        nothing("total_training_steps ends the run") if config.number("trainer.total_training_steps") else value,
-        default=30),
-    Key("trainer.test_freq", ("run.validate_every",), positive("no validation")),
-    Key("trainer.save_freq", ("run.save_every",), positive("at the end alone; ours saves every 10 steps")),
+    Key("trainer.total_epochs", ("run.max_epochs",), values.epochs, default=30),
+    Key("trainer.test_freq", ("run.validate_every",), positive(
+        "before the first step and, here, after the last; trainer.val_before_train=False leaves out the former there")),
+    Key("trainer.save_freq", ("run.save_every",), positive(
+        "there nothing is saved, the last step neither; here every 10 steps and in the end: run.save_every")),
     Key("trainer.max_actor_ckpt_to_keep", ("run.keep",), optional()),
     Key("trainer.max_ckpt_to_keep", ("run.keep",), optional(), page="-"),
     Key("trainer.default_local_dir", ("run.folder",), lambda value, config:
@@ -224,8 +233,12 @@ GATES = (
          "actor.use_kl_loss is false"),
     Gate(("algorithm.kl_ctrl.*", "algorithm.kl_penalty"), lambda config: config.says("algorithm.use_kl_in_reward"),
          "algorithm.use_kl_in_reward is false"),
-    Gate(("critic.*", "trainer.critic_warmup", "algorithm.lam"), values.has_critic, "there is no critic without "
-        "adv_estimator=gae"),
+    Gate(("critic.*", "algorithm.lam"), values.has_critic, "there is no critic without adv_estimator=gae"),
+    Gate(("algorithm.filter_groups.*",), lambda config: not values.is_main_ppo(config),
+         "verl.trainer.main_ppo does not read it; recipes such as DAPO's do"),
+    Gate(("actor_rollout_ref.*", "algorithm.*", "critic.*", "reward_model.*", "custom_reward_function.*",
+          "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes"),
+         lambda config: not values.is_sft(config), "the trainers of demonstrations do not read it"),
     Gate(("algorithm.norm_adv_by_std_in_grpo",), lambda config: config.get("algorithm.adv_estimator") == "grpo",
          "adv_estimator is not grpo"),
     Gate((f"{ACTOR}.ppo_max_token_len_per_gpu",), lambda config: config.says(f"{ACTOR}.use_dynamic_bsz"),
@@ -252,5 +265,5 @@ SFT_DEFAULTS: dict[str, Json] = {
 LIBRARY = Library(
     "verl", "verl", "b178a3c, January 2026", MAPPED + OTHERS, values.algorithm, GATES,
     lambda config: SFT_DEFAULTS if config.algorithm == "sft" else {},
-    prefix="actor_rollout_ref.",
+    values.always, prefix="actor_rollout_ref.",
 )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Lookup,
+    column,
     data_ranks,
     kl_coefficient,
     nothing,
@@ -13,7 +16,8 @@ from lockstep.foreign.conversions import (
     section,
     tokens_left,
 )
-from lockstep.foreign.words import Answer, Config, Json, Unset
+from lockstep.foreign.interpolation import is_open
+from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Several, Unset
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
@@ -24,7 +28,7 @@ SCALED = "algorithm.norm_adv_by_std_in_grpo"
 
 ESTIMATORS: dict[Json, Json | Unset] = {
     "grpo": "mean", "grpo_vectorized": "mean", "rloo": "leave_one_out", "rloo_vectorized": "leave_one_out",
-    "reinforce_plus_plus": "none", "gae": nothing("algorithm: ppo"),
+    "reinforce_plus_plus": "none", "reinforce_plus_plus_baseline": "mean", "gae": nothing("algorithm: ppo"),
 }  # fmt: skip
 
 
@@ -43,6 +47,93 @@ def algorithm(config: Config) -> str:
     return "ppo" if config.get("algorithm.adv_estimator") == "gae" else "grpo"
 
 
+def is_main_ppo(config: Config) -> bool:
+    """True where verl's own trainer is started, and not a recipe that has more options."""
+    return config.program.endswith(("main_ppo", "main_ppo.py"))
+
+
+def prompts_of_step(config: Config) -> int:
+    """Prompts of a step: in verl's own trainer those that its loader is told to load."""
+    loaded = config.whole("data.gen_batch_size", 0) if is_main_ppo(config) else 0
+    return loaded or config.whole("data.train_batch_size", 1)
+
+
+def train_batch(value: Json, config: Config) -> Answer:
+    """Prompts of a step, or rows of SFT."""
+    is_other = not is_sft(config) and prompts_of_step(config) != value
+    return nothing("data.gen_batch_size is what the loader reads") if is_other else value
+
+
+def generated_batch(value: Json, config: Config) -> Answer:
+    """Prompts that are loaded at a time."""
+    return value if is_main_ppo(config) and value else nothing("as many prompts as a step takes are sampled at a time")
+
+
+def prompt_key(value: Json, config: Config) -> Answer:
+    """The field of messages, or of the question of a demonstration."""
+    field = column(value, config) if is_sft(config) else value
+    return Several({"data.prompt": field}) if is_sft(config) and isinstance(field, str) else field
+
+
+def always(config: Config) -> Mapping[str, Json]:
+    """The right answer of its rows, the chat template around questions, engines on all GPUs, and more machines."""
+    if config.algorithm == "sft":
+        shared: dict[str, Json] = {"data.max_prompt_tokens": config.whole("data.max_length", 1024)}
+        if (config.processes or 1) > 1:
+            shared["learner.parallel.dp"] = config.processes
+        return shared if config.says("data.multiturn.enable") else {**shared, "data.chat": True}
+    engines, rest = divmod(all_gpus(config), max(1, config.whole(f"{ROLLOUT}.tensor_model_parallel_size", 1)))
+    options: dict[str, Json] = {"data.answer": "{reward_model.ground_truth}"}
+    if config.get(f"{ROLLOUT}.name") == "vllm" and engines > 1 and not rest:
+        options["sampler.replicas"] = engines
+    return options | ({"cluster.backend": "ray"} if config.whole("trainer.nnodes", 1) > 1 else {})
+
+
+def all_gpus(config: Config) -> int:
+    """GPUs of all machines."""
+    return config.whole("trainer.n_gpus_per_node", 8) * config.whole("trainer.nnodes", 1)
+
+
+def critic_warmup(value: Json, config: Config) -> Answer:
+    """Steps before the policy learns: they count from 1, and the step of this number learns."""
+    steps = int(number_of(value)) - 1
+    if steps > 0 and not has_critic(config):
+        return Unset(Kind.DIFFERS, f"{steps} steps without a gain: there a policy without a critic waits, too")
+    return steps if steps > 0 else nothing("the policy learns from the first step on")
+
+
+def updates_of_critic(name: str) -> Convert:
+    """The conversion of how often the critic is updated, which here is as often as the policy."""
+
+    def convert(value: Json, config: Config) -> Answer:
+        if value == config.get(f"{ACTOR}.{name}") or is_open(value):
+            return nothing("that of the policy, as here")
+        return refuse(f"the critic is updated as often as the policy, by actor.{name}")
+
+    return convert
+
+
+def loss_scale(value: Json, config: Config) -> Answer:
+    """The constant by which the sums of responses are divided."""
+    if config.get(f"{ACTOR}.loss_agg_mode") != "seq-mean-token-sum-norm" or not value:
+        return nothing("read by loss_agg_mode=seq-mean-token-sum-norm alone" if value else "none")
+    if value == config.get("data.max_response_length"):
+        return nothing("sampling.max_tokens, as here")
+    return refuse("loss_mean: constant divides by sampling.max_tokens")
+
+
+def epochs(value: Json, config: Config) -> Answer:
+    """Epochs, of which and of the steps the earlier ends their run."""
+    if not config.number("trainer.total_training_steps"):
+        return value
+    if "trainer.total_epochs" not in config.given:
+        return nothing("total_training_steps ends the run")
+    return refuse(
+        "the earlier ends their run, and run.max_steps alone ends this one; if the epochs do, say "
+        f"run.max_epochs={value}"
+    )
+
+
 def is_megatron(config: Config) -> bool:
     """True if Megatron trains."""
     return config.get(f"{ACTOR}.strategy") == "megatron" or "megatron" in str(config.get("--config-name"))
@@ -59,7 +150,7 @@ def estimator(value: Json, config: Config) -> Answer:
     if not isinstance(baseline, str):
         return baseline
     shared: dict[str, Json] = {"baseline": baseline, "scale_rewards": scale(config.get(SCALED), config)}
-    return section("grpo", **shared, whiten_advantages=baseline == "none")
+    return section("grpo", **shared, whiten_advantages=str(value).startswith("reinforce"))
 
 
 def mini_batch(value: Json, config: Config) -> Answer:
@@ -76,7 +167,7 @@ def updates(config: Config) -> int:
     """Optimizer steps of one of their steps, which their scheduler counts."""
     if is_sft(config):
         return 1
-    batch, mini = config.whole("data.train_batch_size", 1), config.whole(f"{ACTOR}.ppo_mini_batch_size", 1)
+    batch, mini = prompts_of_step(config), config.whole(f"{ACTOR}.ppo_mini_batch_size", 1)
     return max(1, batch // max(1, mini)) * config.whole(f"{ACTOR}.ppo_epochs", 1)
 
 
@@ -103,7 +194,7 @@ def decay(value: Json, config: Config) -> Answer:
 
 def dp(value: Json, config: Config) -> Answer:
     """Ranks that share the data: all GPUs, less what the other axes take."""
-    gpus = config.whole("trainer.n_gpus_per_node", 8) * config.whole("trainer.nnodes", 1)
+    gpus = all_gpus(config)
     others = config.whole(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     for axis in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         others *= config.whole(f"{ACTOR}.megatron.{axis}", 1) if is_megatron(config) else 1
@@ -251,7 +342,8 @@ TRUNCATION: dict[Json, Json | Unset] = {
 STRATEGY: dict[Json, Json | Unset] = {"fsdp": "torch", "fsdp2": "torch", "megatron": "megatron"}
 MEANS: dict[Json, Json | Unset] = {
     "token-mean": "tokens", "seq-mean-token-mean": "responses", "seq-mean-token-sum-norm": "constant",
-    "seq-mean-token-sum": refuse("a mean over responses of sums over tokens weighs by length and has no counterpart"),
+    "seq-mean-token-sum": refuse("a mean over responses of sums over tokens is loss_mean=constant but for its scale: "
+                                 "the gradient there is sampling.max_tokens times as large"),
 }  # fmt: skip
 
 
