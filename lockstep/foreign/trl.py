@@ -377,8 +377,7 @@ MAPPED = (
     Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_count_scheduled), "a share"),
     Key("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
     Key("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), _final, page="-"),
-    Key("use_peft", ("learner.lora.rank",), lambda value, config:
-        section("learner.lora", rank=config.whole("lora_r", 16)) if value is True else nothing("no LoRA"), page="-"),
+    Key("use_peft", ("learner.lora.rank",), values.lora, page="-"),
     Key("lora_r", ("learner.lora.rank",), values.with_lora(optional())),
     Key("lora_alpha", ("learner.lora.alpha",), values.with_lora(optional())),
     Key("lora_target_modules", ("learner.lora.target_modules",), values.with_lora(values.modules)),

@@ -138,6 +138,13 @@ def with_lora(convert: Convert) -> Convert:
     return lambda value, config: convert(value, config) if config.says("use_peft") else nothing("use_peft is false")
 
 
+def lora(value: Json, config: Config) -> Answer:
+    """LoRA, with TRL's defaults."""
+    if value is not True:
+        return nothing("no LoRA")
+    return section("learner.lora", rank=config.whole("lora_r", 16), alpha=config.whole("lora_alpha", 32))
+
+
 def modules(value: Json, config: Config) -> Answer:
     """The maps that get LoRA."""
     if value in (None, "all-linear"):
@@ -184,7 +191,9 @@ def rewards(value: Json, config: Config) -> Answer:
         return Several({f"reward.{key}": value for key, value in _reward(named[0]).items()}, _WRITE)
     weights = config.get("reward_weights")
     each = weights if isinstance(weights, list) and len(weights) == len(named) else [1.0] * len(named)
-    parts = {_name_part(name): {**_reward(name), "weight": weight} for name, weight in zip(named, each, strict=True)}
+    parts: dict[str, Json] = {
+        _name_part(name): {**_reward(name), "weight": weight} for name, weight in zip(named, each, strict=True)
+    }
     if len(parts) < max(2, len(named)):
         return refuse("functions of theirs with no name of their own: docs/guides/rewards.md")
     return Several({"reward.type": "sum", "reward.parts": parts}, _WRITE)

@@ -179,7 +179,11 @@ def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(tmp_pat
 @pytest.mark.parametrize(
     ("change", "options", "says"),
     [
-        ({}, {"prompt": "{prompt}", "completion": "x"}, "data.messages=prompt reads them by the chat template, in place of data.prompt"),
+        (
+            {},
+            {"prompt": "{prompt}", "completion": "x"},
+            "data.messages=prompt reads them by the chat template, in place of data.prompt",
+        ),
         ({"prompt": "Say"}, {"prompt": "{prompt}", "completion": "x {completion}"}, "has no text in the field 'comp"),
         ({"completion": [*ASKED, *REPLY]}, {"prompt": "x", "completion": "{completion}"}, "several messages"),
         (
