@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from lockstep.commands.arguments import Parsers
-from lockstep.exit_codes import INPUT, OK
 from lockstep.paths import path_argument
 
 _LIBRARIES = ("nemo-rl", "verl", "trl", "openrlhf")
@@ -56,5 +55,5 @@ def run(options: argparse.Namespace) -> int:
         print(table)
     changes = describe_changes(converted, validate(converted))
     if changes:
-        print(f"lockstep convert: {changes}", file=sys.stderr)
-    return INPUT if changes else OK
+        raise InputError(changes)
+    return 0

@@ -61,7 +61,7 @@ MAPPED = (
     Key("data.val_max_samples", ("data.max_validation_samples",), positive("all rows")),
     Key("data.train_max_samples", ("data.limit_train_batches",), values.rows, "rows"),
     Key("custom_reward_function.path", ("reward.function",), values.reward_function,
-        "its arguments are others here: docs/guides/rewards.md", page="`reward.custom_reward_function.path`"),
+        "called by the names that verl gives its arguments", page="`reward.custom_reward_function.path`"),
     Key("custom_reward_function.name", ("reward.function",), lambda value, config: nothing("part of reward.function"),
         page="-"),
     Key("reward.custom_reward_function.path", ("reward.function",), values.reward_function, page="-"),

@@ -65,7 +65,6 @@ def load(function: str, batch: bool = False) -> Callable[..., Any]:
     given = tuple(signature.parameters)
     if given[:3] == (_VERL_MANY if batch else _VERL_ONE)[:3]:
         return _adapt_verl(found, batch)
-    _takes_four(signature, function, names)
     theirs = next(
         (name for name in given[:4] if name in _OF_OTHERS or (name in _NO_PROMPTS and name == given[0])), None
     )
@@ -74,6 +73,7 @@ def load(function: str, batch: bool = False) -> Callable[..., Any]:
             f"reward.function {function} takes {signature} as functions of another library do, but "
             f"is called with ({', '.join(names)}); wrap it: docs/guides/rewards.md"
         )
+    _takes_four(signature, function, names)
     return found
 
 
