@@ -60,7 +60,7 @@ def _change(converted: Converted, change: dict[str, Json], note: str) -> Convert
 
 
 def _find_messages(converted: Converted, row: Row) -> dict[str, Json]:
-    """What reads the messages of a row, where the recipe takes its prompt or its answer for text."""
+    """Options that read the messages of a row, where the recipe takes its prompt or its answer for text."""
     options = converted.options
     asked = options.get("data.messages")
     if isinstance(asked, str):

@@ -123,7 +123,7 @@ class Pairs:
         return [PreferencePair(*parts) for parts in zip(prompts, chosen, rejected, scores, strict=True)]
 
     def _scores(self, row: Row) -> dict[str, float]:
-        """What the answers of a row are worth, by its fields."""
+        """Worth of the answers of a row, by its fields."""
         return {name: float(read_field(row, name)) for name in self._data.score_fields}
 
     def _fault(self, row: Row) -> str | None:

@@ -90,7 +90,7 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
 
 
 def read_field(row: Row, name: str) -> Any:
-    """What a row has in a field; with dots in its name, in a field of an object in a field. None: nothing."""
+    """The value that a row has in a field; with dots in its name, in a field of an object in a field. None: nothing."""
     if name in row or "." not in name:
         return row.get(name)
     outer, _, inner = name.partition(".")

@@ -33,7 +33,7 @@ def read_program(tree: ast.Module) -> PythonConfig | None:
     configs = [call for call in calls if _name(call).endswith("Config") and _name(call) not in _NO_TRAINING]
     if not configs:
         return None
-    reader = _Reader(dict(_list_constants(tree)))
+    reader = _Expressions(dict(_list_constants(tree)))
     made = max(configs, key=lambda call: len(call.keywords))
     given = reader.read_arguments(made)
     trainer = next((call for call in calls if _name(call).endswith("Trainer")), None)
@@ -64,7 +64,7 @@ def _list_constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 @dataclass
-class _Reader:
+class _Expressions:
     """Reads expressions of a program.
 
     Attributes:

@@ -91,7 +91,7 @@ def _always(config: Config) -> Mapping[str, Json]:
 
 
 def _remark(config: Config) -> tuple[str, ...]:
-    """What a step and a loss of theirs are that no key says."""
+    """Facts about a step and a loss of theirs that no key says."""
     remarks: list[str] = []
     if _is_rloo(config):
         remarks.append(

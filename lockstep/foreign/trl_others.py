@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.foreign import sentences as say
-from lockstep.foreign.words import differs, lost, none
+from lockstep.foreign.words import differs, lose, none
 
 OTHERS = (
     *differs("sequences are packed to learner.micro_batch_tokens, which changes no batch: sft.global_batch_size counts "
@@ -41,24 +41,24 @@ OTHERS = (
           "dataset_config", "datasets", "path", "name", "data_dir", "data_files", "split",
           "columns", "fraction", "test_split_size", "trackio_bucket_id", "trackio_space_id", "trackio_static_space_id"),
     *none("Python files of a model's folder run only where --trust names them", "trust_remote_code"),
-    lost("rewards are added up, each with its weight", "multi_objective_aggregation", "sum_then_normalize"),
-    lost("rewards are not bounded", "reward_clip_range"),
+    lose("rewards are added up, each with its weight", "multi_objective_aggregation", "sum_then_normalize"),
+    lose("rewards are not bounded", "reward_clip_range"),
     *none("read by loss_type sapo, vespo or discopop alone", "sapo_temperature_neg", "sapo_temperature_pos",
           "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos", "discopop_tau"),
     *none("read by use_adaptive_entropy alone", "entropy_coef_delta", "entropy_coef_max", "entropy_coef_min",
           "entropy_target"),
     *none("read by f_divergence_type alone", "f_alpha_divergence_coef"),
-    lost("all tokens are trained", "top_entropy_quantile", 1.0),
-    lost("ppo.entropy_coef stays as it is", "use_adaptive_entropy", False),
-    lost("tokens beyond the shorter answer count in full", "ld_alpha", 1.0),
-    lost("the divergence is the reverse KL", "f_divergence_type", "reverse_kl", "FDivergenceType.REVERSE_KL"),
-    lost("pairs have one weight", "use_weighting", False),
-    lost("rewards are not whitened", "whiten_rewards", False),
-    lost("no response is left out for how far the policy has moved from it", "off_policy_mask_threshold"),
-    lost("the loss has no term for the balance of experts", "router_aux_loss_coef", 0.0),
-    lost("the teacher answers no prompts", "seq_kd", False),
-    lost("there is no noise on embeddings", "neftune_noise_alpha", 0, 0.0),
-    lost("labels are not smoothed", "label_smoothing_factor", 0.0),
+    lose("all tokens are trained", "top_entropy_quantile", 1.0),
+    lose("ppo.entropy_coef stays as it is", "use_adaptive_entropy", False),
+    lose("tokens beyond the shorter answer count in full", "ld_alpha", 1.0),
+    lose("the divergence is the reverse KL", "f_divergence_type", "reverse_kl", "FDivergenceType.REVERSE_KL"),
+    lose("pairs have one weight", "use_weighting", False),
+    lose("rewards are not whitened", "whiten_rewards", False),
+    lose("no response is left out for how far the policy has moved from it", "off_policy_mask_threshold"),
+    lose("the loss has no term for the balance of experts", "router_aux_loss_coef", 0.0),
+    lose("the teacher answers no prompts", "seq_kd", False),
+    lose("there is no noise on embeddings", "neftune_noise_alpha", 0, 0.0),
+    lose("labels are not smoothed", "label_smoothing_factor", 0.0),
     *none("tools are called in an environment: environment.class_name", "max_tool_calling_iterations"),
     *none("the tokenizer's own chat template is used as it is", "chat_template_path"),
     *none("options of an optimizer are optimizer.options, by torch's names", "optim_args", "optim_target_modules"),

@@ -127,7 +127,7 @@ def correction_low(value: Json, config: Config) -> Answer:
 
 
 def strategy(value: Json, config: Config) -> Answer:
-    """When to validate."""
+    """The times of validation."""
     if value == "epoch":
         return refuse("an evaluation per epoch; run.validate_every counts steps")
     return nothing("no validation" if value in (None, "no") else "eval_steps says it")

@@ -94,7 +94,7 @@ MAPPED = (
     Key(f"{ROLLOUT}.val_kwargs.n", ("validation_sampling.num_samples",), values.validation_n),
     Key("data.train_batch_size", ("ppo.num_prompts_per_step", "sft.global_batch_size"), values.train_batch,
         default=1024),
-    Key("data.gen_batch_size", ("ppo.num_prompts_per_step",), values.generated_batch, page="-"),
+    Key("data.gen_batch_size", ("ppo.num_prompts_per_step",), values.loader_batch, page="-"),
     Key(f"{ROLLOUT}.n", ("ppo.num_generations",), default=1),
     Key(f"{ACTOR}.ppo_mini_batch_size", ("ppo.global_batch_size",), values.mini_batch,
         "in prompts: take it times `rollout.n`", "a batch size counts responses, over all ranks", default=256),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.foreign import sentences as say
-from lockstep.foreign.words import differs, lost, none, under, unread
+from lockstep.foreign.words import differs, lose, none, under, unread
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
@@ -130,12 +130,12 @@ OTHERS = (
     *none("read by use_pf_ppo alone", *under("algorithm.pf_ppo", "reweight_method weight_pow")),
     *none("read by bypass_mode alone", "algorithm.rollout_correction.loss_type"),
     *none("read by rollout_rs alone", "algorithm.rollout_correction.rollout_rs_threshold"),
-    lost("responses are used as they are sampled", "algorithm.use_pf_ppo", False),
-    lost("groups are left out where their rewards are alike", "algorithm.filter_groups.metric", "seq_reward",
+    lose("responses are used as they are sampled", "algorithm.use_pf_ppo", False),
+    lose("groups are left out where their rewards are alike", "algorithm.filter_groups.metric", "seq_reward",
          "seq_final_reward", "score"),
-    lost("the learner's own log-probabilities are the old ones", "algorithm.rollout_correction.bypass_mode", False),
-    lost("weights are used as they are", "algorithm.rollout_correction.rollout_is_batch_normalize", False),
-    lost("no response is left out for its ratio", "algorithm.rollout_correction.rollout_rs"),
+    lose("the learner's own log-probabilities are the old ones", "algorithm.rollout_correction.bypass_mode", False),
+    lose("weights are used as they are", "algorithm.rollout_correction.rollout_is_batch_normalize", False),
+    lose("no response is left out for its ratio", "algorithm.rollout_correction.rollout_rs"),
     *none(say.IMAGES, *under("data", "image_key image_patch_size video_key return_multi_modal_inputs"),
           f"{ACTOR}.freeze_vision_tower", f"{MODEL}.freeze_vision_tower"),
     *none("the tokenizer is the model's own, with its chat template", *under(MODEL,

@@ -64,7 +64,7 @@ def train_batch(value: Json, config: Config) -> Answer:
     return nothing("data.gen_batch_size is what the loader reads") if is_other else value
 
 
-def generated_batch(value: Json, config: Config) -> Answer:
+def loader_batch(value: Json, config: Config) -> Answer:
     """Prompts that are loaded at a time."""
     return value if is_main_ppo(config) and value else nothing("as many prompts as a step takes are sampled at a time")
 
@@ -226,7 +226,7 @@ def target_kl(value: Json, config: Config) -> Answer:
 
 
 def scale(value: Json, config: Config) -> str:
-    """What GRPO's advantages are divided by."""
+    """The divisor of GRPO's advantages."""
     return "group" if value is True and config.get("algorithm.adv_estimator") in GROUPS else "none"
 
 
@@ -359,12 +359,12 @@ def loss_mode(value: Json, config: Config) -> Answer:
 
 
 def overlong_prompts(value: Json, config: Config) -> Answer:
-    """What becomes of prompts that are too long."""
+    """The fate of prompts that are too long."""
     return "skip" if value is True else nothing("data.truncation decides")
 
 
 def truncation(value: Json, config: Config) -> Answer:
-    """What becomes of prompts that are too long and kept."""
+    """The fate of prompts that are too long and kept."""
     if config.says("data.filter_overlong_prompts"):
         return nothing("data.filter_overlong_prompts drops them before")
     return Lookup(TRUNCATION)(value, config)

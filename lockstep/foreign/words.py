@@ -95,7 +95,7 @@ def differs(because: str, *theirs: str) -> tuple[Key, ...]:
     return tuple(Key(key, differs=because, kind=Kind.DIFFERS) for key in theirs)
 
 
-def lost(because: str, theirs: str, *off: Json) -> Key:
+def lose(because: str, theirs: str, *off: Json) -> Key:
     """The row of a key that changes what is trained, but for null and some values, and has no counterpart."""
     return Key(theirs, note=because, kind=Kind.LOST, off=(None, *off))
 

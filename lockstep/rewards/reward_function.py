@@ -103,7 +103,7 @@ def _adapt_verl(found: Callable[..., Any], batch: bool) -> Callable[..., Any]:
 
 
 def _verl_arguments(prompt: str, response: str, answer: str, row: dict[str, Any]) -> tuple[Any, ...]:
-    """What verl hands a reward function: the right answer as the row has it, or as data.answer renders it."""
+    """Arguments that verl hands a reward function: the right answer as the row has it, or as data.answer renders it."""
     inner, extra = row.get("reward_model"), row.get("extra_info")
     truth = inner.get("ground_truth") if isinstance(inner, dict) else None
     if "data_source" not in row or (truth is None and not answer):
