@@ -38,8 +38,7 @@ EXCEPTIONS = {
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",
     "convert.py: options.values.get('grpo.loss') == 'cispo'": "the recipe refuses clip there, and nowhere else",
     "openrlhf.py: kind == 'icepop'": "the recipe has a lower bound there, and nowhere else",
-    "trl.py: kind == 'icepop'": "likewise",
-    "verl.py: baseline == 'none'": "verl whitens its advantages there, and nowhere else",
+    "trl_values.py: kind == 'icepop'": "likewise",
     "trl.py: config.algorithm == 'dpo'": "an algorithm, which is called as its loss is",
     "trl.py: match config.algorithm": "likewise; other losses are refused",
 }

@@ -10,7 +10,7 @@ from lockstep.commands.arguments import Parsers
 from lockstep.paths import path_argument
 
 _LIBRARIES = ("nemo-rl", "verl", "trl", "openrlhf")
-_ALGORITHMS = ("ppo", "grpo", "sft", "dpo", "reward_model", "distill")
+_ALGORITHMS = ("ppo", "grpo", "sft", "dpo", "kto", "orpo", "simpo", "online_dpo", "reward_model", "distill")
 
 
 def add(parsers: Parsers) -> None:
@@ -37,14 +37,15 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    from lockstep.config.foreign_recipe import convert_file, render, validate
+    from lockstep.config.foreign_recipe import convert_file, describe_changes, render, validate
+    from lockstep.data.foreign_rows import fit_to_rows
     from lockstep.errors import InputError
     from lockstep.foreign.convert import list_lines
     from lockstep.whole_files import write_whole
 
     if options.out is not None and Path(options.out).exists():
         raise InputError(f"{options.out} is there already and would be lost; give --out another name, or move it")
-    converted = convert_file(Path(options.file), options.library, options.algorithm)
+    converted = fit_to_rows(convert_file(Path(options.file), options.library, options.algorithm))
     table = "\n".join(list_lines(converted))
     if options.out is None:
         print(render(converted), end="")
@@ -52,5 +53,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         write_whole(Path(options.out), [render(converted).encode()])
         print(table)
-    validate(converted)
+    changes = describe_changes(converted, validate(converted))
+    if changes:
+        raise InputError(changes)
     return 0

@@ -13,6 +13,7 @@ from lockstep.errors import InputError
 from lockstep.foreign.convert import Converted, translate
 from lockstep.foreign.libraries import CONVERTIBLE, detect
 from lockstep.foreign.read import read_config
+from lockstep.foreign.words import flatten, spell
 
 
 def convert_file(path: Path, library: str | None = None, algorithm: str | None = None) -> Converted:
@@ -50,6 +51,20 @@ def order_options(algorithm: str) -> tuple[str, ...]:
 def render(converted: Converted) -> str:
     """The recipe, as YAML."""
     return converted.render_recipe(order_options(converted.algorithm))
+
+
+def describe_changes(converted: Converted, loaded: Loaded) -> str:
+    """Says what the recipe does not train as theirs does, and what it has instead; empty where nothing is known."""
+    changes = converted.list_changes()
+    if not changes:
+        return ""
+    known = order_options(converted.algorithm)
+    options = dict(flatten(loaded.dump()))
+    told: list[str] = []
+    for named, key in changes.items():
+        option = next((option for option in spell(key or "") if option in known), None)
+        told.append(named if option is None else f"{named} (here {option}: {options.get(option)})")
+    return f"the recipe trains something else than theirs, until you decide on {'; '.join(told)}"
 
 
 def validate(converted: Converted) -> Loaded:

@@ -11,6 +11,8 @@ from lockstep.batch import Batch
 from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.prompts import is_chat, token_ids
+from lockstep.data.rows import Row
+from lockstep.data.templates import fields, read_field, render
 from lockstep.errors import InputError
 
 
@@ -39,6 +41,29 @@ class AnswerEncoder:
     def __call__(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Token ids of answers, the stop token last."""
         return [(*ids, self._stop) for ids in token_ids(self._tokenizer, texts, add_special_tokens=False)]
+
+
+def read_answer(template: str, row: Row, where: str) -> str:
+    """An answer as text: the template filled, or the end of the conversation that its only field holds."""
+    talk = _find_talk(template, row)
+    return render(template, row, where) if talk is None else messages.read_answer(row, talk)
+
+
+def answer_fault(template: str, row: Row) -> str | None:
+    """Says what is wrong with an answer: lists must be conversations. None if nothing is."""
+    talk = _find_talk(template, row)
+    if talk is not None:
+        return messages.answer_fault(row, talk)
+    lists = [name for name in fields(template) if isinstance(read_field(row, name), list | dict)]
+    return f"has no text in the field {lists[0]!r}, which is an answer" if lists else None
+
+
+def _find_talk(template: str, row: Row) -> str | None:
+    """The field of a conversation that ends with the answer; None where the answer is text."""
+    names = fields(template)
+    if not names or template != f"{{{names[0]}}}":
+        return None
+    return names[0] if isinstance(read_field(row, names[0]), list) else None
 
 
 def build_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:

@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.batch import Batch
 from lockstep.config import DataSection
 from lockstep.data import messages
-from lockstep.data.answers import AnswerEncoder, build_batch
+from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, read_answer
 from lockstep.data.prompts import fault_of, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
-from lockstep.data.templates import render
+from lockstep.data.templates import find_messages, read_field, render
 from lockstep.types import Prompt
 
 
@@ -44,7 +44,10 @@ def answer_of(row: Row, where: str, data: DataSection) -> str:
     """Returns the template filled from a row, or the last message of the row."""
     if data.messages is not None and not data.completion_templates:
         return messages.read_answer(row, data.messages)
-    return "".join(render(template, row, where) for template in data.completion_templates.values())
+    return "".join(
+        render(template, row, where) if find_messages(row, template) is None else read_answer(template, row, where)
+        for template in data.completion_templates.values()
+    )
 
 
 class Demonstrations:
@@ -128,7 +131,17 @@ class Demonstrations:
         data, wrong = self._data, self._prompt_fault(row)
         if wrong is None and data.messages is not None and not data.completion_templates:
             wrong = messages.answer_fault(row, data.messages)
-        return wrong or self._rule.fault(row)
+        return wrong or self._completion_fault(row) or self._rule.fault(row)
+
+    def _completion_fault(self, row: Row) -> str | None:
+        """Says what is wrong with what is learned of a row; None if nothing is."""
+        for template in self._data.completion_templates.values():
+            talk = find_messages(row, template)
+            if talk is not None and len(read_field(row, talk)) > 1:
+                return f"has several messages in the field {talk!r}, of which data.completion learns one, the answer"
+            if talk is not None:
+                return answer_fault(template, row)
+        return None
 
     def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
         return [self._complaint(row) for row in self._of(rows, numbers, contents)]

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config.sources import TemplateArgs
 from lockstep.data.notes import note
 from lockstep.data.rows import Row
-from lockstep.data.templates import complaint
+from lockstep.data.templates import complaint, find_messages, read_field
 from lockstep.errors import InputError, first_line
 
 Message = Mapping[str, Any]
@@ -49,7 +49,7 @@ class ChatTemplateError(InputError):
 
 def read_question(row: Row, field: str) -> tuple[Message, ...]:
     """The messages in a field that are to be answered: all, but for an answer by the assistant at the end."""
-    messages = tuple(row[field])
+    messages = tuple(read_field(row, field))
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
@@ -166,7 +166,7 @@ def _stop(signum: int, frame: object) -> None:
 
 def read_answer(row: Row, field: str) -> str:
     """The answer that the assistant gives at the end of the messages in a field."""
-    return str(row[field][-1]["content"])
+    return str(read_field(row, field)[-1]["content"])
 
 
 def end_of_answer(
@@ -208,10 +208,19 @@ def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: Templa
     return None
 
 
+def text_fault(row: Row, template: str, option: str) -> str | None:
+    """Says that a template of text would write messages as JSON; None where it does not."""
+    field = find_messages(row, template)
+    if field is None:
+        return None
+    cure = f"data.messages={field} reads them by the chat template, in place of {option}"
+    return f"has messages in the field {field!r}, which {option}={template!r} would write as JSON; {cure}"
+
+
 def answer_fault(row: Row, field: str) -> str | None:
     """Says what is wrong with the answer at the end of the messages in a field; None if nothing is."""
     wrong = _shape_fault(row, field)
-    if wrong is None and (not row[field] or row[field][-1]["role"] != "assistant"):
+    if wrong is None and (not read_field(row, field) or read_field(row, field)[-1]["role"] != "assistant"):
         return f"has in the field {field!r} no answer by the assistant at the end"
     return wrong
 
@@ -221,7 +230,7 @@ def _shape_fault(row: Row, field: str) -> str | None:
     wrong = complaint(row, {field: "list"})
     if wrong is not None:
         return wrong
-    for number, message in enumerate(row[field], start=1):
+    for number, message in enumerate(read_field(row, field), start=1):
         texts = [message.get(name) for name in ("role", "content")] if isinstance(message, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
             return (

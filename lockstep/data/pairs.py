@@ -12,12 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
 from lockstep.config import PairSection
-from lockstep.data import messages
-from lockstep.data.answers import AnswerEncoder, build_batch
+from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, read_answer
 from lockstep.data.prompts import fault_of, prompts_of, too_long
 from lockstep.data.rows import Row, Rows, read_number
 from lockstep.data.selection import Head, Needs, Selection
-from lockstep.data.templates import complaint, fields, render
+from lockstep.data.templates import complaint, read_field
 from lockstep.errors import shorten
 from lockstep.types import Prompt
 
@@ -117,28 +116,33 @@ class Pairs:
     def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[PreferencePair]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
         chosen, rejected = (
-            self._answers([_answer(template, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)])
+            self._answers([read_answer(template, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)])
             for template in (self._data.chosen, self._data.rejected)
         )
-        scores = [tuple(float(row[name]) for name in self._data.score_fields) for row in contents]
+        scores = [tuple(self._scores(row).values()) for row in contents]
         return [PreferencePair(*parts) for parts in zip(prompts, chosen, rejected, scores, strict=True)]
+
+    def _scores(self, row: Row) -> dict[str, float]:
+        """Worth of the answers of a row, by its fields."""
+        return {name: float(read_field(row, name)) for name in self._data.score_fields}
 
     def _fault(self, row: Row) -> str | None:
         """Says what is wrong with a row that has the fields of the templates; None if nothing is."""
         data = self._data
         wrong = self._prompt_fault(row) or complaint(row, dict.fromkeys(data.score_fields, "number"))
-        wrong = wrong or _answer_fault(data.chosen, row) or _answer_fault(data.rejected, row)
+        wrong = wrong or answer_fault(data.chosen, row) or answer_fault(data.rejected, row)
         if wrong is not None:
             return wrong
-        endless = next((name for name in data.score_fields if read_number(row[name]) is None), None)
+        endless = next((name for name in data.score_fields if read_number(read_field(row, name)) is None), None)
         if endless is not None:
-            return f"has in the field {endless!r} {shorten(str(row[endless]))}, which is no finite number"
-        if not _answer(data.chosen, row, "").strip():
+            return f"has in the field {endless!r} {shorten(str(read_field(row, endless)))}, which is no finite number"
+        if not read_answer(data.chosen, row, "").strip():
             return "has an empty answer as the chosen one"
-        if _answer(data.chosen, row, "") == _answer(data.rejected, row, ""):
+        if read_answer(data.chosen, row, "") == read_answer(data.rejected, row, ""):
             return "has the same answer twice, chosen and rejected, from which nothing can be learned"
-        if data.score_fields and float(row[data.score_fields[0]]) < float(row[data.score_fields[1]]):
-            chosen, rejected = (f"{name!r} {json.dumps(float(row[name]))}" for name in data.score_fields)
+        better, worse = self._scores(row).values() if data.score_fields else (0.0, 0.0)
+        if better < worse:
+            chosen, rejected = (f"{name!r} {json.dumps(score)}" for name, score in self._scores(row).items())
             return f"has a chosen answer that is worth less than the rejected one: {chosen}, {rejected}"
         return None
 
@@ -149,24 +153,3 @@ class Pairs:
         if pair.longest <= self._max_tokens:
             return too_long(pair.prompt, self._data.max_prompt_tokens)
         return f"prompt and longer answer have {pair.longest} tokens, more than {self._limit}={self._max_tokens}"
-
-
-def _answer(template: str, row: Row, where: str) -> str:
-    """An answer as text: the template filled, or the end of the conversation that its only field holds."""
-    talk = _talk(template, row)
-    return render(template, row, where) if talk is None else messages.read_answer(row, talk)
-
-
-def _answer_fault(template: str, row: Row) -> str | None:
-    """Says what is wrong with an answer: lists must be conversations. None if nothing is."""
-    talk = _talk(template, row)
-    if talk is not None:
-        return messages.answer_fault(row, talk)
-    lists = [name for name in fields(template) if isinstance(row[name], list | dict)]
-    return f"has no text in the field {lists[0]!r}, which is an answer" if lists else None
-
-
-def _talk(template: str, row: Row) -> str | None:
-    """The field of a conversation that ends with the answer; None where the answer is text."""
-    names = fields(template)
-    return names[0] if template == f"{{{names[0]}}}" and isinstance(row[names[0]], list) else None

@@ -89,11 +89,9 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
     else:
         _require_open_end(tokenizer)
     field = data.messages
-    return (
-        (lambda row: None)
-        if field is None
-        else (lambda row: messages.fault(row, field, tokenizer, data.template_values))
-    )
+    if field is None:
+        return lambda row: messages.text_fault(row, data.prompt, "data.prompt")
+    return lambda row: messages.fault(row, field, tokenizer, data.template_values)
 
 
 def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -36,6 +36,9 @@ _DECIDE_NOTHING = {
 """Options of `DataSection` that do not change what is wrong with a row."""
 
 
+_RULES = 2
+"""Number of the rules on rows in this code: what the cache keeps was selected by one of them."""
+
 Head = int | float | None
 """Limit on the usable rows, the first in the order of the data: so many, or that share; None: all."""
 
@@ -245,6 +248,7 @@ def _select(
     options = data.model_dump_json(exclude=_DECIDE_NOTHING)
     kept_long = data.truncates
     key = (
+        _RULES,
         rows.digest,
         len(rows),
         options,

@@ -27,7 +27,7 @@ _RIGHT = {"any": "text, a number, a list or an object"}
 
 
 def render(template: str, row: Row, where: str) -> str:
-    """Fills `{field}` in a template from a row; `{{` and `}}` stand for braces.
+    """Fills `{field}` in a template from a row, `{field.inner}` from an object in it; `{{` and `}}` stand for braces.
 
     Strings go in as they are, numbers as they were written, booleans, lists and objects as JSON.
 
@@ -78,15 +78,45 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
         asking: The options that ask for fields, where known.
     """
     for name, kind in wanted.items():
-        value = row.get(name)
+        value = read_field(row, name)
         if value is None:
             state = "null in the field" if name in row else "no field"
             there = shorten(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template, data.fields or the reward")
-            return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
+            return f"has {state} {name!r}, which {asker} asks for; its fields are {there}{_advise(row, asker)}"
         if not _is_a(kind, value):
             return f"has {_kind(value)} in the field {name!r}, which should be {_RIGHT.get(kind, kind)}"
     return None
+
+
+def read_field(row: Row, name: str) -> Any:
+    """The value that a row has in a field; with dots in its name, in a field of an object in a field. None: nothing."""
+    if name in row or "." not in name:
+        return row.get(name)
+    outer, _, inner = name.partition(".")
+    value = row.get(outer)
+    return read_field(value, inner) if isinstance(value, dict) else None
+
+
+def find_messages(row: Row, template: str) -> str | None:
+    """The first field of a template in which a row has messages, a list of {role, content}; None: in none."""
+    return next((name for name in fields(template) if is_talk(read_field(row, name))), None)
+
+
+def is_talk(value: object) -> bool:
+    """True for a list of {role, content}, which a chat template takes and text does not."""
+    return isinstance(value, list) and bool(value) and all(isinstance(it, dict) and "role" in it for it in value)
+
+
+def _advise(row: Row, asker: str) -> str:
+    """The setting for a row that has messages, where a template asks for another field."""
+    talk = next((name for name, value in row.items() if is_talk(value)), None)
+    option = asker.partition("=")[0]
+    if talk is None or option not in ("data.prompt", "data.completion"):
+        return ""
+    answered = row[talk][-1]["role"] == "assistant"
+    both = " and data.completion=null" if answered and option == "data.completion" else ""
+    return f"; {talk!r} has messages, which data.messages={talk}{both} reads"
 
 
 def _is_a(kind: FieldType, value: object) -> bool:
@@ -123,7 +153,7 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _field(row: Row, name: str, where: str) -> str:
-    value = row.get(name)
+    value = read_field(row, name)
     if type(value) not in _KINDS:
         raise DataError(f"{where}: {complaint(row, {name: 'any'})}")
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.config import DataSection
 from lockstep.data.rows import Row
-from lockstep.data.templates import fields, render
+from lockstep.data.templates import fields, read_field, render
 from lockstep.errors import InputError
 
 
@@ -27,7 +27,7 @@ class TextField:
         """The text of a row; empty where its messages have none of a user."""
         if not self.talk:
             return render(f"{{{self.name}}}", row, "row")
-        texts = (str(message["content"]) for message in row[self.name] if message["role"] == "user")
+        texts = (str(message["content"]) for message in read_field(row, self.name) if message["role"] == "user")
         return next(texts, "")
 
     def row(self, text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -50,8 +51,8 @@ def optional(convert: Convert | None = None, off: tuple[Json, ...] = (None,)) ->
     return convert_given
 
 
-def share_of_steps(total: Callable[[Config], float]) -> Convert:
-    """A share of all steps becomes their number, where that is known."""
+def share_of_steps(total: Callable[[Config], float], whole: Callable[[float], int] = math.ceil) -> Convert:
+    """A share of all steps becomes their number, where that is known, rounded as their program does."""
 
     def convert(value: Json, config: Config) -> Answer:
         if not value:
@@ -59,7 +60,7 @@ def share_of_steps(total: Callable[[Config], float]) -> Convert:
         steps = total(config)
         if not isinstance(value, int | float) or steps <= 0:
             return refuse(f"a share of all steps, whose number the config does not say: {value} × steps")
-        return max(1, round(value * steps))
+        return whole(value * steps) or nothing("less than one step of warmup")
 
     return convert
 
@@ -126,6 +127,13 @@ def data_file(value: Json, config: Config) -> Answer:
     if isinstance(value, list):
         return [_place(str(item), "data") for item in value]
     return _place(str(value), "data")
+
+
+def data_split(value: Json, config: Config) -> Answer:
+    """A data set, and the split of it that is said."""
+    found, split = data_file(value, config), config.given.get("dataset_train_split")
+    is_folder = isinstance(found, str) and PurePosixPath(found).suffix not in (".parquet", ".json", ".jsonl")
+    return f"{found}/{split}" if isinstance(split, str) and is_folder else found
 
 
 def _place(name: str, folder: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep import yaml12
-from lockstep.foreign.conversions import data_file, model_folder
+from lockstep.foreign.conversions import data_file, data_split, model_folder
 from lockstep.foreign.interpolation import is_open
 from lockstep.foreign.words import Answer, Config, Json, Key, Kind, Library, Several, Unset, find_option, spell
 
-_PATHS = (model_folder, data_file)
+_PATHS = (model_folder, data_file, data_split)
 _SECRETS = ("key", "token", "secret", "password")
 """Last words of keys whose values are not shown."""
 _NEEDS = {
@@ -31,6 +31,13 @@ _NEEDS = {
     "policy.schedule.final_fraction": "policy.schedule.decay",
 }
 """Options that do nothing without another."""
+_OBJECTIVE = (
+    "grpo.baseline", "grpo.scale_rewards", "grpo.loss", "grpo.loss_mean", "grpo.importance_sampling_level",
+    "ppo.clip", "ppo.clip_high", "ppo.dual_clip", "ppo.entropy_coef", "ppo.kl.coef", "ppo.kl.placement",
+    "dpo.preference_loss", "dpo.preference_loss_weight", "distill.on_policy", "reward.type", "reward.function",
+    "reward.parts",
+)  # fmt: skip
+"""Options that say what is trained: one that is left out makes another training of it."""
 _ONLY_WITH = {
     "sampler.tensor_parallel": ("sampler.backend", "vllm"),
     "sampler.vllm.max_model_len": ("sampler.backend", "vllm"),
@@ -102,6 +109,7 @@ class Converted:
         options: The options of the recipe, by dotted keys.
         notes: Where each option is from.
         missing: Files that it builds on, and that were not there.
+        remarks: What one has to know besides.
     """
 
     library: Library
@@ -110,10 +118,21 @@ class Converted:
     options: Mapping[str, Json]
     notes: Mapping[str, str]
     missing: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def list_kind(self, kind: Kind) -> list[Entry]:
         """The entries of one kind."""
         return [entry for entry in self.entries if entry.kind is kind]
+
+    def list_changes(self) -> dict[str, str | None]:
+        """The keys without which something else is trained, as the table shows them, and the option of each, if any."""
+        changes: dict[str, str | None] = {}
+        for entry in self.entries:
+            row = self.library.find(entry.theirs)
+            ours = [key for key in row.ours if key in _OBJECTIVE] if row is not None else []
+            if entry.kind in (Kind.LOST, Kind.UNFINISHED) or (entry.kind is Kind.REFUSED and ours):
+                changes[_name(entry)] = ours[0] if ours else None
+        return changes
 
     def render_recipe(self, order: Collection[str]) -> str:
         """The recipe as YAML, with comments; `order` has the options as recipes order them."""
@@ -123,7 +142,8 @@ class Converted:
             _put(tree, key.split("."), self.options[key])
         body = yaml12.annotate(tree, lambda keys: self.notes.get(".".join(keys), ""))
         left = [_one_line(f"# Left out: {entry.theirs}: {_show_value(entry)}: {entry.reason}.")
-                for entry in self.list_kind(Kind.REFUSED)]  # fmt: skip
+                for kind in (Kind.REFUSED, Kind.LOST) for entry in self.list_kind(kind)]  # fmt: skip
+        left += [_one_line(f"# {remark}.") for remark in self.remarks]
         head = f"# Converted from {self.library.name} ({self.library.version}) by `lockstep convert`.\n"
         return head + body + "".join(f"{line}\n" for line in left)
 
@@ -161,7 +181,7 @@ def translate(
             options.put(option, value, f"as {library.name} does")
     entries = [_check_needs(entry, options) for entry in entries]
     _fill(options)
-    return Converted(library, algorithm, tuple(entries), options.values, options.notes, missing)
+    return Converted(library, algorithm, tuple(entries), options.values, options.notes, missing, library.remark(config))
 
 
 def _is_free(library: Library, key: str, options: _Options) -> bool:
@@ -189,6 +209,8 @@ def _convert(
     note = f"{key}, their default" if is_default else key
     for option, converted in parts.items():
         options.put(option, converted, _describe(row, value, converted, note))
+    if isinstance(answer, Several) and answer.unfinished:
+        return Entry(key, value, Kind.UNFINISHED, parts, answer.unfinished, is_default)
     kind = Kind.DIFFERS if row.differs else Kind.MAPS
     return Entry(key, value, kind, parts, row.differs or row.note, is_default)
 
@@ -204,10 +226,17 @@ def _answer(library: Library, row: Key, key: str, value: Json, config: Config, k
     shut = next((gate for gate in library.gates if gate.shuts(key, config)), None)
     if shut is not None:
         return Unset(Kind.IGNORED, shut.because)
+    if row.kind is Kind.LOST and value in row.off:
+        return Unset(Kind.MAPS, "off, as it is here without a word")
     if row.kind is not Kind.MAPS or not row.ours:
         return Unset(row.kind, row.differs or row.note)
-    if find_option(row, known) is None:
+    answer = _read_answer(row, value, config)
+    if find_option(row, known) is None and not (isinstance(answer, Unset) and answer.kind is not Kind.REFUSED):
         return Unset(Kind.NONE, f"a recipe of {config.algorithm} has nothing like it")
+    return answer
+
+
+def _read_answer(row: Key, value: Json, config: Config) -> Answer:
     is_unknown = is_open(value) or (isinstance(value, str) and re.search(r"\$[\w(]", value))
     if is_unknown and row.convert not in _PATHS:
         return Unset(Kind.REFUSED, "a variable that the file does not set")
@@ -304,6 +333,8 @@ def list_lines(converted: Converted) -> Iterator[str]:
     yield f"{converted.library.name} ({converted.library.version}) → algorithm: {converted.algorithm}"
     for name in converted.missing:
         yield f"not read: {name}, which it builds on; what it says there is not in the recipe"
+    for remark in converted.remarks:
+        yield f"note: {remark}"
     for kind in Kind:
         entries = converted.list_kind(kind)
         if not entries:

@@ -242,7 +242,7 @@ MAPPED = (
     Key("actor.eps_clip_low_high", ("ppo.clip_high", "ppo.clip"), _clips, "both bounds",
         page="`actor.eps_clip_low_high`"),
     Key("actor.dual_clip", ("ppo.dual_clip",), optional()),
-    Key("actor.entropy_coef", ("ppo.entropy_coef",), distance),
+    Key("actor.entropy_coef", ("ppo.entropy_coef",), optional(off=(None, 0, 0.0))),
     Key("algo.advantage.gamma", ("ppo.gamma",)),
     Key("algo.advantage.lambd", ("ppo.gae_lambda",), default=1),
     Key("critic.value_clip", ("ppo.value_clip",), distance, default=0.5),

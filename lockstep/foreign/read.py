@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep import yaml12
 from lockstep.errors import InputError
 from lockstep.foreign.interpolation import fill_in
+from lockstep.foreign.python_files import read_program
 from lockstep.foreign.shell import find_command
 from lockstep.foreign.words import Config, Json, flatten
 
@@ -59,7 +60,7 @@ def _read(path: Path) -> ForeignFile:
         case ".sh" | ".bash" | ".slurm" | ".sbatch":
             return _read_script(path, text)
         case ".py":
-            return ForeignFile(_read_python(path, text))
+            return _read_python(path, text)
         case _:
             raise InputError(
                 f"{path}: the name must end in .yaml, .yml, .json, .sh or .py, since that says how to read it"
@@ -161,31 +162,15 @@ def _read_script(path: Path, text: str) -> ForeignFile:
     return ForeignFile(Config(_fill_in(path, below | given), command.program, command.processes), missing)
 
 
-def _read_python(path: Path, text: str) -> Config:
-    """The keyword arguments of the one configuration that a program of TRL makes: `GRPOConfig(learning_rate=1e-6)`."""
+def _read_python(path: Path, text: str) -> ForeignFile:
+    """A program of TRL: `GRPOConfig(learning_rate=1e-6)`, and what its trainer is called with."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise InputError(f"{path}: line {error.lineno}: this is no Python") from None
     except ValueError:  # a zero byte
         raise InputError(f"{path}: this is no Python") from None
-    calls = [
-        (node.func.id, node)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Config")
-        if node.func.id not in ("LoraConfig", "BitsAndBytesConfig", "PeftConfig", "ModelConfig")
-    ]
-    if not calls:
+    read = read_program(tree)
+    if read is None:
         raise InputError(f"{path}: no configuration such as GRPOConfig(learning_rate=1e-6) is made in it")
-    name, call = max(calls, key=lambda pair: len(pair[1].keywords))
-    given = {keyword.arg: _literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-    return Config(given, name)
-
-
-def _literal(node: ast.expr) -> Json:
-    """A value that is written out; the text of the expression where it is not."""
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return f"${{{ast.unparse(node)}}}"
-    return value if isinstance(value, bool | int | float | str | list | dict) else None
+    return ForeignFile(read.config, read.unread)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 
 from lockstep.foreign import sentences as say
+from lockstep.foreign import trl_values as values
 from lockstep.foreign.conversions import (
     Lookup,
     bound,
     collect,
-    data_file,
+    data_split,
     distance,
     insist,
     kl_coefficient,
@@ -33,7 +34,7 @@ from lockstep.foreign.trl_values import (
     convert_weights,
     has_adamw,
 )
-from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Key, Library, Several, Unset
+from lockstep.foreign.words import Answer, Config, Gate, Json, Key, Library, Several
 
 PROGRAMS = (
     ("grpo", "grpo"), ("gspo", "grpo"), ("rloo", "grpo"), ("ppo", "ppo"), ("sft", "sft"), ("reward", "reward_model"),
@@ -51,6 +52,14 @@ OF_KEYS = {
 """Keys that one configuration alone has."""
 
 
+OF_LOSSES = {
+    "kto": "kto", "apo_zero_unpaired": "kto", "dapo": "grpo", "dr_grpo": "grpo", "bnpo": "grpo",
+    "grpo": "grpo", "cispo": "grpo", "simpo": "simpo", "nll": "sft", "chunked_nll": "sft", "dft": "sft",
+    "robust": "dpo", "hinge": "dpo",
+}  # fmt: skip
+"""Losses that one trainer alone has."""
+
+
 def _algorithm(config: Config) -> str | None:
     program = config.program.rsplit("/", 1)[-1].lower()
     if any(name in program for name in ELSEWHERE):
@@ -58,7 +67,9 @@ def _algorithm(config: Config) -> str | None:
     if "cpo" in program:  # whose other losses are not here
         return "simpo" if config.get("loss_type") == "simpo" else None
     named = next((ours for part, ours in PROGRAMS if part in program), None)
-    return named or next((ours for key, ours in OF_KEYS.items() if key in config.given), None)
+    losses = config.given.get("loss_type")
+    loss = OF_LOSSES.get(str(losses[0] if isinstance(losses, list) and losses else losses))
+    return named or next((ours for key, ours in OF_KEYS.items() if key in config.given), loss)
 
 
 def _is_rloo(config: Config) -> bool:
@@ -72,9 +83,37 @@ def _always(config: Config) -> Mapping[str, Json]:
         columns["ppo.num_generations"] = 1
     if config.algorithm in ("sft", "kto"):
         columns["data.completion"] = "{completion}"
+    if (config.processes or 1) > 1:
+        columns["learner.parallel.dp"] = config.processes
     if _is_rloo(config):
-        columns |= {"grpo.baseline": "leave_one_out", "grpo.scale_rewards": "none"}
+        columns |= {"grpo.baseline": "leave_one_out", "grpo.scale_rewards": "none", "grpo.loss_mean": "constant"}
     return columns
+
+
+def _remark(config: Config) -> tuple[str, ...]:
+    """Facts about a step and a loss of theirs that no key says."""
+    remarks: list[str] = []
+    if _is_rloo(config):
+        remarks.append(
+            "the ratio of their RLOO and its clip are of the whole response, here of each token: the same "
+            "where a response is used once, since no ratio is clipped then"
+        )
+    if config.algorithm == "sft" and config.says("packing"):
+        remarks.append(
+            f"with packing, a step of theirs has {_rows(config)} sequences of max_length tokens, each of "
+            "several rows, and a step here as many rows: raise sft.global_batch_size to the rows that fill them"
+        )
+    if config.algorithm == "sft" and not config.says("assistant_only_loss"):
+        remarks.append(
+            "of rows with `messages` they learn all tokens unless assistant_only_loss is true; here the last "
+            "answer is learned"
+        )
+    if config.says("use_peft") and not config.get("lora_target_modules"):
+        remarks.append(
+            "without lora_target_modules, peft chooses the maps by the model, often q_proj and v_proj alone; "
+            "here all linear maps get LoRA: learner.lora.target_modules"
+        )
+    return tuple(remarks)
 
 
 def _rows(config: Config) -> int:
@@ -196,50 +235,17 @@ def _loss(value: Json, config: Config) -> Answer:
         case _:
             return (
                 nothing("the likelihood of the answer")
-                if value in (None, "nll")
+                if value in (None, "nll", "chunked_nll")
                 else refuse(f"there is no loss {value}")
             )
 
 
 def _loss_of_groups(value: Json, config: Config) -> Answer:
     if value == "cispo":
-        return section("grpo", loss="cispo")
+        unbounded = "" if config.get("epsilon_high") else "say epsilon_high: without it their ratio is at most epsilon"
+        return Several({"grpo.loss": "cispo"}, unbounded)
     mean = Lookup({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"})(value, config)
     return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
-
-
-def _bf16(value: Json, config: Config) -> Answer:
-    return "bf16" if value is not False else "fp32"
-
-
-def _betas(value: Json, config: Config) -> Answer:
-    return [config.number("adam_beta1", 0.9), config.number("adam_beta2", 0.999)]
-
-
-def _length(value: Json, config: Config) -> Answer:
-    return value if value else refuse("no bound on lengths; say max_tokens")
-
-
-def _vllm(convert: Convert) -> Convert:
-    return lambda value, config: convert(value, config) if config.says("use_vllm") else nothing("use_vllm is false")
-
-
-def _correction(value: Json, config: Config) -> Answer:
-    if config.get("vllm_importance_sampling_correction") is False:
-        return nothing("no correction")
-    return Lookup({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis", "token_mask": "icepop"})(
-        value, config
-    )
-
-
-def _correction_bound(value: Json, config: Config) -> Answer:
-    kind = _correction(config.get("vllm_importance_sampling_mode"), config)
-    return value if isinstance(kind, str) and value is not None else nothing("no such correction")
-
-
-def _correction_low(value: Json, config: Config) -> Answer:
-    kind = _correction(config.get("vllm_importance_sampling_mode"), config)
-    return value if kind == "icepop" and value is not None else nothing("no bound from below")
 
 
 def _evaluates(value: Json, config: Config) -> Answer:
@@ -250,74 +256,12 @@ def _evaluates(value: Json, config: Config) -> Answer:
     return _in_our_steps(value, config) if isinstance(value, int) and value > 0 else refuse("a share of all steps")
 
 
-def _strategy(value: Json, config: Config) -> Answer:
-    if value == "epoch":
-        return refuse("an evaluation per epoch; run.validate_every counts steps")
-    return nothing("no validation" if value in (None, "no") else "eval_steps says it")
-
-
 def _saves(value: Json, config: Config) -> Answer:
     if config.get("save_strategy") not in (None, "steps"):
         return refuse("checkpoints per epoch or none; run.save_every counts steps")
     return _in_our_steps(value, config) if isinstance(value, int) and value > 0 else refuse("a share of all steps")
 
 
-def _lora(convert: Convert) -> Convert:
-    return lambda value, config: convert(value, config) if config.says("use_peft") else nothing("use_peft is false")
-
-
-def _modules(value: Json, config: Config) -> Answer:
-    if value in (None, "all-linear"):
-        return nothing("all linear maps, as here without a word")
-    return value if isinstance(value, list) else [value]
-
-
-def _tracker(value: Json, config: Config) -> Answer:
-    names = [name for name in (value if isinstance(value, list) else [value]) if name not in (None, "none")]
-    unknown = [str(name) for name in names if name not in ("wandb", "tensorboard", "mlflow")]
-    if unknown:
-        return refuse(f"there is no tracker {', '.join(unknown)}")
-    return section("trackers", **{str(name): {} for name in names}) if names else nothing("none")
-
-
-def _run_name(value: Json, config: Config) -> Answer:
-    named = config.get("report_to")
-    loggers = named if isinstance(named, list) else [named]
-    return str(value) if "wandb" in loggers else nothing("no tracker has a use for it")
-
-
-def _best(value: Json, config: Config) -> Answer:
-    return refuse(f"the metric {value} has another name here; docs/coming_from.md") if value else nothing("none")
-
-
-def _temperature(value: Json, config: Config) -> Answer:
-    return Several({"sampling.temperature": value, "validation_sampling.temperature": value})
-
-
-def _reward(value: Json, config: Config) -> Answer:
-    verifiers = ("accuracy_reward", "trl.rewards.accuracy_reward")
-    named = [name for name in (value if isinstance(value, list) else [value]) if name]
-    if named and all(name in verifiers for name in named):
-        return section("reward", type="math")
-    return refuse("functions of theirs: write one with reward.type=python (docs/guides/rewards.md)")
-
-
-def _weights(value: Json, config: Config) -> Answer:
-    if not value or value == [1.0]:
-        return nothing("one reward, as it is")
-    return refuse("weights are of the parts of a sum: reward.parts.<name>.weight (docs/guides/rewards.md)")
-
-
-def _validation_split(value: Json, config: Config) -> Answer:
-    return nothing("data.validation is a file of its own, since there are no splits")
-
-
-SCALES: dict[Json, Json | Unset] = {"group": "group", "batch": "batch", "none": "none", True: "group", False: "none"}
-OF_LEARNER = nothing("learner.dtype says it")
-DTYPES: dict[Json, Json | Unset] = {
-    **dict.fromkeys(("bfloat16", "auto", "float32", None), OF_LEARNER),
-    "float16": refuse("no model is trained in fp16"),
-}
 SIZE = "`per_device_train_batch_size` × `gradient_accumulation_steps` × processes"
 BATCHES = (
     "ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_size", "reward_model.global_batch_size",
@@ -329,12 +273,13 @@ MAPPED = (
     Key("model_name_or_path", ("model.path",), model_folder),
     Key("sft_model_path", ("model.path",), model_folder, page="-"),
     Key("reward_model_path", ("reward_model.path",), model_folder, page="PPO: `reward_model_path`"),
-    Key("bf16", ("learner.dtype",), _bf16, default=True),
-    Key("dtype", ("learner.dtype",), Lookup(DTYPES), page="-"),
-    Key("torch_dtype", ("learner.dtype",), Lookup(DTYPES), page="-"),
+    Key("bf16", ("learner.dtype",), values.bf16, default=True),
+    Key("dtype", ("learner.dtype",), Lookup(values.DTYPES), page="-"),
+    Key("torch_dtype", ("learner.dtype",), Lookup(values.DTYPES), page="-"),
     Key("seed", ("seed",), default=42),
     Key("", ("data.train",), page="the trainer's `train_dataset`"),
-    Key("dataset_name", ("data.train",), data_file, page="-"),
+    Key("dataset_name", ("data.train",), data_split, page="-"),
+    Key("dataset_train_split", ("data.train",), lambda value, config: nothing("behind dataset_name"), page="-"),
     Key("", ("data.prompt",), page="column `prompt`"),
     Key("", ("data.completion",), page="column `completion`"),
     Key("", ("data.label",), page="KTO: column `label`"),
@@ -345,16 +290,16 @@ MAPPED = (
     Key("shuffle_dataset", ("data.shuffle",)),
     Key("", ("reward.type",), Lookup({"accuracy_reward": "math"}), page="`trl.rewards.accuracy_reward`"),
     Key("", ("reward.function",), page="the trainer's `reward_funcs`"),
-    Key("reward_funcs", ("reward.type",), _reward, page="-"),
-    Key("reward_weights", ("reward.parts",), _weights, page="several `reward_funcs`, with `reward_weights`"),
+    Key("reward_funcs", ("reward.type",), values.rewards, page="-"),
+    Key("reward_weights", ("reward.parts",), values.weights, page="several `reward_funcs`, with `reward_weights`"),
     Key("reward_model_name_or_path", ("reward_model.path",), model_folder, page="-"),
     Key("missing_eos_penalty", ("ppo.truncation_penalty",), optional(), page="PPO: `missing_eos_penalty`"),
     Key("mask_truncated_completions", ("ppo.overlong_filtering",)),
-    Key("max_completion_length", ("sampling.max_tokens",), default=512),
+    Key("max_completion_length", ("sampling.max_tokens",), values.length, default=512),
     Key("response_length", ("sampling.max_tokens",), page="PPO: `response_length`"),
     Key("max_new_tokens", ("sampling.max_tokens",), page="-"),
     Key("max_prompt_length", ("data.max_prompt_tokens",), page="-"),
-    Key("temperature", ("sampling.temperature",), _temperature),
+    Key("temperature", ("sampling.temperature",), values.temperature),
     Key("top_p", ("sampling.top_p",)),
     Key("top_k", ("sampling.top_k",), tokens_left),
     Key("min_p", ("sampling.min_p",), optional()),
@@ -372,18 +317,18 @@ MAPPED = (
     Key("num_mini_batches", ("ppo.global_batch_size",), _batch, page="-"),
     Key("num_iterations", ("ppo.ppo_epochs",)),
     Key("num_ppo_epochs", ("ppo.ppo_epochs",), page="PPO: `num_ppo_epochs`"),
-    Key("epsilon", ("ppo.clip",)),
+    Key("epsilon", ("ppo.clip",), values.clip),
     Key("cliprange", ("ppo.clip",), page="PPO: `cliprange`"),
-    Key("epsilon_high", ("ppo.clip_high",), optional()),
+    Key("epsilon_high", ("ppo.clip_high",), values.clip_high, "with `loss_type=cispo` less 1"),
     Key("delta", ("ppo.dual_clip",), optional()),
-    Key("entropy_coef", ("ppo.entropy_coef",), distance),
+    Key("entropy_coef", ("ppo.entropy_coef",), optional(off=(None, 0, 0.0))),
     Key("normalize_advantages", ("ppo.whiten_advantages",), page="RLOO: `normalize_advantages`"),
     Key("gamma", ("ppo.gamma",), page="PPO: `gamma`"),
     Key("lam", ("ppo.gae_lambda",), page="PPO: `lam`"),
     Key("cliprange_value", ("ppo.value_clip",), distance, page="PPO: `cliprange_value`"),
     Key("", ("grpo.baseline",), Lookup({"GRPOTrainer": "mean"}), page="`GRPOTrainer`"),
     Key("", ("grpo.baseline",), Lookup({"RLOOTrainer": "leave_one_out"}), page="`RLOOTrainer`"),
-    Key("scale_rewards", ("grpo.scale_rewards",), Lookup(SCALES), page="`scale_rewards`"),
+    Key("scale_rewards", ("grpo.scale_rewards",), Lookup(values.SCALES), page="`scale_rewards`"),
     Key("loss_type", ("grpo.loss_mean", "grpo.loss", "dpo.preference_loss", "online_dpo.preference_loss",
         "kto.max_tokens", "simpo.max_tokens", "sft.max_tokens"), _loss, page="-"),
     Key("", ("grpo.loss_mean", "grpo.loss"), Lookup({"loss_type=dapo": "tokens", "loss_type=grpo": "responses",
@@ -401,15 +346,20 @@ MAPPED = (
     Key("undesirable_weight", ("kto.undesirable_weight",)),
     Key("", ("distill.kl_type",), page="`beta`: 0 is our `forward`, 1 our `reverse`, between them `jsd`"),
     Key("kl_coef", ("ppo.kl.coef",), _kl, page="PPO: `kl_coef`"),
-    Key("vllm_importance_sampling_mode", ("ppo.correction.kind",), _vllm(_correction), page="-"),
+    Key("vllm_importance_sampling_mode", ("ppo.correction.kind",), values.with_vllm(values.correction),
+        default="sequence_mask", page="-"),
+    Key("vllm_importance_sampling_correction", ("ppo.correction.kind",), values.with_vllm(lambda value, config:
+        nothing("no correction" if value is False else "vllm_importance_sampling_mode says which")), page="-"),
     Key("", ("ppo.correction.kind",), Lookup({"token_truncate": "token_tis", "sequence_truncate": "sequence_tis",
         "token_mask": "icepop"}), page="=vllm_importance_sampling_mode"),
-    Key("vllm_importance_sampling_clip_max", ("ppo.correction.high",), _vllm(_correction_bound)),
-    Key("vllm_importance_sampling_clip_min", ("ppo.correction.low",), _vllm(_correction_low)),
+    Key("vllm_importance_sampling_clip_max", ("ppo.correction.high",), values.with_vllm(values.correction_bound),
+        default=3.0),
+    Key("vllm_importance_sampling_cap", ("ppo.correction.high",), values.with_vllm(values.correction_bound), page="-"),
+    Key("vllm_importance_sampling_clip_min", ("ppo.correction.low",), values.with_vllm(values.correction_low)),
     Key("max_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens", "kto.max_tokens",
-        "simpo.max_tokens", "orpo.max_tokens"), _length,
+        "simpo.max_tokens", "orpo.max_tokens"), values.length,
         default=1024),
-    Key("max_seq_length", ("sft.max_tokens",), _length, page="-"),
+    Key("max_seq_length", ("sft.max_tokens",), values.length, page="-"),
     Key("loss_weights", ("dpo.preference_loss_weight",), convert_weights),
     Key("", ("dpo.sft_loss_weight",), page="`loss_weights`, with `sft` in `loss_type`"),
     Key("center_rewards_coefficient", ("reward_model.center_rewards_coefficient",), optional()),
@@ -418,8 +368,8 @@ MAPPED = (
         value == 1 if value in (0, 1) else refuse("a share of the batches; all or none are on-policy here"),
         page="always; of `GKDConfig`: `lmbda`, a share"),
     Key("learning_rate", ("policy.lr",), number),
-    Key("adam_beta1", ("policy.betas",), _betas),
-    Key("adam_beta2", ("policy.betas",), _betas),
+    Key("adam_beta1", ("policy.betas",), values.betas),
+    Key("adam_beta2", ("policy.betas",), values.betas),
     Key("adam_epsilon", ("policy.eps",), number),
     Key("weight_decay", ("policy.weight_decay",)),
     Key("max_grad_norm", ("policy.max_grad_norm",), bound),
@@ -427,22 +377,21 @@ MAPPED = (
     Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_count_scheduled), "a share"),
     Key("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
     Key("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), _final, page="-"),
-    Key("use_peft", ("learner.lora.rank",), lambda value, config:
-        section("learner.lora", rank=config.whole("lora_r", 16)) if value is True else nothing("no LoRA"), page="-"),
-    Key("lora_r", ("learner.lora.rank",), _lora(optional())),
-    Key("lora_alpha", ("learner.lora.alpha",), _lora(optional())),
-    Key("lora_target_modules", ("learner.lora.target_modules",), _lora(_modules)),
+    Key("use_peft", ("learner.lora.rank",), values.lora, page="-"),
+    Key("lora_r", ("learner.lora.rank",), values.with_lora(optional())),
+    Key("lora_alpha", ("learner.lora.alpha",), values.with_lora(optional())),
+    Key("lora_target_modules", ("learner.lora.target_modules",), values.with_lora(values.modules)),
     Key("", ("learner.micro_batch_tokens",), page="`per_device_train_batch_size`, in rows"),
     Key("", ("learner.parallel.dp",), page="processes that are launched"),
     Key("gradient_checkpointing", ("learner.activation_checkpointing",), default=True),
     Key("torch_compile", ("learner.compile",)),
     Key("use_vllm", ("sampler.backend",), Lookup({True: "vllm", False: "torch"}), page="`use_vllm`"),
-    Key("vllm_tensor_parallel_size", ("sampler.tensor_parallel",), _vllm(optional())),
-    Key("vllm_max_model_length", ("sampler.vllm.max_model_len",), _vllm(optional())),
-    Key("vllm_max_model_len", ("sampler.vllm.max_model_len",), _vllm(optional()), page="-"),
+    Key("vllm_tensor_parallel_size", ("sampler.tensor_parallel",), values.with_vllm(optional())),
+    Key("vllm_max_model_length", ("sampler.vllm.max_model_len",), values.with_vllm(optional())),
+    Key("vllm_max_model_len", ("sampler.vllm.max_model_len",), values.with_vllm(optional()), page="-"),
     Key("vllm_gpu_memory_utilization", ("sampler.kv_cache_gib",), lambda value, config: refuse(say.SHARE), "a share"),
-    Key("vllm_enable_sleep_mode", ("cluster.offload_idle",), _vllm(optional())),
-    Key("vllm_mode", ("cluster.placement",), _vllm(Lookup({"colocate": "colocated", "server": "separate"})),
+    Key("vllm_enable_sleep_mode", ("cluster.offload_idle",), values.with_vllm(optional())),
+    Key("vllm_mode", ("cluster.placement",), values.with_vllm(Lookup({"colocate": "colocated", "server": "separate"})),
         page="`vllm_mode`"),
     Key("max_steps", ("run.max_steps",), _max_steps, note="in optimizer steps"),
     Key("num_train_epochs", ("run.max_epochs",), lambda value, config:
@@ -451,18 +400,18 @@ MAPPED = (
     Key("total_episodes", ("run.max_steps",), lambda value, config:
         int(_steps(config)) if isinstance(value, int) else nothing("num_train_epochs decides"), page="-"),
     Key("eval_steps", ("run.validate_every",), _evaluates),
-    Key("eval_strategy", ("run.validate_every",), _strategy, page="-"),
-    Key("dataset_test_split", ("data.validation",), _validation_split, page="-"),
+    Key("eval_strategy", ("run.validate_every",), values.strategy, page="-"),
+    Key("dataset_test_split", ("data.validation",), values.validation_split, page="-"),
     Key("save_steps", ("run.save_every",), _saves),
     Key("save_total_limit", ("run.keep",), optional()),
-    Key("metric_for_best_model", ("run.best.metric",), _best),
+    Key("metric_for_best_model", ("run.best.metric",), values.best),
     Key("greater_is_better", ("run.best.mode",), lambda value, config: nothing("of metric_for_best_model")),
     Key("output_dir", ("run.folder",), lambda value, config: str(value)),
     Key("log_completions", ("run.num_logged_samples",), lambda value, config:
         nothing("samples.jsonl has them") if value is True else 0),
     Key("num_completions_to_print", ("run.num_logged_samples",), optional()),
-    Key("report_to", ("trackers.tensorboard", "trackers.wandb"), _tracker, page="`report_to`"),
-    Key("run_name", ("trackers.wandb.name",), _run_name),
+    Key("report_to", ("trackers.tensorboard", "trackers.wandb"), values.tracker, page="`report_to`"),
+    Key("run_name", ("trackers.wandb.name",), values.run_name),
     Key("fp16", ("learner.dtype",), insist(False, "no model is trained in fp16"), page="-"),
     Key("label_smoothing", ("dpo.label_smoothing",), convert_label_smoothing),
     Key("optim", ("policy.name",), convert_optimizer),
@@ -497,4 +446,4 @@ def _defaults(config: Config) -> Mapping[str, Json]:
     return OF_RLOO if _is_rloo(config) and config.algorithm == "grpo" else DEFAULTS.get(config.algorithm, {})
 
 
-LIBRARY = Library("TRL", "trl", "f2cd577, July 2026", MAPPED + OTHERS, _algorithm, GATES, _defaults, _always)
+LIBRARY = Library("TRL", "trl", "f2cd577, July 2026", MAPPED + OTHERS, _algorithm, GATES, _defaults, _always, _remark)

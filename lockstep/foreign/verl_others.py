@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.foreign import sentences as say
-from lockstep.foreign.words import differs, none, under, unread
+from lockstep.foreign.words import differs, lose, none, under, unread
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
@@ -46,7 +46,7 @@ PEFT = (
 OTHERS = (
     *unread("declared, and read by nothing in verl", "data.return_raw_input_ids",
             *under(ROLLOUT, "ignore_eos over_sample_rate multi_turn.num_repeat_rollouts multi_stage_wake_up")),
-    *differs(say.PACKED, *under(ACTOR, MICRO + " loss_scale_factor"), *under(ROLLOUT, LOGPROBS), *under(REF, LOGPROBS),
+    *differs(say.PACKED, *under(ACTOR, MICRO), *under(ROLLOUT, LOGPROBS), *under(REF, LOGPROBS),
              *under("critic", MICRO + " loss_agg_mode ppo_max_token_len_per_gpu " + FORWARD), "trainer.balance_batch",
              *under("data", "micro_batch_size micro_batch_size_per_gpu balance_dp_token use_dynamic_bsz "
                     "max_token_len_per_gpu val_batch_size"),
@@ -80,9 +80,7 @@ OTHERS = (
              *under("critic.model.fsdp_config", FSDP + " dtype fsdp_size offload_policy"),
              *under("critic.megatron", MEGATRON + " " + AXES + " expert_model_parallel_size "
                  "expert_tensor_parallel_size"),
-             *under("critic", "strategy ulysses_sequence_parallel_size load_weight nccl_timeout rollout_n enable "
-                 "ppo_epochs "
-                    "ppo_mini_batch_size"),
+             *under("critic", "strategy ulysses_sequence_parallel_size load_weight nccl_timeout rollout_n enable"),
              *under("critic.model", "enable_activation_offload enable_gradient_checkpointing external_lib "
                  "override_config "
                     "override_config.* tiled_mlp.enabled tiled_mlp.num_shards tokenizer_path trust_remote_code use_shm "
@@ -100,7 +98,8 @@ OTHERS = (
                     "response_length tensor_model_parallel_size")),
     *none("the lengths are data.max_prompt_tokens and sampling.max_tokens", *under(ROLLOUT,
         "prompt_length response_length")),
-    *none("a temperature of 0 takes the likeliest token", *under(ROLLOUT, "do_sample val_kwargs.do_sample")),
+    *none("the temperature decides; theirs too, where vLLM or SGLang generates", *under(ROLLOUT,
+        "do_sample val_kwargs.do_sample")),
     *none("say reward, or a verifier per row (reward.type=by_row)", "data.reward_fn_key",
           *under("reward_manager", "source name module.path module.name"),
           *under("reward_model", "enable reward_manager launch_reward_fn_async use_reward_loop num_workers "
@@ -125,12 +124,18 @@ OTHERS = (
     *none("the schedules are constant, linear and cosine", *under(f"{ACTOR}.optim", SCHEDULE),
           *under("critic.optim", SCHEDULE + " clip_grad lr_scheduler_type min_lr_ratio warmup_style"), *under("optim",
               SCHEDULE)),
-    *none("an option of another loss of theirs", *under(f"{ACTOR}.policy_loss",
+    *none("read by a loss or an estimator of theirs that is not here", *under(f"{ACTOR}.policy_loss",
           "clip_cov_lb clip_cov_ratio clip_cov_ub kl_cov_ratio ppo_kl_coef"), *under(ACTOR, "tau_neg tau_pos "
-          "calculate_sum_pi_squared sum_pi_squared_checkpointing"), *under("algorithm",
-          "use_pf_ppo pf_ppo.reweight_method "
-          "pf_ppo.weight_pow filter_groups.metric"), *under("algorithm.rollout_correction", "bypass_mode loss_type "
-          "rollout_is_batch_normalize rollout_rs rollout_rs_threshold")),
+          "calculate_sum_pi_squared sum_pi_squared_checkpointing")),
+    *none("read by use_pf_ppo alone", *under("algorithm.pf_ppo", "reweight_method weight_pow")),
+    *none("read by bypass_mode alone", "algorithm.rollout_correction.loss_type"),
+    *none("read by rollout_rs alone", "algorithm.rollout_correction.rollout_rs_threshold"),
+    lose("responses are used as they are sampled", "algorithm.use_pf_ppo", False),
+    lose("groups are left out where their rewards are alike", "algorithm.filter_groups.metric", "seq_reward",
+         "seq_final_reward", "score"),
+    lose("the learner's own log-probabilities are the old ones", "algorithm.rollout_correction.bypass_mode", False),
+    lose("weights are used as they are", "algorithm.rollout_correction.rollout_is_batch_normalize", False),
+    lose("no response is left out for its ratio", "algorithm.rollout_correction.rollout_rs"),
     *none(say.IMAGES, *under("data", "image_key image_patch_size video_key return_multi_modal_inputs"),
           f"{ACTOR}.freeze_vision_tower", f"{MODEL}.freeze_vision_tower"),
     *none("the tokenizer is the model's own, with its chat template", *under(MODEL,

@@ -21,6 +21,8 @@ class Kind(Enum):
     NONE = "has no counterpart"
     IGNORED = "ignored by their program, without a word"
     REFUSED = "has a counterpart, but not for this value"
+    UNFINISHED = "has a counterpart that you have to finish"
+    LOST = "changes what is trained there, and nothing here"
     UNKNOWN = "unknown to this table"
 
 
@@ -34,9 +36,15 @@ class Unset:
 
 @dataclass(frozen=True)
 class Several:
-    """A value that sets several options, by our keys."""
+    """A value that sets several options, by our keys.
+
+    Attributes:
+        values: The options.
+        unfinished: What is left to do before the recipe trains what theirs does; empty: nothing.
+    """
 
     values: Mapping[str, Json]
+    unfinished: str = ""
 
 
 Answer: TypeAlias = "Json | Unset | Several"
@@ -60,6 +68,7 @@ class Key:
         note: What one has to know, behind its name.
         differs: Why it is otherwise here, in one sentence.
         kind: What it is where it has no counterpart.
+        off: Values that change nothing, of a key that otherwise would.
         default: Their default, which a recipe says where it was not given; None: ours does.
         page: Its cell in docs/coming_from.md, where that is not the key. A text is the cell itself; `=name` stands for
             the key where cells are its values (`=` alone: no name), and leaves the key without a cell; `-`: none.
@@ -71,6 +80,7 @@ class Key:
     note: str = ""
     differs: str = ""
     kind: Kind = Kind.MAPS
+    off: tuple[Json, ...] = ()
     default: Json = None
     page: str = ""
 
@@ -83,6 +93,11 @@ def none(because: str, *theirs: str) -> tuple[Key, ...]:
 def differs(because: str, *theirs: str) -> tuple[Key, ...]:
     """Rows of keys that are no option here on purpose."""
     return tuple(Key(key, differs=because, kind=Kind.DIFFERS) for key in theirs)
+
+
+def lose(because: str, theirs: str, *off: Json) -> Key:
+    """The row of a key that changes what is trained, but for null and some values, and has no counterpart."""
+    return Key(theirs, note=because, kind=Kind.LOST, off=(None, *off))
 
 
 def unread(because: str, *theirs: str) -> tuple[Key, ...]:
@@ -163,6 +178,7 @@ class Library:
         gates: What is read only under conditions.
         find_defaults: Defaults that go before those of the rows.
         always: What their program does without a key for it, by our keys.
+        remark: What one has to know of a config besides its keys.
         prefix: What docs/coming_from.md leaves off its keys.
     """
 
@@ -174,6 +190,7 @@ class Library:
     gates: tuple[Gate, ...] = ()
     find_defaults: Callable[[Config], Mapping[str, Json]] = lambda config: {}
     always: Callable[[Config], Mapping[str, Json]] = lambda config: {}
+    remark: Callable[[Config], tuple[str, ...]] = lambda config: ()
     prefix: str = ""
 
     @cached_property

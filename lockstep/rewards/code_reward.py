@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 from lockstep.config import CodeSection
 from lockstep.data.rows import Row
-from lockstep.data.templates import complaint
+from lockstep.data.templates import complaint, read_field
 from lockstep.helpers.sandbox.jail import Limits
 from lockstep.helpers.sandbox.results import ProgramResult
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
@@ -117,7 +117,7 @@ class CodeReward(DetailedReward):
         program = self._program(response)
         if program is None:
             return CodeVerdict(0.0, tampering=False)
-        tests = [_test(item) for item in prompt.row[self.section.tests]]
+        tests = [_test(item) for item in read_field(prompt.row, self.section.tests)]
         verdicts: list[ProgramResult] = []
         for test in tests:
             verdicts.append(test(sandbox, program))
@@ -139,9 +139,9 @@ def fault(row: Row, name: str) -> str | None:
     wrong = complaint(row, {name: "list"})
     if wrong is not None:
         return wrong
-    if not row[name]:
+    if not read_field(row, name):
         return f"has in the field {name!r} no test"
-    for number, item in enumerate(row[name], start=1):
+    for number, item in enumerate(read_field(row, name), start=1):
         wrong = _fault(item)
         if wrong is not None:
             return f"has in the field {name!r} a test, number {number}, that {wrong}"

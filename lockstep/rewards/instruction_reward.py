@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from lockstep.config import InstructionSection
 from lockstep.config.errors import format_value
 from lockstep.data.rows import Row
-from lockstep.data.templates import complaint
+from lockstep.data.templates import complaint, read_field
 from lockstep.rewards.instruction_kinds import KINDS, Instruction, Kind
 from lockstep.types import Prompt
 
@@ -48,7 +48,7 @@ KNOWN = _INSTRUCTIONS.json_schema()
 
 def _instructions(row: Row, name: str) -> Sequence[Instruction]:
     """The instructions in the field `name` of a row without fault."""
-    return _INSTRUCTIONS.validate_python([_drop_nulls(item) for item in row[name]])
+    return _INSTRUCTIONS.validate_python([_drop_nulls(item) for item in read_field(row, name)])
 
 
 def fault(row: Row, name: str) -> str | None:
@@ -56,7 +56,7 @@ def fault(row: Row, name: str) -> str | None:
     wrong = complaint(row, {name: "list"})
     if wrong is not None:
         return wrong
-    if not row[name]:
+    if not read_field(row, name):
         return f"has in the field {name!r} no instruction"
     try:
         _instructions(row, name)

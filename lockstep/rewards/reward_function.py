@@ -39,7 +39,7 @@ def answers(function: str, option: str, batch: str = "", concurrency: str = "") 
         concurrency: Calls that may be under way at once, where the recipe says how many.
 
     Raises:
-        ValueError: If there is no such function, or it does not take four arguments.
+        ValueError: If there is no such function, or it takes other arguments.
     """
     found = load(function, option, bool(batch))
     if not inspect.iscoroutinefunction(found):
@@ -59,18 +59,70 @@ def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     found = user_code.load(function, named, "function")
     if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
         raise InputError(f"{named} {function} is a generator; let it return the reward itself")
-    _takes_four(found, f"{named} {function}", ("prompts", "responses", "answers", "rows") if batch else _ONE)
-    return found
-
-
-_ONE = ("prompt", "response", "answer", "row")
-
-
-def _takes_four(found: Callable[..., Any], named: str, names: tuple[str, ...]) -> None:
+    names = _MANY if batch else _ONE
     try:
         signature = inspect.signature(found)
     except ValueError:  # some functions in C have no signature
-        return
+        return found
+    given = tuple(signature.parameters)
+    if given[:3] == (_VERL_MANY if batch else _VERL_ONE)[:3]:
+        return _adapt_verl(found, batch)
+    theirs = next(
+        (name for name in given[:4] if name in _OF_OTHERS or (name in _NO_PROMPTS and name == given[0])), None
+    )
+    if theirs is not None or (given[1:2] == ("completions",) and not batch):
+        raise InputError(
+            f"{named} {function} takes {signature} as functions of another library do, but "
+            f"is called with ({', '.join(names)}); wrap it: docs/guides/rewards.md"
+        )
+    _takes_four(signature, f"{named} {function}", names)
+    return found
+
+
+_ONE, _MANY = ("prompt", "response", "answer", "row"), ("prompts", "responses", "answers", "rows")
+_VERL_ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
+_VERL_MANY = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+_OF_OTHERS = ("data_source", "data_sources", "completion_ids")
+"""Arguments of reward functions of verl and TRL that none of ours is."""
+_NO_PROMPTS = ("completion", "completions", "queries", "solution_str", "solution_strs", "response", "responses")
+"""First arguments of theirs, in the place of our prompt."""
+
+
+def _adapt_verl(found: Callable[..., Any], batch: bool) -> Callable[..., Any]:
+    """A reward function of verl's, called by its own names with what its rows have for them."""
+
+    def call(*given: Any) -> Any:
+        return _read_score(found(**dict(zip(_VERL_ONE, _verl_arguments(*given), strict=True))))
+
+    async def call_later(*given: Any) -> Any:
+        return _read_score(await found(**dict(zip(_VERL_ONE, _verl_arguments(*given), strict=True))))
+
+    def call_batch(*given: Any) -> Any:
+        columns = zip(*(_verl_arguments(*one) for one in zip(*given, strict=True)), strict=True)
+        return [_read_score(score) for score in found(**dict(zip(_VERL_MANY, map(list, columns), strict=True)))]
+
+    return call_batch if batch else call_later if inspect.iscoroutinefunction(found) else call
+
+
+def _verl_arguments(prompt: str, response: str, answer: str, row: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments that verl hands a reward function: the right answer as the row has it, or as data.answer renders it."""
+    inner, extra = row.get("reward_model"), row.get("extra_info")
+    truth = inner.get("ground_truth") if isinstance(inner, dict) else None
+    if "data_source" not in row or (truth is None and not answer):
+        missing = "reward_model.ground_truth, and data.answer is empty" if "data_source" in row else "data_source"
+        raise _Refused(
+            f"is a function of verl's, of ({', '.join(_VERL_ONE)}), and its row has no field {missing}; wrap it: "
+            "docs/guides/rewards.md"
+        )
+    return row["data_source"], response, answer if truth is None else truth, {} if extra is None else dict(extra)
+
+
+def _read_score(score: Any) -> Any:
+    """The reward in what a function of verl's returns: a number, or an object with it."""
+    return score["score"] if isinstance(score, dict) and "score" in score else score
+
+
+def _takes_four(signature: inspect.Signature, named: str, names: tuple[str, ...]) -> None:
     try:
         signature.bind(*names)
     except TypeError:
@@ -84,6 +136,8 @@ def _score(function: Callable[..., Any], question: Question) -> Iterator[dict[st
     for given in question:
         try:
             yield _read(function(*given))
+        except _Refused as refused:
+            yield _refuse(str(refused))
         except Exception as error:  # any error of the user's code
             yield _fault(error)
 
@@ -101,7 +155,7 @@ def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[d
 
 
 class _Refused(Exception):
-    """A batch function returned no list of rewards; the text says what it returned."""
+    """A function cannot be called with a row, or a batch function returned no list; the text says which."""
 
 
 def _read_list(returned: Any, count: int) -> list[Any]:
@@ -142,6 +196,8 @@ class _Awaiting:
             async with gate:
                 try:
                     return _read(await self.function(*given))
+                except _Refused as refused:
+                    return _refuse(str(refused))
                 except Exception as error:  # any error of the user's code
                     return _fault(error)
                 except BaseException as error:  # what would end the loop, or leave this call without a result

@@ -136,7 +136,7 @@ class DrySetup:
             case "math":
                 self._say_answers(MathReward(section.marker, key), first, rows, option)
             case "python":
-                self.found.say(option, f"{section.function} is there and takes four arguments; it was not called")
+                self.found.say(option, f"{section.function} is there and can be called; it was not called")
             case "code":
                 self.found.say(option, "code; a program was run in the sandbox, and every row has tests")
             case "instructions":

@@ -30,4 +30,5 @@ CONVERTED = {
     "convert: no algorithm": theirs("yaml", "model_name_or_path: m\nlearning_rate: 1e-6\n"),
     "convert: over a file": theirs("yaml", "grpo: {num_generations_per_prompt: 4}\n", "--out ./theirs.yaml"),
     "convert: a recipe that does not load": theirs("sh", ODD_BATCH),
+    "convert: another objective": theirs("sh", "python grpo.py --model_name_or_path m --loss_type sapo\n"),
 }

@@ -31,6 +31,14 @@ OPTIONS = {
     "hub: where a path belongs": said("run.folder=hf:ada/tiny"),
     "tracker: arguments": said("trackers.function=rewards.py:narrow"),
     "rule: arguments without a template": said("'data.template_args={think: true}'"),
+    "data: messages as text": own(
+        write("talks.jsonl", '{"question": [{"role": "user", "content": "Hi"}], "answer": "1"}\n'),
+        "data.train=talks.jsonl",
+    ),
+    "reward: one of TRL": own(
+        write("theirs.py", "def short(prompts, completions, **kwargs):\n    return [0.0]\n"),
+        "reward.type=python reward.function=theirs.py:short reward.marker=null",
+    ),
     "rule: another optimizer": BadInput("train sft_arithmetic optimizer.name=Muon"),
     "rule: an option that its class lacks": BadInput(
         "train simpo_arithmetic optimizer.name=SGD 'optimizer.betas=[0.9, 0.999]' 'optimizer.options={momentun: 0.9}'"

@@ -156,3 +156,54 @@ def test_a_tokenizer_without_a_stop_token_is_refused(index: Any, tokenizer: Any)
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no end-of-sequence token"):
         Demonstrations(index, tokenizer, section(), 64)
+
+
+ASKED = [{"role": "user", "content": "Say 2"}]
+REPLY = [{"role": "assistant", "content": "7 end"}]
+CHAT_ROW = {"prompt": ASKED, "completion": REPLY, "info": {"truth": "7 end", "score": 3}}
+
+
+def write_row(tmp_path: Path, row: dict[str, Any]) -> JsonlIndex:
+    path = tmp_path / "talk.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    return JsonlIndex(path)
+
+
+def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    data = section(prompt="{question}", messages="prompt", completion="{completion}")
+    [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).read_first()
+    assert (row.prompt.text, tokenizer.decode(list(row.completion))) == ("Say 2\n", "7 end<eos>")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (
+            {},
+            {"prompt": "{prompt}", "completion": "x"},
+            "data.messages=prompt reads them by the chat template, in place of data.prompt",
+        ),
+        ({"prompt": "Say"}, {"prompt": "{prompt}", "completion": "x {completion}"}, "has no text in the field 'comp"),
+        ({"completion": [*ASKED, *REPLY]}, {"prompt": "x", "completion": "{completion}"}, "several messages"),
+        (
+            {"prompt": [*ASKED, *REPLY]},
+            {"prompt": "x", "completion": "{answer}"},
+            "data.messages=prompt and data.completion=null reads",
+        ),
+        ({}, {"prompt": "{question}"}, "'prompt' has messages, which data.messages=prompt reads"),
+    ],
+)
+def test_messages_are_no_text(
+    change: dict[str, Any], options: dict[str, Any], says: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    with pytest.raises(DataError, match=says):
+        Demonstrations(write_row(tmp_path, CHAT_ROW | change), tokenizer, section(**options), 64)
+
+
+def test_dots_lead_into_objects(tmp_path: Path, tokenizer: Any) -> None:
+    data = section(prompt="Say {info.score}", completion="{info.truth}")
+    [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).read_first()
+    assert (row.prompt.text, tokenizer.decode(list(row.completion))) == ("Say 3", "7 end<eos>")
+    with pytest.raises(DataError, match=r"no field 'info.other', which data.prompt='{info.other}' asks for"):
+        Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, section(prompt="{info.other}"), 64)

@@ -129,10 +129,11 @@ def test_a_tracker_of_ones_own_prints(run_block: Callable[..., dict[str, Any]]) 
 
 
 def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]]) -> None:
-    one, batch, slow, several = python_of("rewards")
+    one, of_trl, batch, slow, several = python_of("rewards")
     score = run_block(one)["short_and_right"]
     assert score("2 + 2 =", "", "4", {}) is None
     assert score("2 + 2 =", " 4", "4", {}) == pytest.approx(0.998)
+    assert run_block(of_trl)["short"]("2 + 2 =", " 4", "4", {"prompt": []}) == pytest.approx(-0.002)
     assert run_block(batch)["by_rank"](["?"] * 2, ["long", "no"], [""] * 2, [{}] * 2) == [0.5, 1.0]
     assert await_elsewhere(run_block(slow)["ask_slowly"]("2 + 2 =", " 4", "4", {})) == 1.0
     rows = [{"question": "2 + 2 =", "answer": "4"}]

@@ -117,3 +117,62 @@ def test_losses_and_optimizers_that_papers_name(
     converted = convert("run.sh", f"python {command} --model_name_or_path m")
     assert converted.algorithm == algorithm
     assert {name: converted.options.get(name) for name in expected} == expected
+
+
+VLLM = f"{GRPO} --use_vllm --vllm_importance_sampling_"
+FUNCS = f"{GRPO} --reward_funcs a.b c --reward_weights 1.0 0.5"
+ROLLED = {"grpo.baseline": "leave_one_out", "grpo.loss_mean": "constant"}
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (f"{GRPO} --loss_type cispo --epsilon_high 5.0", {"grpo.loss": "cispo", "grpo.clip_high": 4.0}),
+        (f"{GRPO} --loss_type dapo --epsilon_high 0.28", {"grpo.clip_high": 0.28}),
+        (RLOO, ROLLED),
+        (f"accelerate launch --num_processes 4 {GRPO.removeprefix('python ')}", {"learner.parallel.dp": 4}),
+        (f"{VLLM}mode token_truncate", {"grpo.correction.kind": "token_tis", "grpo.correction.high": 3.0}),
+        (f"{VLLM}mode token_truncate --vllm_importance_sampling_cap 2.0", {"grpo.correction.high": 2.0}),
+        (f"{GRPO} --dataset_name my/rows --dataset_train_split main", {"data.train": "data/rows/main"}),
+        (f"{GRPO} --max_completion_length null", {"sampling.max_tokens": 512}),
+        (f"{GRPO} --reward_funcs accuracy_reward", {"reward.type": "math", "data.answer": "{solution}"}),
+        (FUNCS, {"reward.type": "sum", "reward.parts": {
+            "b": {"type": "python", "function": "my_rewards.py:b", "weight": 1.0},
+            "c": {"type": "python", "function": "my_rewards.py:c", "weight": 0.5}}}),
+    ],
+)  # fmt: skip
+def test_what_its_trainers_mean(command: str, expected: dict[str, Json], convert: Convert) -> None:
+    found = convert("run.sh", command).options
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [
+        (FUNCS, ["reward_funcs = ['a.b', 'c']"]),
+        (f"{GRPO} --loss_type sapo", ["loss_type = sapo"]),
+        (f"{GRPO} --loss_type cispo", ["loss_type = cispo"]),
+        (f"{GRPO} --top_entropy_quantile 0.2", ["top_entropy_quantile = 0.2"]),
+        (f"{GRPO} --top_entropy_quantile 1.0", []),
+        ("python dpo.py --f_divergence_type js_divergence", ["f_divergence_type = js_divergence"]),
+        ("python sft.py --neftune_noise_alpha 5", ["neftune_noise_alpha = 5"]),
+    ],
+)
+def test_what_changes_the_objective_is_listed(command: str, changes: list[str], convert: Convert) -> None:
+    assert list(convert("run.sh", command).list_changes()) == changes
+
+
+def test_what_no_key_says_is_noted(convert: Convert) -> None:
+    said = {name: " ".join(convert("run.sh", command).remarks) for name, command in
+            (("rloo", RLOO), ("packed", "python sft.py --packing true --gradient_accumulation_steps 4"),
+             ("sft", "python sft.py --assistant_only_loss true"))}  # fmt: skip
+    assert "of the whole response" in said["rloo"]
+    assert "has 32 sequences of max_length tokens" in said["packed"]
+    assert "they learn all tokens" in said["packed"]
+    assert said["sft"] == ""
+    refused = {entry.theirs: entry for entry in convert("run.sh", f"{GRPO} --use_vllm").list_kind(Kind.REFUSED)}
+    assert "whole responses are left out there" in refused["vllm_importance_sampling_mode"].reason
+
+
+def test_a_loss_says_which_trainer_it_is_of(convert: Convert) -> None:
+    assert convert("mine.yaml", "beta: 0.2\nloss_type: kto\n", library="trl").algorithm == "kto"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from conversions import Convert
 
-from lockstep.foreign.words import Kind
+from lockstep.cli import main
+from lockstep.foreign.words import Json, Kind
 
 RUN = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
 IN_REWARD = "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type="
@@ -47,3 +50,67 @@ def test_other_bounds_are_refused(kind: str, threshold: str, says: str, convert:
     words = f"{CORRECTION}.rollout_is={kind} {CORRECTION}.rollout_is_threshold={threshold}"
     refused = convert("run.sh", RUN + words).list_kind(Kind.REFUSED)
     assert [entry.reason for entry in refused] == [says]
+
+
+ACTOR = "actor_rollout_ref.actor"
+PPO = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae "
+SFT = "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer "
+STEPS = "trainer.total_training_steps=3 "
+FILTER = "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=3"
+CLUSTER = "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=4 trainer.nnodes=2"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (f"{PPO} trainer.critic_warmup=5", {"ppo.critic_warmup_steps": 4}),
+        (f"{PPO} trainer.critic_warmup=1", {"ppo.critic_warmup_steps": None}),
+        (RUN + FILTER, {"grpo.dynamic_sampling.max_batches": None}),
+        (RUN.replace("verl.trainer.main_ppo", "recipe.dapo.main_dapo") + FILTER,
+         {"grpo.dynamic_sampling.max_batches": 3}),
+        (f"{RUN} data.gen_batch_size=64 data.train_batch_size=512 {ACTOR}.ppo_mini_batch_size=64",
+         {"grpo.num_prompts_per_step": 64}),
+        (f"{RUN} algorithm.adv_estimator=reinforce_plus_plus_baseline",
+         {"grpo.baseline": "mean", "grpo.scale_rewards": "none", "grpo.whiten_advantages": True}),
+        (RUN + CLUSTER, {"sampler.replicas": 4, "learner.parallel.dp": 16, "cluster.backend": "ray"}),
+        (RUN, {"data.messages": "prompt", "data.answer": "{reward_model.ground_truth}", "cluster.backend": None}),
+        (f"{SFT}{STEPS} data.prompt_key=question optim.lr_warmup_steps_ratio=0.1",
+         {"data.prompt": "{question}", "data.chat": True, "data.messages": None, "learner.parallel.dp": 2,
+          "optimizer.schedule.warmup_steps": None, "data.max_prompt_tokens": 1024}),
+        (f"{SFT}{STEPS} optim.lr_warmup_steps_ratio=0.4", {"optimizer.schedule.warmup_steps": 1}),
+    ],
+)  # fmt: skip
+def test_what_its_trainers_do(command: str, expected: dict[str, Json], convert: Convert) -> None:
+    found = convert("run.sh", command).options
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "says"),
+    [
+        (f"{PPO} critic.ppo_epochs=2", Kind.REFUSED, "as often as the policy, by actor.ppo_epochs"),
+        (f"{PPO} critic.ppo_epochs=1 {ACTOR}.ppo_epochs=1", Kind.MAPS, "that of the policy"),
+        (f"{PPO} algorithm.adv_estimator=gae", Kind.MAPS, "algorithm: ppo"),
+        (f"{RUN} trainer.critic_warmup=5", Kind.DIFFERS, "4 steps without a gain"),
+        (f"{RUN} {STEPS} trainer.total_epochs=1", Kind.REFUSED, "say run.max_epochs=1"),
+        (f"{RUN} {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {ACTOR}.loss_scale_factor=9", Kind.REFUSED,
+         "divides by sampling.max_tokens"),
+        (f"{RUN} {ACTOR}.entropy_coeff=0", Kind.MAPS, "off, as it is here"),
+        (f"{RUN} algorithm.use_pf_ppo=True", Kind.LOST, "as they are sampled"),
+        (f"{RUN} algorithm.use_pf_ppo=False", Kind.MAPS, "off, as it is here"),
+    ],
+)  # fmt: skip
+def test_what_is_said(words: str, kind: Kind, says: str, convert: Convert) -> None:
+    key = words.split()[-1].partition("=")[0] if "critic.ppo_epochs=1" not in words else "critic.ppo_epochs"
+    [entry] = [entry for entry in convert("run.sh", words).entries if entry.theirs == key]
+    assert (entry.kind, says in entry.reason) == (kind, True), entry.reason
+
+
+@pytest.mark.parametrize(
+    "words", ["algorithm.adv_estimator=remax", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum", "algorithm.use_pf_ppo=True"]
+)
+def test_another_objective_is_an_exit_code(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_text(f"{RUN} {words}")
+    assert main(["convert", str(tmp_path / "run.sh")]) == 2
+    named = words.replace("=", " = ")
+    assert f"the recipe trains something else than theirs, until you decide on {named}" in capsys.readouterr().err
