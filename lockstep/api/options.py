@@ -368,6 +368,7 @@ class EnvironmentSectionKeys(TypedDict, total=False):
 
     class_name: str | type
     stop: Sequence[str]
+    seed: Literal["group", "episode"]
     max_turns: int
     max_tokens: int
     pass_score: float | None

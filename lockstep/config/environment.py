@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from lockstep.config.section import LocalPath, Probability, Section
@@ -18,6 +20,11 @@ class EnvironmentSection(Section):
         default=(),
         description="tokens that end a turn, besides those that end a response, so that what the environment says "
         "follows them at once; each must be one token",
+    )
+    seed: Literal["group", "episode"] = Field(
+        default="group",
+        description="all responses to one prompt get the same seed, so that they are compared in the same world; or "
+        "each its own",
     )
     max_turns: PositiveInt = Field(default=8, description="responses of an episode; a longer one is truncated")
     max_tokens: PositiveInt = Field(

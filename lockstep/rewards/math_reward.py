@@ -41,10 +41,12 @@ class MathReward:
         cut = self._after_marker(answer)
         gold = _delimit(answer if cut is None else cut)
         if not verify(gold, gold):
-            raise DataError(
-                f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; correct the row, "
-                "data.answer or reward.marker, or use reward.type=python"
+            cure = (
+                "correct the row, data.answer or reward.marker, or use reward.type=python"
+                if answer
+                else "say in data.answer where it stands; or reward=null, where an environment rewards"
             )
+            raise DataError(f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; {cure}")
         text = self.extract_answer(response)
         if text is None:
             return 0.0

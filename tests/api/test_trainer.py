@@ -229,6 +229,14 @@ class Echo:
         return "again", response.count("e") / 10, self.turns == 2
 
 
+def test_an_environment_rewards_where_no_reward_is_given(assets: Path, in_tmp: Path) -> None:
+    """The recipe `grpo`, to begin with, has one, which knows nothing of the environment."""
+    options: dict[str, Any] = {"train": ROWS, "model": "model", "environment": {"class_name": Echo, "max_tokens": 200}}
+    assert lockstep.GRPO(**options).loaded.dump()["reward"] is None
+    assert lockstep.GRPO(**options, reward="math").loaded.dump()["reward"]["type"] == "math"
+    assert lockstep.GRPO(**options, recipe="grpo").loaded.dump()["reward"]["type"] == "math", "the run notes that"
+
+
 @pytest.mark.full
 def test_an_environment_may_be_a_class(assets: Path, in_tmp: Path) -> None:
     own = type("Own", (Echo,), {})

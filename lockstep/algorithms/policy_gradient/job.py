@@ -62,8 +62,7 @@ def open_policy_gradient(
     options, size = recipe.options, recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
-    judged = recipe.reward is not None or recipe.reward_model is not None
-    episodes = setup.episodes(recipe.environment, judged)
+    episodes = setup.episodes(recipe.environment, recipe.episode_judge)
     beside = setup.sampler_beside() if options.one_step_ahead else None
     engine = build_engine(setup, policy, beside or setup.sampler(policy))
     judge = recipe.validation_reward or recipe.reward
