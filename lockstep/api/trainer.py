@@ -59,7 +59,7 @@ class Trainer:
         name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
         with speak_python():
             tree = {"algorithm": text, **build_tree(options)}
-            if recipe is None and tree.get("environment") is not None and "reward_model" not in tree:
+            if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
                 tree.setdefault("reward", None)  # of the base, which did not know of the environment
             said = Layer(f"lockstep.{type(self).__name__}", tree, in_yaml=False)
             self.resolve = partial(load_options, name, base, said)

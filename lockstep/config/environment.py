@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -39,6 +39,17 @@ class EnvironmentSection(Section):
     max_no_verdict_rate: Probability = Field(
         default=0.5, description="stop where more of the episodes that are played at once fail by the environment"
     )
+
+    @property
+    def shares_seed(self) -> bool:
+        """True if the responses to one prompt get the same seed."""
+        match self.seed:
+            case "group":
+                return True
+            case "episode":
+                return False
+            case _:
+                assert_never(self.seed)
 
     def require_room(self, section: str, max_tokens: int) -> None:
         """Raises ValueError if not even one response fits."""

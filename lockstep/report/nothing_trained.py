@@ -1,4 +1,4 @@
-"""Why a step, or a run, has learned from nothing, as its metrics tell it."""
+"""Reasons why a step, or a run, has learned from nothing, as its metrics tell them."""
 
 from __future__ import annotations
 

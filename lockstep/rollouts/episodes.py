@@ -154,7 +154,7 @@ class Episodes:
             EnvironmentFault: More episodes failed than the recipe allows.
         """
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self._stops))
-        sharing = group_size if self._section.seed == "group" else 1
+        sharing = group_size if self._section.shares_seed else 1
         episodes = [
             _begin_episode(number, prompt, request, requests[number - number % sharing].key)
             for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
