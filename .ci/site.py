@@ -42,7 +42,7 @@ TABS = ("TRL", "verl", "NeMo RL", "OpenRLHF", "NeMo-Aligner", "SkyRL", "prime-rl
 """Libraries, in the order of their tabs."""
 NAMED = re.compile(r"(?<![\[`])`((?:docs/)[\w/.-]+\.md|LOG\.md)`(?!`)")
 """A page that is named as code, and no link yet."""
-FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 RARELY_SOUGHT = re.compile(r"adr/|(measured|changes|benchmarks|contributing|releasing|self_rewarding_defects)\.md")
 """Pages that hold every word of the field, and are what few look for."""
@@ -89,11 +89,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def link_named_pages(markdown: str, folder: str) -> str:
     """Makes links of pages that are named as code, outside of blocks of code; `folder` is that of the page."""
-    ends = [0, *(place for block in FENCED.finditer(markdown) for place in block.span()), len(markdown)]
-    pieces = [markdown[start:end] for start, end in zip(ends, ends[1:], strict=False)]
     return "".join(
         piece if number % 2 else NAMED.sub(lambda name: link_to(name, folder), piece)
-        for number, piece in enumerate(pieces)
+        for number, piece in enumerate(FENCED.split(markdown))
     )
 
 
