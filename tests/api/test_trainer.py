@@ -87,7 +87,8 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
 def test_a_run_that_learned_from_nothing_says_so_as_the_command_line_does(
     assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = grpo(assets, reward=lambda prompt, response, answer, row: 0.3).train()  # no power of 2
+    seven = {"num_prompts_per_step": 4, "num_generations": 7, "global_batch_size": 28}  # whose fp32 mean is not 0.3
+    run = grpo(assets, reward=lambda prompt, response, answer, row: 0.3, grpo=seven).train()
     assert run.is_finished
     assert not run.has_trained
     with pytest.raises(NothingTrainedError) as told:
