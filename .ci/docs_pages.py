@@ -38,6 +38,8 @@ algorithm and its options decide.
 """
 PACKAGES = {
     "lockstep": "The names of `import lockstep`, which semantic versioning covers.",
+    "lockstep.algorithms": "All that an algorithm of your own is made of ([guide](../guides/own_algorithm.md)).",
+    "lockstep.config": "The sections of recipes, for algorithms of your own ([all options](options.md)).",
     "lockstep.losses": "Losses, which are values, and what they are made of.",
     "lockstep.objectives": "The mathematics of losses: pure functions of tensors.",
     "lockstep_logprobs": "Log-probabilities over shards of vocabulary and sequences; needs torch alone.",

@@ -6,8 +6,10 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -23,7 +25,12 @@ FROM_OUTSIDE = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Pages of the repository that are not in docs/ → their place in the site."""
-LED_TO = {**FROM_OUTSIDE, "README.md": "README.md"}
+CODE = {
+    "examples/custom_algorithm/reinforce.py": "examples/custom_algorithm.md",
+    "examples/rl_loop.py": "examples/rl_loop.md",
+}
+"""Files of code that have a page → its place in the site."""
+LED_TO = {**FROM_OUTSIDE, **CODE, "README.md": "README.md"}
 """Where links from the site to files outside lead: that to the README to the first page."""
 LINK = re.compile(r"\[([^]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 """A link within the repository: its words, file and heading."""
@@ -33,6 +40,13 @@ TABLE = re.compile(r"^\| Lockstep \|.*\n(?:\|.*\n)+", re.MULTILINE)
 CELL = re.compile(r"(?<!\\)\|")
 TABS = ("TRL", "verl", "NeMo RL", "OpenRLHF", "NeMo-Aligner", "SkyRL", "prime-rl", "Tinker")
 """Libraries, in the order of their tabs."""
+NAMED = re.compile(r"(?<![\[`])`((?:docs/)[\w/.-]+\.md|LOG\.md)`(?!`)")
+"""A page that is named as code, and no link yet."""
+FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
+DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+RARELY_SOUGHT = re.compile(r"adr/|(measured|changes|benchmarks|contributing|releasing|self_rewarding_defects)\.md")
+"""Pages that hold every word of the field, and are what few look for."""
+LOADER = griffe.GriffeLoader(search_paths=[ROOT])
 PLAIN: dict[str, str] = {}
 """Markdown of the pages, by their place in the site."""
 
@@ -40,6 +54,8 @@ PLAIN: dict[str, str] = {}
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages from outside, and one of each notebook."""
     pages = {place: (ROOT / source).read_text(encoding="utf-8") for source, place in FROM_OUTSIDE.items()}
+    for source, place in CODE.items():
+        pages[place] = f"# {source}\n\n```python\n{(ROOT / source).read_text(encoding='utf-8')}```\n"
     for path in sorted(Path(config.docs_dir).glob("notebooks/*.ipynb")):
         pages[f"notebooks/{path.stem}.md"] = "\n\n".join(read_notebook(path)) + "\n"
     for place, text in pages.items():
@@ -64,8 +80,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     inside = page.file.src_uri
     sources = {place: source for source, place in FROM_OUTSIDE.items()}
     folder = posixpath.dirname(sources.get(inside, f"docs/{inside}"))
+    if RARELY_SOUGHT.match(inside):
+        page.meta["search"] = {"boost": 0.2}
+    markdown = link_named_pages(markdown, folder)
     PLAIN[inside] = LINK.sub(lambda link: lead(link, folder, inside), markdown)
     return TABLE.sub(make_tabs, PLAIN[inside]) if inside == "coming_from.md" else PLAIN[inside]
+
+
+def link_named_pages(markdown: str, folder: str) -> str:
+    """Makes links of pages that are named as code, outside of blocks of code; `folder` is that of the page."""
+    return "".join(
+        piece if number % 2 else NAMED.sub(lambda name: link_to(name, folder), piece)
+        for number, piece in enumerate(FENCED.split(markdown))
+    )
+
+
+def link_to(name: re.Match[str], folder: str) -> str:
+    """A link to the page that is named, if it is there."""
+    return f"[{name[0]}]({posixpath.relpath(name[1], folder or '.')})" if (ROOT / name[1]).is_file() else name[0]
 
 
 def lead(link: re.Match[str], folder: str, inside: str) -> str:
@@ -104,7 +136,32 @@ def on_env(env: object, config: MkDocsConfig, files: Files) -> None:
     for place, text in PLAIN.items():
         path = Path(config.site_dir, place)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(DIRECTIVE.sub(lambda found: describe_object(found[1]), text), encoding="utf-8")
+
+
+@cache
+def read_package(name: str) -> griffe.Object | griffe.Alias:
+    """The code of a package, which is not run."""
+    return LOADER.load(name)
+
+
+def describe_object(name: str) -> str:
+    """A class or function of a package by its signature and docstring, with the public methods of a class."""
+    package, _, path = name.partition(".")
+    return "\n\n".join(describe_members(read_package(package)[path], name))
+
+
+def describe_members(found: griffe.Object | griffe.Alias, name: str) -> Iterator[str]:
+    """Paragraphs on an object, and on its public members where it is a class."""
+    yield f"### `{name}`"
+    if found.is_class or found.is_function:
+        yield f"```python\n{found.signature()}\n```"
+    if found.docstring is not None:
+        yield found.docstring.value
+    if found.is_class:
+        for member in found.members.values():
+            if not member.name.startswith("_") and member.docstring is not None:
+                yield from describe_members(member, f"{name.rpartition('.')[2]}.{member.name}")
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:

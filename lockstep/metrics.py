@@ -151,8 +151,8 @@ class Metrics(dict[str, Reduction]):
         return Metrics({f"{prefix}/{name}": reduction for name, reduction in self.items()})
 
     def floats(self) -> dict[str, float]:
-        """Every metric as a number; the only place that waits for a device, once."""
-        return {name: reduction.value() for name, reduction in fetch(self).items()}
+        """Every metric as a number, of which none is −0; the only place that waits for a device, once."""
+        return {name: reduction.value() + 0.0 for name, reduction in fetch(self).items()}
 
 
 def fetch(metrics: Mapping[str, Reduction]) -> Mapping[str, Reduction]:

@@ -95,3 +95,5 @@ def test_a_missing_column_names_those_there_are() -> None:
         KeyError, match=r"no column 'reward'; there are \['advantage', 'mask', .*'truncated'\] per sample"
     ):
         ragged((2,))["reward"]
+    with pytest.raises(KeyError, match=r"no column 'advantages'; did you mean 'advantage'\? there are \["):
+        ragged((2,))["advantages"]

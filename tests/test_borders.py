@@ -277,6 +277,20 @@ def test_advantages_that_overflow_are_named(run: Run) -> None:
 # Gradients, checkpoints.
 
 
+class _Nameless(CrossEntropyLoss):
+    """A loss of the user's that is no number."""
+
+    def __call__(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
+        total, metrics = super().__call__(outputs, batch)
+        return total * NAN, metrics
+
+
+def test_a_loss_that_is_nan_from_the_start_is_named_and_no_learning_rate(tmp_path: Path) -> None:
+    spec = LearnerSpec(str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0)
+    with pytest.raises(NotFiniteError, match=r"at update 0, and so is the loss itself, before any update; look at the"):
+        train(cast(RankLearner, spec.build()), BATCH, _Nameless())
+
+
 def test_a_gradient_that_breaks_changes_no_weight(tmp_path: Path) -> None:
     learner = broken(tmp_path)
     before = [piece.local.clone() for piece in learner.pieces]

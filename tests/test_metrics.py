@@ -53,6 +53,10 @@ def test_nothing_has_no_mean_and_no_variance() -> None:
     assert math.isnan(explained([2.0, 2.0], [1.0, 0.0]).value())
 
 
+def test_no_metric_is_minus_0() -> None:
+    assert math.copysign(1.0, Metrics(loss=Mean(torch.tensor(-0.0), 1)).floats()["loss"]) == 1.0
+
+
 def test_names_that_only_one_side_has_stay() -> None:
     total = Metrics(a=Sum(1.0), b=Sum(2.0)) + Metrics(b=Sum(3.0), c=Sum(4.0))
     assert total.floats() == {"a": 1.0, "b": 5.0, "c": 4.0}

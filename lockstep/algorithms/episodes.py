@@ -54,6 +54,13 @@ def _require_readable_calls(section: EnvironmentSection, data: DataSection, sour
         )
 
 
+def describe_rewards(judge: str | None) -> str:
+    """Says whether an environment's rewards count, given the option that scores its episodes instead."""
+    return (
+        "its rewards count" if judge is None else f"its rewards are ignored, {judge} scores; {judge}=null: they count"
+    )
+
+
 def observations(data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]) -> Observed:
     """Builds the template of observations: a user's message after the policy's own in a conversation; else bare text.
 

@@ -102,8 +102,8 @@ class Setup(Protocol):
         """Builds the reward of responses to these rows; `option` is the section's name."""
         ...
 
-    def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
-        """Starts the environment, if there is one; `judged`: rewards come from elsewhere."""
+    def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
+        """Starts the environment, if there is one; `judge`: the option that rewards its episodes; None: itself."""
         ...
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:

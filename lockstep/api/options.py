@@ -370,6 +370,7 @@ class EnvironmentSectionKeys(TypedDict, total=False):
     class_name: str | type
     stop: Sequence[str]
     tool_format: Literal["hermes", "llama3_json"] | None
+    seed: Literal["group", "episode"]
     max_turns: int
     max_tokens: int
     pass_score: float | None

@@ -31,7 +31,8 @@ class Trainer:
         options: Options of the recipe. Sections are mappings, such as `grpo={"clip": 0.1}`. Short forms: `model` is a
             folder; `train` and `validation` are files, lists of rows, or datasets; `reward` is a function
             `f(prompt, response, answer, row)`, a list of functions, a mapping from names to functions or to pairs of
-            function and weight, or the name of a verifier; `environment` is a class.
+            function and weight, or the name of a verifier; `environment` is a class, which rewards where `reward` and
+            `recipe` are left out.
 
     Raises:
         RecipeError: One sentence for each option that is wrong.
@@ -58,6 +59,8 @@ class Trainer:
         name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
         with speak_python():
             tree = {"algorithm": text, **build_tree(options)}
+            if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
+                tree.setdefault("reward", None)  # of the base, which did not know of the environment
             said = Layer(f"lockstep.{type(self).__name__}", tree, in_yaml=False)
             self.resolve = partial(load_options, name, base, said)
             self.loaded = self.resolve()

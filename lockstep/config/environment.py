@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -29,6 +29,11 @@ class EnvironmentSection(Section):
         description="how the model writes calls of the tools that the class declares: hermes, <tool_call>{…}"
         "</tool_call> (Qwen, Hermes), or llama3_json, a response of JSON alone (Llama 3); null: it declares none",
     )
+    seed: Literal["group", "episode"] = Field(
+        default="group",
+        description="all responses to one prompt get the same seed, so that they are compared in the same world; or "
+        "each its own",
+    )
     max_turns: PositiveInt = Field(default=8, description="responses of an episode; a longer one is truncated")
     max_tokens: PositiveInt = Field(
         description="of an episode, observations among them; one that has no room left for a response of "
@@ -42,6 +47,17 @@ class EnvironmentSection(Section):
     max_no_verdict_rate: Probability = Field(
         default=0.5, description="stop where more of the episodes that are played at once fail by the environment"
     )
+
+    @property
+    def shares_seed(self) -> bool:
+        """True if the responses to one prompt get the same seed."""
+        match self.seed:
+            case "group":
+                return True
+            case "episode":
+                return False
+            case _:
+                assert_never(self.seed)
 
     def require_room(self, section: str, max_tokens: int) -> None:
         """Raises ValueError if not even one response fits."""

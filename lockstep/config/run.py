@@ -149,12 +149,19 @@ class Common(Recipe):
 
     @model_validator(mode="after")
     def _validation_has_rows(self) -> Common:
-        rows = self.data.validation is not None or self.data.task is not None
-        limits = (self.data.max_validation_samples, self.data.limit_val_batches)
-        if not rows and (self.run.validate_every or any(limit is not None for limit in limits)):
+        if self.data.validation is not None or self.data.task is not None:
+            return self
+        undone = {
+            "run.validate_every=0": self.run.validate_every,
+            "data.max_validation_samples=null": self.data.max_validation_samples,
+            "data.limit_val_batches=null": self.data.limit_val_batches,
+        }
+        said = [override for override, value in undone.items() if value not in (None, 0)]
+        if said:
+            names = " and ".join(override.partition("=")[0] for override in said)
             raise ValueError(
-                "run.validate_every, data.max_validation_samples and data.limit_val_batches need rows to validate on; "
-                "set data.validation"
+                f"{names} need{'s' if len(said) == 1 else ''} rows to validate on; set data.validation, or say "
+                f"{' '.join(said)}"
             )
         return self
 

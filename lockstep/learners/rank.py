@@ -7,6 +7,7 @@ reads is decided by the sender of the rows.
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, find_local, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
-from lockstep.losses.base import Loss, Outputs, active, find_denominator, reads_entropy, reads_values
+from lockstep.losses.base import Loss, Outputs, active, call_loss, find_denominator, reads_entropy, reads_values
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
@@ -86,7 +87,7 @@ class RankLearner(SendsWeights):
         self._optimizer = None if optimizer is None else TorchOptimizer(self.pieces, optimizer)
         self._weights = [find_local(parameter) for parameter in model.parameters()]
         self._host = HostMemory(self.device)
-        self._count = torch.zeros(())
+        self._count, self._loss = torch.zeros(()), torch.zeros(())
         self._has_gathered = False
         self._updates = 0
         self._writer = StateWriter()
@@ -122,6 +123,7 @@ class RankLearner(SendsWeights):
         self._host.reload()
         all_reduce_sum([self._count], self._ranks.joint_group("dp_replicate", "dp"))
         count, lr = float(self._count), learning_rate(self._settings, self._updates)
+        loss, self._loss = self._loss, torch.zeros(())
         self._count.zero_()
         gradients = self._gradients()
         self._forget_gradients()
@@ -132,12 +134,26 @@ class RankLearner(SendsWeights):
         own = [one for piece, one in zip(self.pieces, gradients, strict=True) if self._writes(piece)]
         length = norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
         if not torch.isfinite(length):
-            raise FloatingPointError(
-                f"the gradient's norm is {float(length)} at update {self._updates}; lower the learning rate"
-            )
+            all_reduce_sum([loss := loss.cpu()], self._ranks.joint_group(*DIMENSIONS))  # another rank's may be NaN
+            raise FloatingPointError(self._describe_break(float(length), float(loss)))
         self._optimizer.step(gradients, length, lr)
         self._updates += 1
         return Metrics(grad_norm=Mean(length), lr=Last(lr))
+
+    def _compute_loss(self, loss: Loss, outputs: Outputs, rows: Sequence[int], micro: Batch) -> tuple[Tensor, Metrics]:
+        """The summed loss of a pass, and its metrics; nothing where this rank only makes the pass along."""
+        total, metrics = call_loss(loss, outputs, micro) if rows else (nothing(outputs), Metrics())
+        self._loss = self._loss + total.detach()
+        return total, metrics
+
+    def _describe_break(self, length: float, loss: float) -> str:
+        """Says where a gradient is no number, and, given the sum of the losses, whose fault that is."""
+        where = f"the gradient's norm is {length} at update {self._updates}"
+        if math.isnan(loss):
+            where += ", and so is the loss itself"
+        if self._updates:
+            return f"{where}; lower the learning rate{', or mend the loss' if math.isnan(loss) else ''}"
+        return f"{where}, before any update; look at the loss, and at the weights and the columns that it reads"
 
     def reset_optimizer(self) -> None:
         assert self._optimizer is not None, "this learner was built without an optimizer"

@@ -24,6 +24,9 @@ def group_advantage(
     al. 2024, eq. 5) does not, and is n/(n − 1) times as far away. Without s the advantage is unbiased (Dr. GRPO, Liu et
     al. 2025).
 
+    In fp64, where the sum of n equal fp32 numbers is exact, and so is their mean: equal scores are exactly 0 from it. A
+    mean in fp32 misses 0.3 by 3e-8, which 1e-4 makes 3e-4, and Adam, which knows no sizes, a whole step.
+
     Args:
         score_B: r, fp32 [B].
         judged_B: True for each response that was judged, bool [B].
@@ -36,11 +39,11 @@ def group_advantage(
         advantage a token has that earned 1 more than its response; 0 where A is 0 for such a reason.
     """
     judged_PG = judged_B.view(-1, group_size)
-    score_PG = torch.where(judged_PG, score_B.view(-1, group_size), 0.0)
+    score_PG = torch.where(judged_PG, score_B.view(-1, group_size), 0.0).double()
     count_P1 = judged_PG.sum(-1, keepdim=True)
     mean_P1 = score_PG.sum(-1, keepdim=True) / count_P1.clamp(min=1)
     centered_PG = torch.where(judged_PG, score_PG - mean_P1, 0.0)
-    slope_PG = judged_PG.to(score_B.dtype)
+    slope_PG = judged_PG.double()
     match baseline:
         case "none":
             advantage_PG = score_PG
@@ -56,11 +59,11 @@ def group_advantage(
             deviation = (centered_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)).sqrt()
             advantage_PG, slope_PG = advantage_PG / (deviation + _LEAST), slope_PG / (deviation + _LEAST)
         case "batch":
-            all_N = score_B[judged_B]
+            all_N = score_B[judged_B].double()
             deviation = all_N.std() if len(all_N) > 1 else all_N.new_zeros(())
             advantage_PG, slope_PG = advantage_PG / (deviation + _LEAST), slope_PG / (deviation + _LEAST)
         case "none":
             pass
         case _:
             assert_never(scale)
-    return advantage_PG.reshape(-1), slope_PG.reshape(-1)
+    return advantage_PG.reshape(-1).to(score_B.dtype), slope_PG.reshape(-1).to(score_B.dtype)

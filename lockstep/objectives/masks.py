@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_EPSILON = 1e-8  # added to the variance, so that equal values whiten to zero instead of to noise
+_EPSILON = 1e-8  # added to the variance, so that equal values divide 0 by something
 
 
 def trainable(x_N: Tensor, mask_N: Tensor) -> Tensor:
@@ -43,11 +43,11 @@ def masked_mean(x_N: Tensor, mask_N: Tensor) -> Tensor:
 def masked_whiten(x_N: Tensor, mask_N: Tensor) -> Tensor:
     """Shifts and scales the trainable tokens of the whole batch to mean 0 and (population) variance 1.
 
-    y = (x − mean) / √(var + 1e-8)
+    y = (x − mean) / √(var + 1e-8), in fp64, where the mean of equal fp32 numbers is exact, so that they whiten to 0.
 
     Returns:
         [N], 0 where the mask is off.
     """
-    centered_N = x_N - masked_mean(x_N, mask_N)
+    centered_N = x_N.double() - masked_mean(x_N.double(), mask_N)
     variance = masked_mean(centered_N.square(), mask_N)
-    return trainable(centered_N * torch.rsqrt(variance + _EPSILON), mask_N)
+    return trainable(centered_N * torch.rsqrt(variance + _EPSILON), mask_N).to(x_N.dtype)

@@ -33,6 +33,12 @@ class Alarm:
     text: str
 
     @property
+    def sentence(self) -> str:
+        """The steps and what was wrong in them, for a terminal."""
+        when = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        return f"{when}: {self.text}"
+
+    @property
     def plain(self) -> dict[str, str | int]:
         """The fields by name."""
         return asdict(self)
@@ -96,7 +102,7 @@ _RULES = (
     _Rule(
         "train/truncated",
         lambda row: row["train/truncated"] >= 1,
-        lambda row: "every response was cut off by its limit",
+        lambda row: "every response was cut off by its limit, such as sampling.max_tokens",
     ),
 )
 

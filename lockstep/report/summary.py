@@ -1,5 +1,5 @@
 """The result of a run on one screen: a curve, whether training and sampling agreed, held-out figures before, after and
-at their best, what the critic explains, and where report and model are."""
+at their best, what the critic explains, the report's alarms, and where report and model are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from lockstep import exit_codes
 from lockstep.command_line import command
 from lockstep.report.agreement import AgreementSummary, read_agreement
+from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import describe_certificate
 from lockstep.report.held_out import HELD_OUT, Figure, best, figures, from_to
 from lockstep.report.log import read_metrics
@@ -30,7 +31,8 @@ def summary(folder: Path, kept: Collection[int]) -> str:
         kept: Steps whose checkpoints are there.
     """
     rows = read_metrics(folder)
-    parts = [_drawing(rows), _headline(folder, rows, kept, read_agreement(folder)), _where(folder)]
+    alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
+    parts = [_drawing(rows), _headline(folder, rows, kept, read_agreement(folder)), alarms, _where(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -82,12 +84,16 @@ def _headline(
         ("train/shaped_reward", "what is maximized: reward, shaped, less β·KL"),
         ("train/kl", "KL from the reference, per token"),
         ("train/response_length", "response length"),
+        ("train/turns", "turns of an episode"),
+        ("train/truncated", "share of responses that were cut off"),
         ("train/loss", "loss"),
         ("policy/loss", "loss"),
     ):
         if name == "policy/loss" and _series(rows, "train/reward"):  # a surrogate, which means nothing by itself
             continue
         if name == "train/shaped_reward" and _series(rows, name) == _series(rows, "train/reward"):
+            continue
+        if name == "train/truncated" and not any(_series(rows, name)):
             continue
         series = figures(rows, name)
         if series:

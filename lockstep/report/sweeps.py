@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -12,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 from urllib.parse import quote
 
-from lockstep import exit_codes
+from lockstep import exit_codes, yaml12
 from lockstep.records import is_file, read_record
 from lockstep.report.held_out import HELD_OUT
 from lockstep.report.log import read_metrics
@@ -52,7 +54,15 @@ class SweepRun:
     @property
     def group(self) -> str:
         """Name of the group of runs that differ in the seed alone."""
-        return " ".join(f"{key}={value}" for key, value in self.values.items() if key != SEED) or "all"
+        return " ".join(f"{key}={self._spell(key)}" for key in self.values if key != SEED) or "all"
+
+    def _spell(self, key: str) -> Any:
+        """A value as the folder's name spells it, such as 1e-4; where that says something else, itself."""
+        value, spelled = self.values[key], re.search(rf"(?:^|_){re.escape(key)}=([\w.+-]+?)(?:_|$)", self.folder.name)
+        with suppress(ValueError):
+            if spelled is not None and yaml12.parse(spelled[1]) == value:
+                return spelled[1]
+        return value
 
 
 @dataclass(frozen=True)

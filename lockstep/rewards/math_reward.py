@@ -43,10 +43,12 @@ class MathReward:
         cut = self._after_marker(answer)
         gold = _delimit(answer if cut is None else cut)
         if not verify(gold, gold):
-            raise DataError(
-                f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; correct the row, "
-                f"data.answer or {self.option}.marker, or use {self.option}.type=python"
+            cure = (
+                f"correct the row, data.answer or {self.option}.marker, or use {self.option}.type=python"
+                if answer
+                else f"say in data.answer where it stands; or {self.option}=null, where an environment rewards"
             )
+            raise DataError(f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; {cure}")
         text = self.extract_answer(response)
         if text is None:
             return 0.0

@@ -53,6 +53,7 @@ class _Episode:
     number: int
     prompt: Prompt
     request: Request
+    seed: int
     tokens: list[Tensor]
     mask: list[Tensor]
     logprobs: list[Tensor]
@@ -75,7 +76,7 @@ class _Episode:
     @property
     def move(self) -> dict[str, Any]:
         """The message to the environment's process."""
-        content = {"row": dict(self.prompt.row), "seed": self.request.key, "said": self.said, "heard": self.heard}
+        content = {"row": dict(self.prompt.row), "seed": self.seed, "said": self.said, "heard": self.heard}
         return {"episode": self.number, **content}
 
     def next_request(self) -> Request:
@@ -160,7 +161,12 @@ class Episodes:
             return reply(self._section.timeout_s)
 
     def play(
-        self, engine: SamplerSession, prompts: Sequence[Prompt], requests: Sequence[Request], sampling: SamplingParams
+        self,
+        engine: SamplerSession,
+        prompts: Sequence[Prompt],
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        group_size: int = 1,
     ) -> Batch:
         """Runs an episode from each request to its end.
 
@@ -169,6 +175,7 @@ class Episodes:
             prompts: The prompt of each request.
             requests: The first turns.
             sampling: The distribution of each turn; `max_tokens` is that of one response.
+            group_size: Requests that answer one prompt, and are neighbors.
 
         Returns:
             See `Sampler.generate`; `mask` is off at observations, and `truncated` is on where a limit ended an episode.
@@ -179,7 +186,11 @@ class Episodes:
             EnvironmentFault: More episodes failed than the recipe allows.
         """
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self._stops))
-        episodes = [_begin_episode(number, *pair) for number, pair in enumerate(zip(prompts, requests, strict=True))]
+        sharing = group_size if self._section.shares_seed else 1
+        episodes = [
+            _begin_episode(number, prompt, request, requests[number - number % sharing].key)
+            for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
+        ]
         versions = self._turns(episodes, engine, sampling)
         if failures := self._failures(episodes):
             self._note(failures)
@@ -330,9 +341,10 @@ class Episodes:
         return f"{where}: environment.class_name {self._section.class_name} {episode.fault}"
 
 
-def _begin_episode(number: int, prompt: Prompt, request: Request) -> _Episode:
+def _begin_episode(number: int, prompt: Prompt, request: Request, seed: int) -> _Episode:
     tokens = torch.tensor(request.tokens, dtype=torch.int64)
-    return _Episode(number, prompt, request, [tokens], [torch.zeros_like(tokens).bool()], [torch.zeros(len(tokens))])
+    mask, logprobs = torch.zeros_like(tokens).bool(), torch.zeros(len(tokens))
+    return _Episode(number, prompt, request, seed, [tokens], [mask], [logprobs])
 
 
 def _count_calls(episodes: Sequence[_Episode]) -> dict[str, Tensor]:

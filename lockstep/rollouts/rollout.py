@@ -167,7 +167,7 @@ class RolloutCollector:
         if self.environment is None:
             batch = self.engine.generate(requests, sampling)
         else:
-            batch = self.environment.play(self.engine, repeated, requests, sampling)
+            batch = self.environment.play(self.engine, repeated, requests, sampling, num_generations)
         sequences = zip(requests, batch.sequences(), strict=True)
         responses = [self.decode(tokens[len(request.tokens) :].tolist()) for request, tokens in sequences]
         columns, judging = self._scores(batch, repeated, responses)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm, ModelRole
-from lockstep.algorithms.episodes import episodes_of
+from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch
@@ -98,13 +98,13 @@ class DrySetup:
                     self._say_reward(leaf, rows, key)
         return NoReward()
 
-    def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
+    def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
         if section is None:
             return None
         with self.found.problem():
             episodes = episodes_of(section, self.algorithm.data, self.source, self.note)
-            rewards = "its rewards are not asked" if judged else "its rewards count"
-            self.found.say("environment", f"{section.class_name} can be made; it was not played with; {rewards}")
+            made = f"{section.class_name} can be made; it was not played with"
+            self.found.say("environment", f"{made}; {describe_rewards(judge)}")
             return episodes
         return None
 

@@ -17,18 +17,12 @@ from lockstep.errors import InputError
 from lockstep.monitor.agreement import Disagreement
 from lockstep.report.held_out import sentence
 from lockstep.report.log import suggest_metric
+from lockstep.report.nothing_trained import describe_taken_out
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
 from lockstep.run.faults import keep_fault
 from lockstep.run.saver import Saver
 from lockstep.run.trackers.run import RunTracker
-
-_TAKEN_OUT = {
-    "train/truncated": "{:.0%} were truncated (raise sampling.max_tokens, or set {}.overlong_filtering=false)",
-    "train/no_verdict": "{:.0f} had no verdict",
-    "agreement/sequences_masked": "{:.0f} were off the sampler ({}.max_sequence_mismatch)",
-}
-"""Metrics that tell why responses were left out of training; the second gap is the algorithm's section."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +121,7 @@ class Hooks:
 
     def _warn(self, event: StepEvent) -> None:
         if event.values.get("train/trained_tokens") == 0:
-            found = ((text, event.values.get(metric)) for metric, text in _TAKEN_OUT.items())
-            why = "; ".join(text.format(count, self.job.section) for text, count in found if count)
+            why = describe_taken_out(event.values, self.job.section)
             self.progress.note(f"step {event.step} trained on nothing, every response was taken out: {why}")
 
     def _save(self, event: StepEvent) -> None:

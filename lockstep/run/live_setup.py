@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lockstep.algorithms.base import Algorithm, ModelRole
-from lockstep.algorithms.episodes import episodes_of
+from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering, judge_answers, open_judge_reward
@@ -123,7 +123,9 @@ class LiveSetup:
 
         return open_judge_reward(section.locate(self.source.folder), key, self.folder, self.algorithm.seed, answer)
 
-    def episodes(self, section: EnvironmentSection | None, judged: bool) -> Episodes | None:
+    def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
+        if section is not None and judge is not None:
+            self.note(f"environment.class_name {section.class_name}: {describe_rewards(judge)}")
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:

@@ -68,5 +68,8 @@ def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[Non
         raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
     except Exception as error:
         write_crash(error, loaded, folder)
-        error.add_note(f"this is a crash, which {folder / CRASH} describes; the same command resumes the run")
+        error.add_note(
+            f"this is a crash, which {folder / CRASH} describes; the same command resumes the run, with "
+            "--allow-changes where code that it names has been mended since"
+        )
         raise

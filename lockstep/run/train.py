@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from lockstep import exit_codes
+from lockstep import exit_codes, yaml12
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
@@ -28,6 +28,8 @@ from lockstep.models.export import copy_frame
 from lockstep.models.families.own_code import list_own_files
 from lockstep.models.folder import read_fields
 from lockstep.models.source import ModelSource, open_source, scratch_model
+from lockstep.report.log import read_metrics
+from lockstep.report.nothing_trained import describe_causes
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import has_trained, judge, summary
 from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
@@ -181,10 +183,17 @@ def describe_nothing_trained(folder: Path) -> str | None:
     final = folder / "final"
     if has_trained(folder) or not final.is_dir():
         return None
+    causes = describe_causes(read_metrics(folder), _find_section(folder, "overlong_filtering"))
     return (
-        f"{folder} is finished, and no step of it trained on anything: {final} has learned nothing, "
-        "since every response was taken out or all rewards were equal; read samples.jsonl"
+        f"{folder} is finished, and no step of it trained on anything: {final} has learned nothing, since {causes}; "
+        "read samples.jsonl"
     )
+
+
+def _find_section(folder: Path, option: str) -> str:
+    """The section of a run's recipe that has an option, for hints; empty if none has."""
+    tree = yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    return next((key for key, value in tree.items() if isinstance(value, dict) and option in value), "")
 
 
 def _run_with_restarts(

@@ -7,9 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lockstep.report.alarms import find_alarms
 from lockstep.report.summary import PAGE
 from lockstep.report.sweeps import FINAL, LEVEL, RunResult, group_results, read_sweep
 from lockstep.report.terminal import summary_table
+
+_MOST_ALARMS = 10
 
 
 def read_results(folder: Path) -> list[RunResult]:
@@ -32,12 +35,15 @@ def list_spreads(results: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def summarize(folder: Path) -> str:
-    """The final values of each group, and where the report is."""
-    groups = group_results(read_results(folder))
+    """The final values of each group, the alarms of runs, and where the report is."""
+    results = read_results(folder)
+    groups = group_results(results)
     metrics = [metric for metric in FINAL if any(metric in group.final for group in groups)]
     table = [["", "finished", *metrics]]
     for group in groups:
         cells = [group.final[metric].text if metric in group.final else "–" for metric in metrics]
         table.append([group.name, f"{group.finished} of {len(group.numbers)}", *cells])
     about = f"last values: means over finished runs, with {LEVEL:.0%} Student-t intervals over seeds"
-    return f"{summary_table(table)}\n{about}\n{folder}, report: {folder / PAGE}"
+    alarms = [f"ALARM, {of.run.folder.name}, {alarm.sentence}" for of in results for alarm in find_alarms(of.rows)]
+    shown = [*alarms[:_MOST_ALARMS], f"and {len(alarms) - _MOST_ALARMS} more alarms"][: len(alarms)]
+    return "\n".join([summary_table(table), about, *shown, f"{folder}, report: {folder / PAGE}"])

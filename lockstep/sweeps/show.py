@@ -20,6 +20,7 @@ from rich.text import Text
 from lockstep.config import Common
 from lockstep.report.log import METRICS
 from lockstep.report.progress import HEADLINES
+from lockstep.run.checkpoint import Checkpoints
 
 if TYPE_CHECKING:
     from lockstep.sweeps.sweep import SweepJob
@@ -43,9 +44,10 @@ class SweepView:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show_start(self, job: SweepJob) -> None:
-        """Says that a run begins."""
+        """Says that a run begins, or resumes."""
         if self._live is None:
-            self.note(f"{job.run.name} begins; {job.log}")
+            verb = "resumes" if Checkpoints(job.run.folder / "checkpoints", keep=1).find() else "begins"
+            self.note(f"{job.run.name} {verb}; {job.log}")
 
     def show_end(self, job: SweepJob) -> None:
         """Says how a run's process has ended."""

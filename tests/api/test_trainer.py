@@ -87,12 +87,13 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
 def test_a_run_that_learned_from_nothing_says_so_as_the_command_line_does(
     assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = grpo(assets, reward=lambda prompt, response, answer, row: 1.0).train()
+    seven = {"num_prompts_per_step": 4, "num_generations": 7, "global_batch_size": 28}  # whose fp32 mean is not 0.3
+    run = grpo(assets, reward=lambda prompt, response, answer, row: 0.3, grpo=seven).train()
     assert run.is_finished
     assert not run.has_trained
     with pytest.raises(NothingTrainedError) as told:
         require_trained(run.folder)
-    assert "all rewards were equal" in str(told.value)
+    assert "since in 2 of 2 steps all rewards were equal: 0.3; read" in str(told.value)
     assert run.summary.endswith(f"\n\n{told.value}")
     assert f"lockstep: {told.value}\n" in capsys.readouterr().err
 
@@ -227,6 +228,14 @@ class Echo:
     def step(self, response: str) -> tuple[str, float | None, bool]:
         self.turns += 1
         return "again", response.count("e") / 10, self.turns == 2
+
+
+def test_an_environment_rewards_where_no_reward_is_given(assets: Path, in_tmp: Path) -> None:
+    """The recipe `grpo`, to begin with, has one, which knows nothing of the environment."""
+    options: dict[str, Any] = {"train": ROWS, "model": "model", "environment": {"class_name": Echo, "max_tokens": 200}}
+    assert lockstep.GRPO(**options).loaded.dump()["reward"] is None
+    assert lockstep.GRPO(**options, reward="math").loaded.dump()["reward"]["type"] == "math"
+    assert lockstep.GRPO(**options, recipe="grpo").loaded.dump()["reward"]["type"] == "math", "the run notes that"
 
 
 @pytest.mark.full

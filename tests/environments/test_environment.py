@@ -108,10 +108,13 @@ def test_a_fault_is_counted_and_named_and_the_run_goes_on(run: Run, capsys: pyte
     assert "worlds.py:Moody raised RuntimeError: not today (worlds.py, line 16)" in said
 
 
-def test_another_reward_may_judge_the_whole_episode(run: Run) -> None:
+def test_another_reward_may_judge_the_whole_episode_and_it_is_said(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     constant = "reward={type: python, function: 'rewards.py:constant', marker: null}"
     rows = steps(run("grpo", constant, "environment.pass_score=null", "run.max_steps=1"))
     assert rows[0]["train/reward"] == 1.0
+    assert "Even: its rewards are ignored, reward scores; reward=null: they count" in capsys.readouterr().err
     assert rows[0]["train/turns"] > 1
 
 

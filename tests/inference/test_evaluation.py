@@ -466,7 +466,8 @@ def test_a_tuned_run_can_be_evaluated_on_the_answers(in_tmp: Path) -> None:
 
 def test_validation_without_rows_is_refused(in_tmp: Path) -> None:
     for option in ("run.validate_every=2", "data.max_validation_samples=3"):
-        with pytest.raises(ValueError, match="need rows to validate on"):
+        cure = option[:-1] + ("0" if option.startswith("run") else "null")
+        with pytest.raises(ValueError, match=f"needs rows to validate on; set data.validation, or say {cure}$"):
             load(
                 "ppo_gsm8k",
                 ["data.validation=null", "run.validate_every=0", "data.max_validation_samples=null", option],

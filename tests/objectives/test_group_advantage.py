@@ -46,6 +46,19 @@ def test_it_is_what_the_loop_says(baseline: Baseline, scale: ScaleRewards) -> No
     assert found.tolist() == pytest.approx(plain(baseline, scale), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_equal_scores_are_exactly_0(baseline: Baseline, scale: ScaleRewards) -> None:
+    """To the last bit: Adam makes a whole step of a rounding error."""
+    for size in (2, 3, 7, 8, 48):
+        for score in (0.1, 0.3, 0.7, -123.4, 1e8 / 3):
+            every = torch.full((2 * size,), score)
+            some = torch.cat([every[:size], torch.arange(size) / 3])
+            for scores in (every, some):
+                found, _ = group_advantage(scores, scores.isfinite(), size, baseline=baseline, scale=scale)
+                assert found[:size].tolist() == [0.0] * size, (size, score)
+
+
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_the_slope_is_one_over_the_deviation_where_responses_are_compared(scale: ScaleRewards) -> None:
     scores = torch.tensor(SCORES)

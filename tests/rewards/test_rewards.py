@@ -98,6 +98,8 @@ def test_every_answer_of_gsm8k_is_readable_and_equals_itself(assets: Path) -> No
 def test_an_unreadable_right_answer_names_its_row() -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:7: math-verify cannot read the right answer '#### many'"):
         score(MathReward("####"), "no marker at all", "#### many")
+    with pytest.raises(DataError, match=r"right answer ''; say in data.answer .* or reward=null, where an environment"):
+        score(MathReward(), "12", "")
 
 
 def test_an_answer_that_takes_for_ever_is_no_verdict_and_the_next_one_is_judged() -> None:

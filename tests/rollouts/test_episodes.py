@@ -109,6 +109,10 @@ class BlockingAsync(Waiting):
 class EndingAsync(Waiting):
     async def wrong(self): os._exit(3)
 
+class Seeded(Counting):
+    def step(self, response):
+        return "", float(self.seed % 2**20), True
+
 class Stepless:
     def reset(self, row, seed): pass
 """
@@ -131,7 +135,12 @@ def observed(text: Observation, last: int) -> Sequence[int]:
 
 
 def played(
-    sampler: TorchSampler, name: str, rows: Sequence[dict[str, object]], notes: list[str], **options: object
+    sampler: TorchSampler,
+    name: str,
+    rows: Sequence[dict[str, object]],
+    notes: list[str],
+    group_size: int = 1,
+    **options: object,
 ) -> Batch:
     section = EnvironmentSection.model_validate(
         {"class_name": f"worlds.py:{name}", "max_tokens": 44, "timeout_s": 20.0, **options}
@@ -141,7 +150,15 @@ def played(
     prompts = [Prompt(f"rows.jsonl:{i}", "", (3 + i, 4), row) for i, row in enumerate(rows)]
     requests = [Request(prompt.tokens, keyed.key(0, i)) for i, prompt in enumerate(prompts)]
     with engine.at():
-        return episodes.play(engine, prompts, requests, SAMPLING)
+        return episodes.play(engine, prompts, requests, SAMPLING, group_size)
+
+
+def test_a_group_shares_its_seed_unless_each_episode_has_its_own(folder: Path, sampler: TorchSampler) -> None:
+    rows = [{"bad": False, "turns": 3}] * 6
+    each = played(sampler, "Seeded", rows, [], 3, seed="episode")["environment_reward"].tolist()
+    group = played(sampler, "Seeded", rows, [], 3)["environment_reward"].tolist()
+    assert len(set(each)) == 6
+    assert group == [each[0]] * 3 + [each[3]] * 3
 
 
 def runs(mask: torch.Tensor) -> Iterator[bool]:

@@ -69,6 +69,7 @@ def test_a_crash_leaves_its_trace_and_the_newest_checkpoint(
     for text in (f"checkpoint  {newest}", "memory      this process", torch.__version__, '"threads": 1'):
         assert text in crash
     assert "run/crash.txt" in shown
+    assert "resumes the run, with --allow-changes where code that it names has been mended" in shown
     assert "do-not-tell" not in crash
     assert main(["train", "tiny.yaml", "run.max_steps=4", "run.folder=run"]) == exit_codes.OK
     assert f"continues after step {int(newest.name.removeprefix('step_'))}" in capsys.readouterr().err

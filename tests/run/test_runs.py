@@ -145,8 +145,11 @@ def test_a_continued_run_says_where_it_goes_on(run: Run, capsys: pytest.CaptureF
 
 def test_a_step_that_trained_on_nothing_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]) == 3
-    shown = capsys.readouterr().err
-    assert "step 1 trained on nothing, every response was taken out: 100% were truncated" in shown
+    [out, shown] = capsys.readouterr()
+    why = "every response was taken out: 100% were truncated (raise sampling.max_tokens, or set ppo.overlong_filtering"
+    assert f"step 1 trained on nothing, {why}" in shown
+    assert f"has learned nothing, since in 2 of 2 steps {why}" in shown
+    assert "ALARM, steps 1 to 2: every response was cut off by its limit" in out
     assert "nan" not in shown
 
 

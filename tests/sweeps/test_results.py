@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.report.sweeps import SWEEP, describe_sweep, read_sweep
+from lockstep.report.sweeps import SWEEP, SweepRun, describe_sweep, read_sweep
 from lockstep.sweeps.results import list_runs, list_spreads, read_results, summarize
 
 AGREED = {"agreement/tokens": 8.0, "agreement/max_abs_logprob_diff": 0.0, "agreement/token_mult_prob_error": 1.0}
@@ -41,7 +41,14 @@ def test_means_are_of_runs_that_kept_their_promises_and_of_last_values(tmp_path:
     assert spreads["train/reward"] == (2, pytest.approx(1.5))
     assert spreads["train/kl"] == (3, pytest.approx(0.5))
     assert "3 of 6" in summarize(tmp_path)
+    assert "ALARM, seed=2, steps 1 to 2: sampler and learner disagree" in summarize(tmp_path)
     page = describe_sweep(read_sweep(tmp_path)[:5], tmp_path)
     assert [run["state"] for run in page["runs"]] == [row["state"] for row in table[:5]]
     assert page["groups"][0]["final"]["train/reward"]["mean"] == pytest.approx(1.5)
     assert page["groups"][0]["bands"]["train/kl"]["n"] == 3
+
+
+def test_values_are_spelled_as_the_folder_spells_them(tmp_path: Path) -> None:
+    same, other = SweepRun(tmp_path / "policy.lr=1e-4_seed=0", {"policy.lr": 1e-4, "seed": 0}), {"policy.lr": 2e-4}
+    assert same.group == "policy.lr=1e-4"
+    assert SweepRun(tmp_path / "policy.lr=1e-4", other).group == "policy.lr=0.0002"

@@ -163,6 +163,15 @@ def test_a_stop_is_handed_on_and_nothing_starts_after_it(folder: Path) -> None:
     assert play(plan, lambda: 0)[-1] == "seed=2 finished"
 
 
+def test_a_run_that_has_a_checkpoint_resumes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (SweepJob(run) for run in plan_words("own.yaml", ["seed=0..1"], "s").runs)
+    (first.run.folder / "checkpoints/step_000002").mkdir(parents=True)
+    for job in (first, second):
+        SweepView("s", [first, second], None).show_start(job)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(";")[0] for line in said] == ["seed=0 resumes", "seed=1 begins"]
+
+
 def save_when_asked() -> int:
     try:
         print("begun", file=sys.stderr)

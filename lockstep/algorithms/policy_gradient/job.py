@@ -62,8 +62,7 @@ def open_policy_gradient(
     options, size = recipe.options, recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
-    judged = recipe.reward is not None or recipe.reward_model is not None
-    episodes = setup.episodes(recipe.environment, judged)
+    episodes = setup.episodes(recipe.environment, recipe.episode_judge)
     if episodes is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.with_tools(episodes.tools)})
     beside = setup.sampler_beside() if options.one_step_ahead else None

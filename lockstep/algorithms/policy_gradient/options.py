@@ -221,7 +221,7 @@ class PolicyGradientRecipe(Algorithm):
         idle = super().idle_options
         if self.data.validation is None and self.data.task is None:
             idle["validation_reward"] = "where data has no rows to validate on"
-        if self.reward is not None or self.reward_model is not None:
+        if self.episode_judge is not None:
             idle["environment.pass_score"] = "where reward or reward_model judges the episodes"
         return idle
 
@@ -281,6 +281,13 @@ class PolicyGradientRecipe(Algorithm):
         return Inference(
             self.sampler, self.agreement, self.sampling, self.validation_sampling, self.options.one_step_ahead
         )
+
+    @property
+    def episode_judge(self) -> str | None:
+        """The option that scores episodes in place of their environment; None: the environment rewards."""
+        if self.reward_model is not None:
+            return "reward_model"
+        return None if self.reward is None else "reward"
 
     @property
     def rewards(self) -> dict[str, RewardSection | None]:

@@ -188,8 +188,10 @@ def of_epoch(metrics: Metrics, epoch: int, settings: PolicyGradientSettings) -> 
 
 
 def require_credit(batch: Batch) -> None:
-    """Raises NotFiniteError where advantages, or a critic's returns, are NaN or infinite."""
-    columns = [batch.token[name] for name in ("advantage", "return") if name in batch.token]
+    """Raises NotFiniteError where advantages, or the squares of a critic's returns, are NaN or infinite."""
+    columns = [batch.token["advantage"]]
+    if "return" in batch.token:
+        columns.append(batch.token["return"].square())  # as the critic's loss takes them
     require_finite("advantages", batch, *columns, cure="look at the sizes of rewards, values and kl.coef")
 
 

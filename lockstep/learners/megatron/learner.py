@@ -18,8 +18,8 @@ from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.megatron.model import Stage
 from lockstep.learners.megatron.pieces import MegatronPiece
-from lockstep.learners.rank import MicroBatches, RankLearner, nothing
-from lockstep.losses.base import Loss, Outputs, call_loss
+from lockstep.learners.rank import MicroBatches, RankLearner
+from lockstep.losses.base import Loss, Outputs
 from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
 from lockstep.models.laid_out import LaidOut
@@ -97,7 +97,7 @@ class MegatronLearner(RankLearner):
 
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         def compute_loss(rows: list[int], batch: Any, outputs: Outputs) -> tuple[Tensor, Tensor, Metrics]:
-            total, metrics = call_loss(loss, outputs, batch) if rows else (nothing(outputs), Metrics())
+            total, metrics = self._compute_loss(loss, outputs, rows, batch)
             return total, torch.zeros((), dtype=torch.int), metrics
 
         return self._run_passes(micros, compute_loss, forward_only=False)

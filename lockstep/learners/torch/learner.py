@@ -14,9 +14,9 @@ from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import ALONE, Ranks
-from lockstep.learners.rank import MicroBatches, RankLearner, nothing
+from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.learners.torch.pieces import TorchPiece
-from lockstep.losses.base import Loss, Outputs, call_loss
+from lockstep.losses.base import Loss, Outputs
 from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead, ValueHead, canonical
 from lockstep.models.laid_out import LaidOut
@@ -91,7 +91,7 @@ class TorchLearner(RankLearner):
             self._begin_pass(last=number == len(micros))
             with self._computation():
                 outputs = self.model(micro)
-            total, metrics = call_loss(loss, outputs, micro) if rows else (nothing(outputs), Metrics())
+            total, metrics = self._compute_loss(loss, outputs, rows, micro)
             total.backward()
             parts.append(metrics)
         return parts

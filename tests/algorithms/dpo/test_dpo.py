@@ -153,7 +153,7 @@ def test_a_run_can_be_asked_and_checked(learn: Run, capsys: pytest.CaptureFixtur
         (["data.limit_train_batches=1.5"], "but should be a whole number of batches, or a share above 0.0"),
         (["data.limit_train_batches=0"], "but should be a whole number of batches, or a share above 0.0"),
         (["data.limit_val_batches=1", "data.max_validation_samples=1"], "say one of max_validation_samples"),
-        (["data={train: x, task: null}", "data.limit_val_batches=1"], "need rows to validate on"),
+        (["data={train: x, task: null}", "data.limit_val_batches=1"], "needs rows to validate on"),
     ],
 )  # fmt: skip
 def test_bad_options_get_one_sentence(learn: Run, options: list[str], sentence: str) -> None:
