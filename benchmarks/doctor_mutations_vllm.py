@@ -50,6 +50,7 @@ from lockstep.samplers.vllm.loading import watch_loading  # noqa: E402
 from lockstep.samplers.vllm.reproduction import write_vllm_reproduction  # noqa: E402
 from lockstep.samplers.vllm.tap import open_vllm  # noqa: E402
 from lockstep_doctor import ModuleTap, locate, modules  # noqa: E402
+from lockstep_doctor.builds import watch_build  # noqa: E402
 from lockstep_doctor.engines import EngineOptions  # noqa: E402
 from lockstep_doctor.locate import nats  # noqa: E402
 from lockstep_doctor.operators import Frame  # noqa: E402
@@ -128,15 +129,17 @@ def build(family: str) -> PreTrainedModel:
     usual = AutoConfig.for_model(family)
     sizes = {name: size for name, size in SIZES.items() if getattr(usual, name, None) is not None}
     config = AutoConfig.for_model(family, **sizes, pad_token_id=None, eos_token_id=None, bos_token_id=None)
-    kernel = "eager" if family == "gemma2" else "sdpa"  # which leaves out the cap on its scores
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=kernel)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     chance = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.copy_(0.1 * torch.randn(tensor.shape, generator=chance) + float(tensor.ndim == 1))
-    if hasattr(usual, "num_experts"):
-        model.set_experts_implementation("eager")
-    return model.eval()
+    return model
+
+
+def _kernel(family: str) -> str:
+    """The attention of `transformers`: its sdpa leaves out the cap on gemma2's scores."""
+    return "eager" if family == "gemma2" else "sdpa"
 
 
 class Judge:
@@ -144,8 +147,12 @@ class Judge:
 
     def __init__(self, family: str, folder: Path) -> None:
         self.folder = folder
-        model = build(family)
-        model.save_pretrained(folder)
+        build(family).save_pretrained(folder)
+        with watch_build() as models:  # as the engine hf is opened
+            model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=_kernel(family)).eval()
+            models.append(model)
+        if hasattr(model.config, "num_experts"):
+            model.set_experts_implementation("eager")
         self.reference = ModuleTap(model, "transformers")
         self.witness = ModuleTap(copy.deepcopy(model).double(), "float64")
         self.right = self.reference.run(TOKENS, {})
