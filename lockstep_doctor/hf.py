@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +26,22 @@ def read(tokens):
 """
 
 
-def load(folder: Path, dtype: torch.dtype | Literal["auto"], device: str) -> Any:
-    """Returns a causal language model of `transformers`, of files on this machine alone; no code of theirs is run.
-
-    Args:
-        dtype: "auto": that of the files.
-    """
+def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """Returns a causal language model of `transformers`, of files on this machine alone; no code of theirs is run."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
     )
     return model.to(device).eval()
+
+
+def read_type(folder: Path) -> torch.dtype:
+    """Returns the type in which a folder's weights are saved, by its configuration; fp32 where that does not say."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
 
 
 @contextmanager

@@ -346,7 +346,14 @@ def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
 
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """True for the same numbers in any order, so that a transposed or reshaped tensor is the same value."""
-    return _are_close(_sort(a), _sort(b), tolerance)
+    return _count(a) == _count(b) and _are_close(_sort(a), _sort(b), tolerance)
+
+
+def _count(value: Tensor) -> int:
+    """Count of the numbers that are compared: 0 or less where all are masked, or zeros."""
+    own = value.detach()
+    unmasked = own.abs() < MASKED if own.is_floating_point() else True
+    return int(((own != 0) & unmasked).sum()) or -own.numel()
 
 
 def _sort(value: Tensor) -> Tensor:
@@ -384,14 +391,16 @@ def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], t
     that reads a weight which differs is a suspect. A value that the other trace lacks, but from which only values
     follow that it has, is another way to the same result and no suspect.
     """
-    by_size: dict[int, list[Tensor]] = {}
+    outside = set(own.external())
+    counts = [0 if place in outside else _count(value) for place, value in enumerate(own.values)]
+    by_count = {count: list[Tensor]() for count in counts if count}
     for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
-        numbers = _sort(value)
-        by_size.setdefault(len(numbers) or -value.numel(), []).append(numbers)  # all is masked: as large a one
+        alike = by_count.get(_count(value))
+        if alike is not None:
+            alike.append(_sort(value))
     good = [
-        not value.numel()
-        or any(_are_close(numbers, x, tolerance) for x in by_size.get(len(numbers) or -value.numel(), ()))
-        for value, numbers in zip(own.values, map(_sort, own.values), strict=True)
+        not count or any(_are_close(_sort(value), x, tolerance) for x in by_count[count])
+        for count, value in zip(counts, own.values, strict=True)
     ]
     for value in _find_unset(own):
         good[value] = True

@@ -1,4 +1,4 @@
-"""Plain `transformers` in several types, on one network: at any time the weights of one block are in another type."""
+"""Plain `transformers` in several types, on one network: a layer has weights of another one while it computes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep_doctor.hf import load
+from lockstep_doctor.hf import load, read_type
 from lockstep_doctor.modules import ModuleTap, read_plainly
 
 
 def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[ModuleTap]:
     """Opens a folder once; returns a tap for each type of weights and activations.
 
-    Memory: the weights in the type of their file, and those of the largest block in another one.
+    Memory: the weights in the type of their file, and in another one those of the largest layer and of all that is
+    outside of layers. Buffers are made in fp32.
     """
-    model = load(folder, "auto", device)
-    kept = model.config._experts_implementation
-    return [ModuleTap(model, f"hf in {dtype}", read=partial(_read, dtype, kept)) for dtype in dtypes]
+    saved = read_type(folder)
+    model = load(folder, torch.float32, "cpu")
+    kept = model._keep_in_fp32_modules_strict if saved.itemsize < torch.float32.itemsize else ()
+    for name, weight in model.named_parameters():
+        if not any(part in name for part in kept):
+            weight.data = weight.data.to(saved)
+    experts = model.config._experts_implementation
+    model.to(device)
+    return [ModuleTap(model, f"hf in {dtype}", read=partial(_read, dtype, experts)) for dtype in dtypes]
 
 
-def find_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Yields what is cast together: each layer, and each module outside of layers that has parameters, with them."""
-    layers = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
-    inside = {part for layer in layers for part in layer.modules() if part is not layer}
-    for module in model.modules():
-        own = list(module.parameters(recurse=module in layers))
-        if own and module not in inside:
-            yield module, own
+def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """Returns what is cast together, by the module that computes it: each layer, and all that is outside of layers."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    layers = dict.fromkeys(layer for one in lists for layer in one)
+    nested = {part for layer in layers for part in layer.modules() if part is not layer}
+    outer = [layer for layer in layers if layer not in nested]
+    inside = {weight for layer in outer for weight in layer.parameters()}
+    rest = [weight for weight in model.parameters() if weight not in inside]
+    return [(model, rest), *((layer, list(layer.parameters())) for layer in outer)]
 
 
 class _Cast:

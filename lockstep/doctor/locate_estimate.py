@@ -1,10 +1,12 @@
 """Memory of `lockstep doctor locate`, said before a model is opened.
 
     weights    of both engines: a learner's in fp32, all others' in the type in which they compute; those of plain
-               `transformers` in the type of their files, and of their largest block in float64; both
-               engines' once more in fp32 where they are measured under another setting
-    values     what is seen at the cuts: twice of both engines and of plain `transformers`, and of float64
+               `transformers` in the type of their files, and of one block in float64: the largest layer, and all that
+               is outside of layers
+    values     what is seen at the cuts: twice of both engines and of plain `transformers`, and of float64; of the
+               weights of a block, a copy for each engine whose operators read them
     logits     five of a sequence in fp32, and two in float64
+    again      both engines in fp32, where they disagree and are measured under another setting
 
 An engine of other processes has memory of its own beside its weights, such as vLLM's cache.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -21,6 +24,7 @@ from lockstep.errors import InputError
 from lockstep.learners.saving import free_memory_bytes
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes, readable
+from lockstep_doctor.hf import read_type
 from lockstep_doctor.witness import find_blocks
 
 _FP32, _FP64 = 4, 8
@@ -35,11 +39,13 @@ class LocateEstimate:
         weights: Bytes of all weights.
         values: Bytes beside them.
         here: Bytes that this process holds before.
+        again: Bytes of both engines beside themselves, under another setting.
     """
 
     weights: int
     values: int
     here: int
+    again: int
 
     @property
     def total(self) -> int:
@@ -49,7 +55,8 @@ class LocateEstimate:
     @property
     def sentence(self) -> str:
         """The figures in words."""
-        return f"predicted: {readable(self.total)}, of which weights {readable(self.weights)}"
+        more = f"; {readable(self.again)} more to measure other settings where two engines disagree"
+        return f"predicted: {readable(self.total)}, of which weights {readable(self.weights)}{more}"
 
     def require(self, free: int) -> None:
         """Refuses what does not fit.
@@ -68,31 +75,27 @@ class LocateEstimate:
             )
 
 
-def estimate_locate(
-    folder: str, engines: Sequence[tuple[bool, torch.dtype]], tokens: int, is_switched: bool = False
-) -> LocateEstimate:
+def estimate_locate(folder: str, engines: Sequence[tuple[bool, torch.dtype]], tokens: int) -> LocateEstimate:
     """Estimates the memory of a pair.
 
     Args:
         folder: The model's.
         engines: Of each, if it is a learner, and the type in which it computes.
         tokens: Of the longest sequence.
-        is_switched: Both are opened in fp32 or alone beside themselves, where they differ.
     """
-    config = read_config(folder)
-    saved = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    model = skeleton(config, folder)  # which sets the type of the configuration
+    model = skeleton(read_config(folder), folder)
     sizes = Sizes.of(model)
     count = sum(weight.numel() for weight in model.parameters())
-    block = max(sum(weight.numel() for weight in weights) for _, weights in find_blocks(model))
-    weights = [count * (_FP32 if learner else dtype.itemsize) for learner, dtype in engines]
-    weights += [count * _FP32] * len(engines) * is_switched
-    plain = count * saved.itemsize + block * _FP64
+    (_, rest), *layers = [(module, sum(weight.numel() for weight in some)) for module, some in find_blocks(model)]
+    block = rest + max(size for _, size in layers)
+    weights = sum(count * (_FP32 if learner else dtype.itemsize) for learner, dtype in engines)
+    plain = count * read_type(Path(folder)).itemsize + block * _FP64
     width = max(dtype.itemsize for _, dtype in engines)
     layer = 8 * sizes.hidden + 2 * sizes.queries + 4 * sizes.keys + 3 * sizes.intermediate
     values = sizes.layers * layer * (_VALUES * width + _FP64)
     logits = sizes.vocabulary * (_LOGITS * _FP32 + 2 * _FP64)
-    return LocateEstimate(sum(weights) + plain, tokens * (values + logits), peak_bytes())
+    beside = tokens * (values + logits) + block * width * len(engines)
+    return LocateEstimate(weights + plain, beside, peak_bytes(), count * _FP32 * len(engines))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import TORCH_TYPES
-from lockstep.doctor.locate_estimate import estimate_locate, free_bytes
+from lockstep.doctor.locate_estimate import LocateEstimate, estimate_locate, free_bytes
 from lockstep.doctor.options import DoctorRecipe, ranks_of
 from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
@@ -30,6 +29,7 @@ from lockstep.doctor.session import choose_results
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config
+from lockstep.plan.sizes import readable
 from lockstep.report.doctor_folder import REPORT
 from lockstep.report.progress import Progress, show_progress
 from lockstep.whole_files import write_whole
@@ -58,7 +58,7 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
     recipe = loaded.expect(DoctorRecipe)
     results = choose_results(loaded)
     with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
-        _require_memory(recipe, shown)
+        estimate = _require_memory(recipe, shown)
         with shown.phase("draw requests"):
             drawn = draw_requests(recipe, PromptSource(recipe))
         started()
@@ -67,7 +67,8 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
         found: list[tuple[PairExamination, Path | None]] = []
         for names in combinations(recipe.backends, 2):
             with shown.phase(" vs ".join(names)):
-                found.append(_examine_pair(recipe, names, drawn, witnesses, results.folder / REPRODUCTION, shown))
+                pair = _PairExaminer(drawn, witnesses, results.folder / REPRODUCTION / "-".join(names), shown, estimate)
+                found.append(pair.examine(*(EngineChoice.of(recipe, name) for name in names)))
     trees = [tree_of(one) | {"reproduction": script and str(script)} for one, script in found]
     write_whole(results.folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
     _into_report(results.folder, trees)
@@ -79,8 +80,8 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
     return [one for one, _ in found]
 
 
-def _require_memory(recipe: DoctorRecipe, shown: Progress) -> None:
-    """Says what the largest pair needs; raises InputError if that is not free."""
+def _require_memory(recipe: DoctorRecipe, shown: Progress) -> LocateEstimate:
+    """Says what the largest pair needs, and returns it; raises InputError if that is not free."""
     pairs = list(combinations([EngineChoice.of(recipe, name) for name in recipe.backends], 2))
     context = context_of(read_config(recipe.model.path))
     tokens = min(_choose_length(recipe) + recipe.data.max_prompt_tokens, context)
@@ -89,13 +90,13 @@ def _require_memory(recipe: DoctorRecipe, shown: Progress) -> None:
             recipe.model.path,
             [(choice.engine in _LEARNERS, choice.options.dtype) for choice in pair],
             tokens,
-            is_switched=bool(_switches(pair)),
         )
         for pair in pairs
     ]
     largest = max(estimates, key=lambda one: one.total)
     shown.note(largest.sentence)
     largest.require(free_bytes(torch.device(pairs[0][0].options.device)))
+    return largest
 
 
 def _choose_length(recipe: DoctorRecipe) -> int:
@@ -155,54 +156,60 @@ class EngineChoice:
             yield sampler.but(prompt=prompt)
 
 
-def _examine_pair(
-    recipe: DoctorRecipe,
-    names: tuple[str, str],
-    drawn: Batch,
-    witnesses: Sequence[Tap],
-    folder: Path,
-    shown: Progress,
-) -> tuple[PairExamination, Path | None]:
-    """Two engines beside each other; where they agree, each beside itself among other sequences, and decoding."""
-    one, other = (EngineChoice.of(recipe, name) for name in names)
-    prompt = int(drawn.per_sample((~drawn.mask).long()).min())
-    pairs = [(one, other), *((own, variant) for own in (one, other) for variant in own.variants(prompt))]
-    requests = list(drawn.sequences())
-    outcomes: list[tuple[PairExamination, Path | None]] = []
-    for pair in pairs:
-        outcomes.append(_examine_choices(pair, requests, witnesses, folder / "-".join(names), shown))
-        if not outcomes[-1][0].agrees:
-            return outcomes[-1]
-    return outcomes[0]
+@dataclass(frozen=True)
+class _PairExaminer:
+    """What the examinations of a pair of engines have in common.
 
+    Attributes:
+        drawn: The requests.
+        witnesses: The model in float64, and in the type of the engines.
+        folder: Of the scripts.
+        estimate: Its memory.
+    """
 
-def _examine_choices(
-    pair: tuple[EngineChoice, EngineChoice],
-    requests: Sequence[Tensor],
-    witnesses: Sequence[Tap],
-    folder: Path,
-    shown: Progress,
-) -> tuple[PairExamination, Path | None]:
-    """Two engines, and the script that shows what was found."""
-    witness, rounded = witnesses
-    with ExitStack() as open_:
-        reference, other = (open_.enter_context(choice.open()) for choice in pair)
+    drawn: Batch
+    witnesses: Sequence[Tap]
+    folder: Path
+    shown: Progress
+    estimate: LocateEstimate
 
-        def note(phase: str) -> None:
-            shown.note(f"{reference.name} vs {other.name}: {phase}")
+    def examine(self, one: EngineChoice, other: EngineChoice) -> tuple[PairExamination, Path | None]:
+        """Two engines beside each other; where they agree, each beside itself among other sequences, and decoding."""
+        prompt = int(self.drawn.per_sample((~self.drawn.mask).long()).min())
+        pairs = [(one, other), *((own, variant) for own in (one, other) for variant in own.variants(prompt))]
+        outcomes: list[tuple[PairExamination, Path | None]] = []
+        for pair in pairs:
+            outcomes.append(self._examine(pair))
+            if not outcomes[-1][0].agrees:
+                return outcomes[-1]
+        return outcomes[0]
 
-        found = examine(reference, other, requests, witness, [rounded, rounded], _switches(pair), note)
-        if not found.small.places:
-            return found, None
-        faulty = int(found.small.places[0].wrong != [reference.name])
-        tap, choice = (reference, other)[faulty], pair[faulty]
-        if isinstance(tap, ModuleTap) and tap.builder:
-            return found, write_reproduction(folder, tap, found.small, found.smallest)
-        if isinstance(tap, Reproducible):
-            return found, tap.reproduce(folder, found.small, found.smallest)
-        return found, write_engine_reproduction(
-            folder, choice.engine, choice.folder, choice.options, found.small, found.smallest
-        )
+    def _examine(self, pair: tuple[EngineChoice, EngineChoice]) -> tuple[PairExamination, Path | None]:
+        """Two engines, and the script that shows what was found."""
+        witness, rounded = self.witnesses
+        requests = list(self.drawn.sequences())
+        with ExitStack() as open_:
+            reference, other = (open_.enter_context(choice.open()) for choice in pair)
+
+            def note(phase: str) -> None:
+                self.shown.note(f"{reference.name} vs {other.name}: {phase}")
+
+            free, switches = free_bytes(torch.device(pair[0].options.device)), _switches(pair)
+            if switches and 0 < free < self.estimate.again + self.estimate.values:
+                note(f"other settings are not measured: {readable(free)} are free")
+                switches = {}
+            found = examine(reference, other, requests, witness, [rounded, rounded], switches, note)
+            if not found.small.places:
+                return found, None
+            faulty = int(found.small.places[0].wrong != [reference.name])
+            tap, choice = (reference, other)[faulty], pair[faulty]
+            if isinstance(tap, ModuleTap) and tap.builder:
+                return found, write_reproduction(self.folder, tap, found.small, found.smallest)
+            if isinstance(tap, Reproducible):
+                return found, tap.reproduce(self.folder, found.small, found.smallest)
+            return found, write_engine_reproduction(
+                self.folder, choice.engine, choice.folder, choice.options, found.small, found.smallest
+            )
 
 
 def _switches(pair: tuple[EngineChoice, EngineChoice]) -> dict[str, Pair]:
