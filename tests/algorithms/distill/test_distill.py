@@ -189,5 +189,5 @@ def test_a_dry_run_tells_of_teachers_and_finds_what_is_wrong_with_them(learn: Ru
         dry_run(load("tiny.yaml", ["teachers.one.path=nowhere"]))
     with pytest.raises(ValueError, match=r"distill.top_k=9999, but the student has \d+ tokens; leave top_k out"):
         dry_run(load("tiny.yaml", ["distill.top_k=9999"]))
-    with pytest.raises(ValueError, match=r"no folder runs/teacher, .* machine, or train that run first"):
+    with pytest.raises(ValueError, match=r"no folder runs/teacher; .* machine, or train that run first"):
         dry_run(load("tiny.yaml", ["teachers.one.path=runs/teacher"]))
