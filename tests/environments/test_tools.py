@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,8 @@ def ask(name: str, *said: str) -> list[Any]:
     replies: list[Any] = []
     for turn in range(1, len(said) + 1):
         question = [move | {"said": list(said[:turn]), "heard": list(heard)}]
-        replies = [reply for reply in answers(question) if isinstance(reply, dict)]
+        with ThreadPoolExecutor(1) as thread:  # which has no event loop; a browser's is in the main one
+            replies = thread.submit(lambda q=question: [x for x in answers(q) if isinstance(x, dict)]).result()
         heard.append(replies[-1].get("observation"))
     return replies
 
