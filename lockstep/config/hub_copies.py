@@ -50,7 +50,7 @@ class ModelFiles:
 
 
 @dataclass(frozen=True)
-class _Index:
+class _WeightIndex:
     """An index of weights; see `transformers`.
 
     Attributes:
@@ -102,7 +102,7 @@ def list_weights(folder: Path) -> tuple[str, ...]:
     if not file.is_file():
         return (ALONE,)
     refusal = f"{file} has no weight_map from tensors to files"
-    index = check_shape(file.read_bytes(), _Index, refusal, "name another model, or tell its author")
+    index = check_shape(file.read_bytes(), _WeightIndex, refusal, "name another model, or tell its author")
     return tuple(sorted(set(index.weight_map.values())))
 
 
