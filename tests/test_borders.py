@@ -291,6 +291,27 @@ def test_a_loss_that_is_nan_from_the_start_is_named_and_no_learning_rate(tmp_pat
         train(cast(RankLearner, spec.build()), BATCH, _Nameless())
 
 
+class _Steep(CrossEntropyLoss):
+    """A loss of the user's that is a number, and has an infinite slope."""
+
+    def __call__(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
+        total, metrics = super().__call__(outputs, batch)
+        return total + (total - total.detach()).sqrt(), metrics
+
+
+def test_a_loss_from_before_a_load_is_not_blamed(tmp_path: Path) -> None:
+    spec = LearnerSpec(str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0)
+    learner = cast(RankLearner, spec.build())
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    learner.save(folder)
+    learner.poll_save(wait=True)
+    learner.forward_backward(BATCH, _Nameless())
+    learner.load(folder)
+    with pytest.raises(NotFiniteError, match=r"at update 0, before any update; look at the"):
+        train(learner, BATCH, _Steep())
+
+
 def test_a_gradient_that_breaks_changes_no_weight(tmp_path: Path) -> None:
     learner = broken(tmp_path)
     before = [piece.local.clone() for piece in learner.pieces]

@@ -10,14 +10,27 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from lockstep.config.hub_name import PINS, HubName, HubPaths, parse_model, read_pins
+from lockstep.config.hub_copies import (
+    ALONE,
+    INDEX,
+    ModelFiles,
+    cache_folder,
+    find_copy,
+    find_noted,
+    list_weights,
+    note_commit,
+    note_files,
+    seems_whole,
+    split,
+)
+from lockstep.config.hub_name import PINS, HubName, HubPaths, is_commit, parse_model, read_pins
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
@@ -28,7 +41,6 @@ from lockstep.whole_files import write_whole
 if TYPE_CHECKING:
     from huggingface_hub import DatasetInfo, HfApi, ModelInfo
 
-_WEIGHTS = re.compile(r"model[\w.-]*\.safetensors")
 _BESIDE = re.compile(r"[\w.-]+\.(json|txt|model|jinja)")
 """Files of a model's top folder that are fetched besides its weights."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -110,34 +122,34 @@ def _names(loaded: Loaded) -> Mapping[str, HubName]:
 
 
 def _fetch(name: HubName, pin: str | None, weights: bool) -> _Found:
-    """Fetches what a name stands for: of the commit `pin`, where one is given.
+    """Fetches what a name stands for, of the commit `pin` where one is given; a whole copy of a commit is taken as is.
 
     Texts of errors of huggingface_hub and its HTTP client are not shown: they may hold a token.
     """
     from huggingface_hub import ModelInfo
 
     revision = pin or name.revision
+    if revision is not None and is_commit(revision) and (copy := find_noted(name, revision)) is not None:
+        return _Found(revision, str(copy))
     with _open_hub() as api:
         try:
             info = _ask(api, name, revision)
         except Exception as error:
             return _without_hub(name, revision, error, weights)
+        commit = _read_commit(name, revision, info.sha)
         try:
             if isinstance(info, ModelInfo):
-                path = _fetch_model(api, name, info, weights)
+                path = _fetch_model(api, name, info, commit, weights)
             else:
-                path = _fetch_rows(api, name, info)
+                path = _fetch_rows(api, name, info, commit)
         except InputError:
             raise
         except Exception as error:
             why = (isinstance(error, OSError) and error.strerror) or _reason(error)
             raise InputError(f"{name.text} was not fetched: {why}; the same command resumes that") from None
-    commit = str(info.sha)
     if pin is None and not name.is_pinned:
         _say(f"{name.text} is commit {commit}")
-        ref = _split(path)[0] / "refs" / (name.revision or "main")  # for when the hub cannot be asked
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(ref, [commit.encode()])
+        note_commit(path, name.revision or "main")
     return _Found(commit, str(path))
 
 
@@ -152,53 +164,70 @@ def _ask(api: HfApi, name: HubName, revision: str | None) -> ModelInfo | Dataset
             assert_never(name.kind)
 
 
-def _split(path: Path) -> tuple[Path, str]:
-    """The folder of a repository on this machine, and the commit, of a path within."""
-    at = path.parts.index("snapshots")
-    return Path(*path.parts[:at]), path.parts[at + 1]
+def _read_commit(name: HubName, revision: str | None, said: str | None) -> str:
+    """The commit that the hub says; raises InputError where it is none, or not the one that was asked for."""
+    if said is None or not is_commit(said):
+        raise InputError(f"{name.text}: the hub's answer names no commit; correct HF_ENDPOINT, or ask again later")
+    if revision is not None and is_commit(revision) and said != revision:
+        raise InputError(
+            f"{name.text}: the hub was asked for the commit {revision} and answered with {said}; correct HF_ENDPOINT, "
+            "or ask again later"
+        )
+    return said
 
 
 @contextmanager
 def _open_hub() -> Iterator[HfApi]:
-    """Opens the hub; only here libraries may ask it (`process_defaults.stay_offline`), unless the user forbids it."""
+    """Opens the hub; only here libraries may ask it (`process_defaults.stay_offline`), unless the user forbids it.
+
+    Warnings of huggingface_hub are not shown: they quote addresses that are signed in the user's name.
+    """
     from huggingface_hub import HfApi, close_session, constants
+    from huggingface_hub import logging as hub_logging
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, not may_ask_hub()
+    verbosity = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="lockstep")
     finally:
         constants.HF_HUB_OFFLINE = before
+        hub_logging.set_verbosity(verbosity)
         close_session()
 
 
-def _cache() -> str | None:
-    """The folder of the hub's files on this machine; None: where huggingface_hub keeps them."""
-    return os.environ.get("HF_HUB_CACHE")
-
-
-def _fetch_model(api: HfApi, name: HubName, info: ModelInfo, weights: bool) -> Path:
-    commit = str(info.sha)
+def _fetch_model(api: HfApi, name: HubName, info: ModelInfo, commit: str, weights: bool) -> Path:
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    beside = [file for file in sizes if _BESIDE.fullmatch(file)]
-    heavy = [file for file in sizes if _WEIGHTS.fullmatch(file)]
-    _require_weights(name, sizes, heavy)
-    missing = [file for file in heavy if _find_copy(name, file, commit) is None]
-    left = sum(sizes[file] for file in missing)
-    if weights and missing:
-        _say(f"fetching the weights of {name.text}: {_readable(left)}")
-    for file in [*beside, *(heavy if weights else ())]:
-        api.hf_hub_download(name.repo, file, revision=commit, cache_dir=_cache())
-    config = _find_copy(name, "config.json", commit)
+    beside = tuple(file for file in sizes if _BESIDE.fullmatch(file))
+    _require_weights(name, sizes)
+    _download(api, name, beside, commit)
+    config = find_copy(name, "config.json", commit)
     if config is None:
         raise InputError(f"{name.text} has no config.json, so it is no model of transformers; name one that is")
-    if left and not weights:
+    folder = config.parent
+    files = ModelFiles(beside, list_weights(folder))
+    absent = next((file for file in files.weights if file not in sizes), None)
+    if absent is not None:
+        raise InputError(f"{name.text} has no {absent}, which its {INDEX} names; name a model with all its weights")
+    left = sum(sizes[file] for file in files.weights if find_copy(name, file, commit) is None)
+    if weights:
+        if left:
+            _say(f"fetching the weights of {name.text}: {_readable(left)}")
+        _download(api, name, files.weights, commit)
+    elif left:
         _say(f"{name.text}: {_readable(left)} of weights are not on this machine yet; lockstep train fetches them")
-    return config.parent
+    note_files(folder, files)
+    return folder
 
 
-def _require_weights(name: HubName, files: Mapping[str, int], heavy: list[str]) -> None:
+def _download(api: HfApi, name: HubName, files: Iterable[str], commit: str) -> None:
+    for file in files:
+        api.hf_hub_download(name.repo, file, repo_type=name.kind, revision=commit, cache_dir=cache_folder())
+
+
+def _require_weights(name: HubName, files: Mapping[str, int]) -> None:
     """Raises InputError where a repository has no safetensors of a whole model."""
-    if heavy:
+    if ALONE in files or INDEX in files:
         return
     pickled = next((file for file in files if file.endswith(_PICKLES)), None)
     if pickled is not None:
@@ -208,25 +237,24 @@ def _require_weights(name: HubName, files: Mapping[str, int], heavy: list[str]) 
         )
     if "adapter_config.json" in files:
         raise InputError(f"{name.text} holds adapters only; merge them into their model with peft, and name the result")
-    raise InputError(f"{name.text} has no model*.safetensors; name a model with its weights in that format")
+    raise InputError(f"{name.text} has no {ALONE} and no {INDEX}; name a model with its weights in that format")
 
 
-def _fetch_rows(api: HfApi, name: HubName, info: DatasetInfo) -> Path:
+def _fetch_rows(api: HfApi, name: HubName, info: DatasetInfo, commit: str) -> Path:
     from huggingface_hub.hf_api import RepoFile
 
-    commit = str(info.sha)
     files = [file.rfilename for file in info.siblings or ()]
     if name.file is None or name.file not in files:
         rows = [file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))]
         shown = ", ".join(rows[:_NAMED]) + (f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else "")
         what = "says no file" if name.file is None else f"has no file {name.file}"
         raise InputError(f"{name.text} {what}; files of rows there are: {shown or 'none'}")
-    if _find_copy(name, name.file, commit) is None:
+    if find_copy(name, name.file, commit) is None:
         entries = api.get_paths_info(name.repo, [name.file], revision=commit, repo_type="dataset")
         size = sum(entry.size for entry in entries if isinstance(entry, RepoFile))
         _say(f"fetching {name.text}: {_readable(size)}")
-    api.hf_hub_download(name.repo, name.file, repo_type="dataset", revision=commit, cache_dir=_cache())
-    path = _find_copy(name, name.file, commit)
+    _download(api, name, [name.file], commit)
+    path = find_copy(name, name.file, commit)
     assert path is not None, "it has just been fetched"
     return path
 
@@ -250,14 +278,13 @@ def _without_hub(name: HubName, revision: str | None, error: Exception, weights:
             ) from None
         case _:
             pass
-    path = _find_copy(name, name.file or "config.json", revision)
+    path = find_copy(name, name.file or "config.json", revision)
     why = _reason(error)
-    lacks_weights = weights and name.kind == "model" and path is not None and not any(path.parent.glob("*.safetensors"))
-    if path is None or lacks_weights:
+    if path is None or (name.kind == "model" and not seems_whole(path.parent, weights)):
         raise InputError(
             f"{name.text} is not on this machine, and {why}; fetch it where there is a network, or name what is here"
         ) from None
-    commit = _split(path)[1]
+    commit = split(path)[1]
     _say(f"{name.text}: {why}; this machine's copy is used, commit {commit}")
     return _Found(commit, str(path if name.file else path.parent))
 
@@ -275,14 +302,6 @@ def _reason(error: Exception) -> str:
             return f"the hub answered with the code {error.response.status_code}"
         case _:
             return f"the hub could not be read ({type(error).__name__})"
-
-
-def _find_copy(name: HubName, file: str, revision: str | None) -> Path | None:
-    """A file of a name on this machine; None where it is not here."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(name.repo, file, cache_dir=_cache(), revision=revision, repo_type=name.kind)
-    return Path(path) if isinstance(path, str) else None
 
 
 def _readable(size: int) -> str:

@@ -21,9 +21,10 @@ from lockstep.records import is_file, read_record
 PINS = "hub.json"
 """File in a run's folder: the commit of each name on the hub, by the name as the recipe has it."""
 
-_REPO = r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>refs/(?:pr|convert)/[\w.-]+|[\w.-]+))?"
+_REPO = r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?:refs/(?:pr|convert)/)?\w[\w.-]*))?"
 _MODEL = re.compile(HUB + _REPO)
 _ROWS = re.compile(f"{HUB}datasets/{_REPO}(/(?P<file>.+))?")
+_NO_NAMES = {"", ".", ".."}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Kind = Literal["model", "dataset"]
@@ -61,7 +62,7 @@ def is_commit(revision: str) -> bool:
 def parse_model(text: str) -> HubName:
     """Reads the name of a model; raises ValueError for another text."""
     match = _MODEL.fullmatch(text)
-    if match is None or match["repo"].startswith("datasets/"):
+    if match is None or match["repo"].startswith("datasets/") or not _may_be(match["repo"]):
         raise ValueError(f"{text} names no model on the hub: say hf:owner/name, or hf:owner/name@revision")
     return HubName(text, "model", match["repo"], match["revision"], None)
 
@@ -69,12 +70,24 @@ def parse_model(text: str) -> HubName:
 def parse_rows(text: str) -> HubName:
     """Reads the name of a data set's file; raises ValueError for another text."""
     match = _ROWS.fullmatch(text)
-    if match is None or ".." in (match["file"] or "").split("/"):
+    if match is None or not _may_be(match["repo"]) or not _NO_NAMES.isdisjoint((match["file"] or "-").split("/")):
         raise ValueError(
             f"{text} names no file of a data set on the hub: say hf:datasets/owner/name/file.jsonl, or "
             "hf:datasets/owner/name@revision/file.jsonl"
         )
     return HubName(text, "dataset", match["repo"], match["revision"], match["file"])
+
+
+def _may_be(repo: str) -> bool:
+    """True for `owner/name` as the hub has them, such as without `--` and without a dot at an end."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        return False
+    return True
 
 
 def read_pins(folder: Path) -> dict[str, str]:

@@ -134,7 +134,8 @@ class RankLearner(SendsWeights):
         own = [one for piece, one in zip(self.pieces, gradients, strict=True) if self._writes(piece)]
         length = norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
         if not torch.isfinite(length):
-            all_reduce_sum([loss := loss.cpu()], self._ranks.joint_group(*DIMENSIONS))  # another rank's may be NaN
+            loss = loss.cpu()
+            all_reduce_sum([loss], self._ranks.joint_group(*DIMENSIONS))  # another rank's may be NaN
             raise FloatingPointError(self._describe_break(float(length), float(loss)))
         self._optimizer.step(gradients, length, lr)
         self._updates += 1
@@ -207,6 +208,7 @@ class RankLearner(SendsWeights):
                 self._optimizer.restore(saved)
         self._require_finite(folder)
         self._count.zero_()
+        self._loss = torch.zeros(())
         self._has_gathered = False
         self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
 

@@ -45,5 +45,6 @@ def summarize(folder: Path) -> str:
         table.append([group.name, f"{group.finished} of {len(group.numbers)}", *cells])
     about = f"last values: means over finished runs, with {LEVEL:.0%} Student-t intervals over seeds"
     alarms = [f"ALARM, {of.run.folder.name}, {alarm.sentence}" for of in results for alarm in find_alarms(of.rows)]
-    shown = [*alarms[:_MOST_ALARMS], f"and {len(alarms) - _MOST_ALARMS} more alarms"][: len(alarms)]
+    more = len(alarms) - _MOST_ALARMS
+    shown = [*alarms[:_MOST_ALARMS], f"and {more} more alarm{'s' if more > 1 else ''}"][: len(alarms)]
     return "\n".join([summary_table(table), about, *shown, f"{folder}, report: {folder / PAGE}"])

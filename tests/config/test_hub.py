@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -89,7 +90,12 @@ def test_a_run_takes_one_commit_and_keeps_it(
     assert train(tiny()) == folder  # it is finished, and nothing is asked
     assert not hub.asked
     shutil.rmtree(folder / "final")
-    assert train(tiny()) == folder
+    hub.gated.add("models/ada/tiny")
+    assert train(tiny()) == folder  # all of the commit is here, so its terms are nothing to the run
+    assert not hub.asked
+    hub.gated.clear()
+    next(Path("cache").glob("models--*/snapshots/*/config.json")).unlink()
+    fetch_names(tiny())
     assert any(pins[MODEL] in path for path in hub.asked)
     assert all(moved not in path for path in hub.asked)
     text = "".join(path.read_text(errors="replace") for path in folder.rglob("*.json*"))
@@ -132,6 +138,73 @@ def test_without_a_network_this_machines_copy_is_used(
     assert not hub.asked
 
 
+@pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_copy_in_part_is_none(hub: HubServer, lost: str, noted: bool) -> None:
+    folder = Path(str(fetch_names(tiny()).training.model.path))
+    if not noted:
+        shutil.rmtree(folder.parent.parent / "lockstep")  # as where another program has fetched it
+    (folder / lost).unlink()
+    hub.code = 503
+    if not noted and lost == "generation_config.json":  # a model may be without
+        assert fetch_names(tiny()).training.model.path == str(folder)
+        return
+    with pytest.raises(InputError, match=f"{MODEL} is not on this machine"):
+        fetch_names(tiny())
+
+
+def test_shards_are_those_of_the_index(hub: HubServer, files: dict[str, bytes]) -> None:
+    index = json.dumps({"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}).encode()
+    shards = {"model-1-of-2.safetensors": b"a", "model.safetensors.index.json": index, "model.fp16.safetensors": b"x"}
+    hub.push("models/ada/cut", renamed(files) | shards)
+    with pytest.raises(InputError, match=r"hf:ada/cut has no model-2-of-2.safetensors, which its model.safetensors.in"):
+        fetch_names(tiny("model.path=hf:ada/cut"))
+    hub.push("models/ada/cut", renamed(files) | shards | {"model-2-of-2.safetensors": b"b"})
+    folder = Path(str(fetch_names(tiny("model.path=hf:ada/cut")).training.model.path))
+    assert {file.name for file in folder.glob("*.safetensors")} == {
+        "model-1-of-2.safetensors",
+        "model-2-of-2.safetensors",
+    }
+    shutil.rmtree(folder.parent.parent / "lockstep")
+    (folder / "model-2-of-2.safetensors").unlink()
+    hub.code = 503
+    with pytest.raises(InputError, match="hf:ada/cut is not on this machine"):
+        fetch_names(tiny("model.path=hf:ada/cut"))
+
+
+@pytest.mark.parametrize(("sha", "sentence"), [("../../x", "names no commit"), ("b" * 40, "answered with b{40}")])
+def test_an_answer_of_another_commit_is_refused(
+    hub: HubServer, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, sha: str, sentence: str
+) -> None:
+    old = hub.push("models/ada/old", files)
+    monkeypatch.setattr("hub_server.commit_of", lambda of: sha)
+    monkeypatch.setattr(HubServer, "find", lambda *of: files)
+    with pytest.raises(InputError, match=sentence):
+        fetch_names(tiny(f"model.path=hf:ada/old@{old}"))
+
+
+def test_signed_addresses_are_not_told(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warn(*of: object, **options: object) -> None:
+        logging.getLogger("huggingface_hub.file_download").warning("https://cdn/file?Signature=1")
+        raise ConnectionError
+
+    before = logging.getLogger("huggingface_hub").level
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", warn)
+    with pytest.raises(InputError, match="the hub could not be read"):
+        fetch_names(tiny())
+    assert "Signature" not in caplog.text
+    assert logging.getLogger("huggingface_hub").level == before
+
+
+def test_the_cache_may_be_named_as_in_a_shell(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    monkeypatch.setenv("PLACE", "cache")
+    monkeypatch.setenv("HF_HUB_CACHE", "~/$PLACE")
+    assert str(fetch_names(tiny()).training.model.path).startswith(f"{Path.cwd()}/cache/")
+
+
 def test_a_commit_is_taken_at_its_word(hub: HubServer, files: dict[str, bytes]) -> None:
     old = hub.push("models/ada/old", files)
     hub.push("models/ada/old", renamed(files, config__json=b"{}"))
@@ -156,7 +229,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "revision": ("model.path=hf:ada/tiny@v9", "hf:ada/tiny@v9: the hub has no revision v9"),
     "pickles": ("model.path=hf:ada/pickled", r"has its weights as pickles only \(pytorch_model.bin\)"),
     "adapters": ("model.path=hf:ada/adapters", "holds adapters only"),
-    "no weights": ("model.path=hf:ada/empty", r"has no model\*.safetensors"),
+    "no weights": ("model.path=hf:ada/empty", r"has no model.safetensors and no model.safetensors.index.json"),
     "no file": ("data.train=hf:datasets/ada/sums", r"says no file; files of rows there are: train.jsonl"),
     "another file": ("data.train=hf:datasets/ada/sums/a.jsonl", r"has no file a.jsonl; files of rows there are: train"),
 }
@@ -187,6 +260,12 @@ def test_a_token_that_cannot_be_sent_is_not_told(hub: HubServer, monkeypatch: py
     ("override", "sentence"),
     [
         ("model.path=hf:tiny", "hf:tiny names no model on the hub: say hf:owner/name"),
+        ("model.path=hf:ada/b--c", "hf:ada/b--c names no model on the hub"),
+        ("model.path=hf:ada/b.", "names no model on the hub"),
+        ("model.path=hf:../..", "names no model on the hub"),
+        ("model.path=hf:ada/tiny@..", "names no model on the hub"),
+        ("data.train=hf:datasets/ada/sums@./x", "names no file of a data set on the hub"),
+        ("data.train=hf:datasets/ada/sums//etc/x", "names no file of a data set on the hub"),
         ("model.path=hf:datasets/ada", "names no model on the hub"),
         ("data.train=hf:ada/tiny", "hf:ada/tiny names no file of a data set on the hub"),
         ("data.train=hf:datasets/ada/sums/../x", "names no file of a data set on the hub"),

@@ -114,6 +114,19 @@ def test_what_it_raises_ends_nothing_and_is_told_again(facts: Facts, error: Base
     assert len(again.told) == 7
 
 
+def test_after_a_note_that_could_not_be_written_it_is_told_again(facts: Facts) -> None:
+    process = Process(facts, -1)
+    process.step(0)
+    process.step(1)
+    aside = facts.folder / ".tracker_step.json-aside"
+    aside.mkdir()  # as a full disk would
+    process.step(2)
+    aside.rmdir()
+    process.tracker.close("failed")
+    assert lines(2).isdisjoint(process.told)
+    assert set(Process(facts, 1 << 40).told) == {("run", 0)} | lines(1) | lines(2)
+
+
 @pytest.mark.parametrize(
     ("reference", "sentence"),
     [

@@ -20,10 +20,11 @@ from typing import Any, Literal
 
 from lockstep.config import user_code
 from lockstep.config.named_code import name_code
-from lockstep.errors import InputError
+from lockstep.errors import InputError, RunError
 from lockstep.records import is_file, read_record
 from lockstep.run.track import Outcome
 from lockstep.run.trackers.view import Facts, replay
+from lockstep.whole_files import write_whole
 
 _OPTION = "trackers.function"
 _KEPT = "tracker_step.json"
@@ -87,8 +88,13 @@ class FunctionView:
 
     def _note_told(self) -> None:
         """Notes that the function was told all up to the newest step, if it was."""
-        if not self._has_missed:
-            self._file.write_text(json.dumps(self._newest))
+        if self._has_missed:
+            return
+        try:
+            write_whole(self._file, [json.dumps(self._newest).encode()])
+        except (InputError, RunError):
+            self._has_missed = True  # it is not told of the entry at hand
+            raise
 
     def _tell(self, kind: Literal["run", "metrics", "timings", "samples", "outcome"], step: int, data: Any) -> None:
         """Calls the function with a copy of the data.

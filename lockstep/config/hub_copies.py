@@ -1,0 +1,139 @@
+"""Copies on this machine of what is named on the hub, in huggingface_hub's own cache, which other programs fill too.
+
+After a fetch the names of a model's files are noted beside them, for a folder does not show what it lacks: of a copy
+that is whole by its note nothing is asked any more. One without a note is looked at where the hub gives nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lockstep.config.hub_name import HubName
+from lockstep.records import check_shape, is_file, read_record
+from lockstep.whole_files import write_changed
+
+INDEX, ALONE = "model.safetensors.index.json", "model.safetensors"
+"""Files that say where a model's weights are: in those that the first names, or in the second."""
+_NOTES = "lockstep"
+"""Folder beside a repository's `snapshots`, with a note for each commit."""
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+"""Files one of which a model's tokenizer is read from."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Names of the files that a whole copy of a model has.
+
+    Attributes:
+        beside: Configuration, tokenizer and the like.
+        weights: Files of weights.
+    """
+
+    beside: tuple[str, ...]
+    weights: tuple[str, ...]
+
+    def are_in(self, folder: Path, weights: bool) -> bool:
+        """True if a folder has them all; those of the weights only where asked for."""
+        return all((folder / file).is_file() for file in (*self.beside, *(self.weights if weights else ())))
+
+
+@dataclass(frozen=True)
+class _WeightIndex:
+    """An index of weights; see `transformers`.
+
+    Attributes:
+        weight_map: The file of each tensor.
+    """
+
+    weight_map: dict[str, str]
+
+
+def cache_folder() -> str | None:
+    """The folder of the hub's files on this machine; None: where huggingface_hub keeps them."""
+    said = os.environ.get("HF_HUB_CACHE")
+    return None if said is None else os.path.expandvars(os.path.expanduser(said))
+
+
+def find_copy(name: HubName, file: str, revision: str | None) -> Path | None:
+    """A file of a name on this machine; None where it is not here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(name.repo, file, cache_dir=cache_folder(), revision=revision, repo_type=name.kind)
+    return Path(path) if isinstance(path, str) else None
+
+
+def find_noted(name: HubName, commit: str) -> Path | None:
+    """The file of rows, or the folder of a model, that is whole on this machine; None where none is known to be."""
+    path = find_copy(name, name.file or "config.json", commit)
+    if path is None or name.kind == "dataset":
+        return path
+    noted = _read_note(path.parent)
+    return path.parent if noted is not None and noted.are_in(path.parent, weights=True) else None
+
+
+def seems_whole(folder: Path, weights: bool) -> bool:
+    """True if a model's copy has all files of its note, or, without a note, a tokenizer and the files of its index."""
+    files = _read_note(folder)
+    if files is None:
+        tokenizer = next((file for file in _TOKENIZERS if (folder / file).is_file()), _TOKENIZERS[0])
+        files = ModelFiles((tokenizer,), list_weights(folder) if weights else ())
+    return files.are_in(folder, weights)
+
+
+def list_weights(folder: Path) -> tuple[str, ...]:
+    """The files of weights that a folder should have: those of its index, or the one without.
+
+    Raises:
+        InputError: The index is none.
+    """
+    file = folder / INDEX
+    if not file.is_file():
+        return (ALONE,)
+    refusal = f"{file} has no weight_map from tensors to files"
+    index = check_shape(file.read_bytes(), _WeightIndex, refusal, "name another model, or tell its author")
+    return tuple(sorted(set(index.weight_map.values())))
+
+
+def note_files(folder: Path, files: ModelFiles) -> None:
+    """Notes which files a model's folder has when it is whole."""
+    _note(_note_of(folder), json.dumps(asdict(files)))
+
+
+def note_commit(path: Path, revision: str) -> None:
+    """Notes the commit of a branch or a tag, of which `path` is a copy, for when the hub cannot be asked."""
+    repository, commit = split(path)
+    _note(repository / "refs" / revision, commit)
+
+
+def split(path: Path) -> tuple[Path, str]:
+    """The folder of a repository on this machine, and the commit, of a path within."""
+    at = path.parts.index("snapshots")
+    return Path(*path.parts[:at]), path.parts[at + 1]
+
+
+def _note_of(folder: Path) -> Path:
+    repository, commit = split(folder)
+    return repository / _NOTES / f"{commit}.json"
+
+
+def _read_note(folder: Path) -> ModelFiles | None:
+    file = _note_of(folder)
+    return read_record(file, ModelFiles, "remove it") if is_file(file) else None
+
+
+def _note(file: Path, text: str) -> None:
+    """Writes a note; a cache that this user may only read stays as it is, and the hub is asked the next time."""
+    with suppress(OSError):
+        write_changed(file, text.encode())
