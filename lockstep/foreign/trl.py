@@ -60,6 +60,11 @@ OF_LOSSES = {
 """Losses that one trainer alone has."""
 
 
+def is_of_trainer(name: str) -> bool:
+    """True for the name of a configuration that one of its trainers has."""
+    return any(part in name.lower() for part in (*dict(PROGRAMS), *ELSEWHERE, "cpo"))
+
+
 def _algorithm(config: Config) -> str | None:
     program = config.program.rsplit("/", 1)[-1].lower()
     if any(name in program for name in ELSEWHERE):
