@@ -114,7 +114,7 @@ def correction(value: Json, config: Config) -> Answer:
     kind = Lookup(_CORRECTIONS)(value, config)
     if kind != "icepop":
         return kind
-    return section("ppo.correction", kind=kind, low=config.number("vllm_importance_sampling_clip_min", 0.0))
+    return section("ppo.correction", kind="icepop", low=config.number("vllm_importance_sampling_clip_min", 0.0))
 
 
 def _corrects(config: Config) -> bool:
