@@ -112,9 +112,9 @@ def correction(value: Json, config: Config) -> Answer:
     if config.get("vllm_importance_sampling_correction") is False:
         return nothing("no correction")
     kind = Lookup(_CORRECTIONS)(value, config)
-    if kind != "icepop":
-        return kind
-    return section("ppo.correction", kind="icepop", low=config.number("vllm_importance_sampling_clip_min", 0.0))
+    if value == "token_mask" and isinstance(kind, str):
+        return section("ppo.correction", kind=kind, low=config.number("vllm_importance_sampling_clip_min", 0.0))
+    return kind
 
 
 def _corrects(config: Config) -> bool:
