@@ -34,6 +34,7 @@ _NEEDS = {
 _OBJECTIVE = (
     "grpo.baseline", "grpo.scale_rewards", "grpo.loss", "grpo.loss_mean", "grpo.importance_sampling_level",
     "ppo.clip", "ppo.clip_high", "ppo.dual_clip", "ppo.entropy_coef", "ppo.kl.coef", "ppo.kl.placement",
+    "ppo.correction.kind", "ppo.correction.high", "ppo.correction.low",
     "dpo.preference_loss", "dpo.preference_loss_weight", "distill.on_policy", "reward.type", "reward.function",
     "reward.parts",
 )  # fmt: skip

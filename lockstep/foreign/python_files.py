@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from lockstep.foreign.trl import is_of_trainer
 from lockstep.foreign.words import Config, Json
 
 _NO_TRAINING = ("LoraConfig", "BitsAndBytesConfig", "PeftConfig", "ModelConfig")
@@ -17,6 +18,8 @@ _LORA_DEFAULTS: dict[str, Json] = {"lora_r": 8, "lora_alpha": 8}
 """Those of `peft`, which are other ones than TRL's."""
 _IN_HAND = ("args", "processing_class", "tokenizer", "peft_config", "callbacks", "compute_metrics")
 """Arguments of a trainer that are read elsewhere, or train nothing."""
+_WITH_REWARDS = ("GRPOTrainer", "RLOOTrainer")
+"""Trainers whose second argument is their rewards."""
 
 
 @dataclass
@@ -28,13 +31,13 @@ class PythonConfig:
 
 
 def read_program(tree: ast.Module) -> PythonConfig | None:
-    """Reads the configuration with the most arguments that a program makes; None where it makes none."""
+    """Reads the configuration of a trainer with the most arguments that a program makes; None where it makes none."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     configs = [call for call in calls if _name(call).endswith("Config") and _name(call) not in _NO_TRAINING]
     if not configs:
         return None
     reader = _Expressions(dict(_list_constants(tree)))
-    made = max(configs, key=lambda call: len(call.keywords))
+    made = max(configs, key=lambda call: (is_of_trainer(_name(call)), len(call.keywords)))
     given = reader.read_arguments(made)
     trainer = next((call for call in calls if _name(call).endswith("Trainer")), None)
     if trainer is not None:
@@ -47,7 +50,12 @@ def read_program(tree: ast.Module) -> PythonConfig | None:
 
 
 def _name(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else ""
+    """The name of what is called, without its module."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
 
 
 def _list_constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
@@ -90,18 +98,27 @@ class _Expressions:
 
     def read_trainer(self, call: ast.Call, given: dict[str, Json]) -> None:
         """Adds what a trainer is called with: the model, the rewards, the data."""
-        for keyword in call.keywords:
-            value = self._follow(keyword.value)
-            match keyword.arg:
+        for name, argument in self._name_arguments(call):
+            value = self._follow(argument)
+            match name:
                 case "model" if (path := self._read_source(value)) is not None:
                     given["model_name_or_path"] = path
                 case "train_dataset" if (path := self._read_source(value)) is not None:
                     given["dataset_name"] = path
                 case "reward_funcs":
-                    each = value.elts if isinstance(value, ast.List | ast.Tuple) else [keyword.value]
+                    each = value.elts if isinstance(value, ast.List | ast.Tuple) else [argument]
                     given["reward_funcs"] = [str(self._read_text(one) or ast.unparse(one)) for one in each]
                 case name if name not in _IN_HAND:
-                    self.unread.append(f"{name}={ast.unparse(keyword.value)[:60]} of {_name(call)}")
+                    self.unread.append(f"{name}={ast.unparse(argument)[:60]} of {_name(call)}")
+
+    def _name_arguments(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        """The arguments of a trainer with their names; `args` is the configuration, which may be anywhere."""
+        names = ("model", "reward_funcs") if _name(call) in _WITH_REWARDS else ("model",)
+        for i, argument in enumerate(call.args):
+            value = self._follow(argument)
+            is_config = isinstance(value, ast.Call) and _name(value).endswith("Config")
+            yield ("args" if is_config else names[i] if i < len(names) else f"argument {i + 1}"), argument
+        yield from ((keyword.arg or "**", keyword.value) for keyword in call.keywords)
 
     def _follow(self, node: ast.expr) -> ast.expr:
         for _ in range(len(self.constants)):
@@ -112,7 +129,8 @@ class _Expressions:
 
     def _read_dictionary(self, node: ast.Dict | ast.Call) -> dict[str, Json]:
         if isinstance(node, ast.Call):
-            return self.read_arguments(node) if _name(node) == "dict" else self._give_up(node)
+            is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict"
+            return self.read_arguments(node) if is_dict else self._give_up(node)
         found: dict[str, Json] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             inner = self._follow(value)
@@ -131,9 +149,8 @@ class _Expressions:
     def _read_source(self, node: ast.expr) -> str | None:
         """A path or a name: as text, or of `from_pretrained`, `load_dataset` and `load_from_disk`."""
         if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else _name(node)
             files = next((keyword.value for keyword in node.keywords if keyword.arg == "data_files"), None)
-            if called not in ("from_pretrained", "load_dataset", "load_from_disk") or not node.args:
+            if _name(node) not in ("from_pretrained", "load_dataset", "load_from_disk") or not node.args:
                 return None
             return self._read_text(node.args[0] if files is None else files)
         return self._read_text(node)
@@ -148,4 +165,17 @@ class _Expressions:
             value = ast.literal_eval(node)
         except (ValueError, TypeError):
             return f"${{{ast.unparse(node)}}}"
-        return value if isinstance(value, bool | int | float | str | list | dict) else None
+        return _as_json(value)
+
+
+def _as_json(value: object) -> Json:
+    """A literal, with tuples and sets as lists; None where JSON has none like it."""
+    match value:
+        case list() | tuple() | set():
+            return [_as_json(item) for item in (sorted(value, key=str) if isinstance(value, set) else value)]
+        case dict():
+            return {str(key): _as_json(item) for key, item in value.items()}
+        case bool() | int() | float() | str():
+            return value
+        case _:
+            return None

@@ -60,6 +60,11 @@ OF_LOSSES = {
 """Losses that one trainer alone has."""
 
 
+def is_of_trainer(name: str) -> bool:
+    """True for the name of a configuration that one of its trainers has."""
+    return any(part in name.lower() for part in (*dict(PROGRAMS), *ELSEWHERE, "cpo"))
+
+
 def _algorithm(config: Config) -> str | None:
     program = config.program.rsplit("/", 1)[-1].lower()
     if any(name in program for name in ELSEWHERE):
@@ -90,6 +95,10 @@ def _always(config: Config) -> Mapping[str, Json]:
     return columns
 
 
+_BALANCED = ("grpo", "sft", "dpo", "kto")
+"""Algorithms whose trainers add the balance of experts to the loss, unless they are told not to."""
+
+
 def _remark(config: Config) -> tuple[str, ...]:
     """Facts about a step and a loss of theirs that no key says."""
     remarks: list[str] = []
@@ -97,6 +106,16 @@ def _remark(config: Config) -> tuple[str, ...]:
         remarks.append(
             "the ratio of their RLOO and its clip are of the whole response, here of each token: the same "
             "where a response is used once, since no ratio is clipped then"
+        )
+        remarks.append(
+            "the loss of their RLOO adds up the tokens of a response, and loss_mean: constant divides the sum by "
+            "sampling.max_tokens: gradients here are smaller by that factor. AdamW's steps are the same, but for "
+            "max_grad_norm, which is to be divided by it, too"
+        )
+    if config.algorithm in _BALANCED and "router_aux_loss_coef" not in config.given:
+        remarks.append(
+            "where the model has experts, 0.001 times their balance is a part of the loss there "
+            "(router_aux_loss_coef), and of none here"
         )
     if config.algorithm == "sft" and config.says("packing"):
         remarks.append(
@@ -240,11 +259,20 @@ def _loss(value: Json, config: Config) -> Answer:
             )
 
 
+_MEAN_OF_PASSES = (
+    "a mean over the tokens of each pass and process, and of these means; here over all tokens of a minibatch: "
+    "decide between loss_mean tokens and responses"
+)
+
+
 def _loss_of_groups(value: Json, config: Config) -> Answer:
     if value == "cispo":
         unbounded = "" if config.get("epsilon_high") else "say epsilon_high: without it their ratio is at most epsilon"
         return Several({"grpo.loss": "cispo"}, unbounded)
-    mean = Lookup({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens", "bnpo": "tokens"})(value, config)
+    if value == "bnpo":
+        passes = config.whole("gradient_accumulation_steps", 1) * (config.processes or 1)
+        return Several({"grpo.loss_mean": "tokens"}, _MEAN_OF_PASSES if passes > 1 else "")
+    mean = Lookup({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens"})(value, config)
     return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
 
 
@@ -354,7 +382,8 @@ MAPPED = (
         "token_mask": "icepop"}), page="=vllm_importance_sampling_mode"),
     Key("vllm_importance_sampling_clip_max", ("ppo.correction.high",), values.with_vllm(values.correction_bound),
         default=3.0),
-    Key("vllm_importance_sampling_cap", ("ppo.correction.high",), values.with_vllm(values.correction_bound), page="-"),
+    Key("vllm_importance_sampling_cap", ("ppo.correction.high",),
+        values.with_vllm(optional(values.correction_bound)), page="-"),
     Key("vllm_importance_sampling_clip_min", ("ppo.correction.low",), values.with_vllm(values.correction_low)),
     Key("max_length", ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens", "kto.max_tokens",
         "simpo.max_tokens", "orpo.max_tokens"), values.length,

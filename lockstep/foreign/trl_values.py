@@ -108,22 +108,33 @@ _CORRECTIONS: dict[Json, Json | Unset] = {
 
 
 def correction(value: Json, config: Config) -> Answer:
-    """The kind of correction for what vLLM samples."""
+    """The kind of correction for what vLLM samples; a mask without a lower bound has 0 here."""
     if config.get("vllm_importance_sampling_correction") is False:
         return nothing("no correction")
-    return Lookup(_CORRECTIONS)(value, config)
+    kind = Lookup(_CORRECTIONS)(value, config)
+    if value == "token_mask" and isinstance(kind, str):
+        return section("ppo.correction", kind=kind, low=config.number("vllm_importance_sampling_clip_min", 0.0))
+    return kind
+
+
+def _corrects(config: Config) -> bool:
+    return not isinstance(correction(config.get("vllm_importance_sampling_mode"), config), Unset)
 
 
 def correction_bound(value: Json, config: Config) -> Answer:
     """The upper bound of a correction."""
-    kind = correction(config.get("vllm_importance_sampling_mode"), config)
-    return value if isinstance(kind, str) and value is not None else nothing("no such correction")
+    if not _corrects(config):
+        return nothing("no such correction")
+    return refuse("no bound from above; here there is one") if value is None else value
 
 
 def correction_low(value: Json, config: Config) -> Answer:
     """The lower bound of a mask."""
-    kind = correction(config.get("vllm_importance_sampling_mode"), config)
-    return value if kind == "icepop" and value is not None else nothing("no bound from below")
+    if value is None or not _corrects(config):
+        return nothing("no bound from below")
+    if config.get("vllm_importance_sampling_mode") != "token_mask":
+        return refuse("weights have a bound from below there; here from above alone")
+    return value
 
 
 def strategy(value: Json, config: Config) -> Answer:
@@ -184,19 +195,24 @@ _WRITE = "write functions of ours in the place of theirs, docs/guides/rewards.md
 
 def rewards(value: Json, config: Config) -> Answer:
     """Reward functions: math-verify where theirs is that, else functions that have to be written."""
-    named = [str(name) for name in (value if isinstance(value, list) else [value]) if name]
-    if len(named) == 1 and named[0] in _VERIFIERS:
-        return Several({"reward.type": "math", "data.answer": "{solution}"})
-    if len(named) == 1:
-        return Several({f"reward.{key}": value for key, value in _reward(named[0]).items()}, _WRITE)
-    weights = config.get("reward_weights")
-    each = weights if isinstance(weights, list) and len(weights) == len(named) else [1.0] * len(named)
+    named = [str(name) for name in _list(value)]
+    weights = _list(config.get("reward_weights"))
+    each = weights if len(weights) == len(named) else [1.0] * len(named)
+    answers: dict[str, Json] = {"data.answer": "{solution}"} if set(_VERIFIERS) & set(named) else {}
+    unfinished = "" if set(named) <= set(_VERIFIERS) else _WRITE
+    if len(named) == 1 and each == [1.0]:
+        return Several(answers | {f"reward.{key}": value for key, value in _reward(named[0]).items()}, unfinished)
     parts: dict[str, Json] = {
         _name_part(name): {**_reward(name), "weight": weight} for name, weight in zip(named, each, strict=True)
     }
-    if len(parts) < max(2, len(named)):
+    if not named or len(parts) < len(named):
         return refuse("functions of theirs with no name of their own: docs/guides/rewards.md")
-    return Several({"reward.type": "sum", "reward.parts": parts}, _WRITE)
+    return Several(answers | {"reward.type": "sum", "reward.parts": parts}, unfinished)
+
+
+def _list(value: Json) -> list[Json]:
+    """The values of a key that has one or several."""
+    return [] if value in (None, "") else value if isinstance(value, list) else [value]
 
 
 def _reward(name: str) -> dict[str, Json]:
@@ -211,11 +227,11 @@ def _name_part(name: str) -> str:
 
 def weights(value: Json, config: Config) -> Answer:
     """The weights of several rewards."""
-    named = config.get("reward_funcs")
-    if isinstance(named, list) and isinstance(value, list) and len(named) == len(value):
-        return nothing("those of reward.parts" if len(named) > 1 or value == [1.0] else "one reward, as it is")
-    if not value or value == [1.0]:
+    each = _list(value)
+    if each in ([], [1.0]):
         return nothing("one reward, as it is")
+    if len(_list(config.get("reward_funcs"))) == len(each):
+        return nothing("those of reward.parts")
     return refuse("weights are of the parts of a sum: reward.parts.<name>.weight (docs/guides/rewards.md)")
 
 

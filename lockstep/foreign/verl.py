@@ -26,7 +26,17 @@ from lockstep.foreign.conversions import (
     tokens_left,
 )
 from lockstep.foreign.verl_others import OTHERS
-from lockstep.foreign.verl_values import ACTOR, CORRECTION, MODEL, OVERLONG, OVERLONG_NEW, ROLLOUT, SCALED
+from lockstep.foreign.verl_values import (
+    ACTOR,
+    CORRECTION,
+    MODEL,
+    OLD_REWARD,
+    OVERLONG,
+    OVERLONG_NEW,
+    REWARD,
+    ROLLOUT,
+    SCALED,
+)
 from lockstep.foreign.words import Gate, Json, Key, Library
 
 MAPPED = (
@@ -60,13 +70,11 @@ MAPPED = (
     Key("data.shuffle", ("data.shuffle",)),
     Key("data.val_max_samples", ("data.max_validation_samples",), positive("all rows")),
     Key("data.train_max_samples", ("data.limit_train_batches",), values.rows, "rows"),
-    Key("custom_reward_function.path", ("reward.function",), values.reward_function,
-        "called by the names that verl gives its arguments", page="`reward.custom_reward_function.path`"),
-    Key("custom_reward_function.name", ("reward.function",), lambda value, config: nothing("part of reward.function"),
-        page="-"),
-    Key("reward.custom_reward_function.path", ("reward.function",), values.reward_function, page="-"),
-    Key("reward.custom_reward_function.name", ("reward.function",), lambda value,
-        config: nothing("part of reward.function"), page="-"),
+    Key(f"{OLD_REWARD}.path", ("reward.function",), values.reward_function,
+        "called by the names that verl gives its arguments", page=f"`{REWARD}.path`"),
+    Key(f"{REWARD}.path", ("reward.function",), values.reward_function, page="-"),
+    *(Key(f"{owner}.name", ("reward.function",), lambda value, config: nothing("part of reward.function"), page="-")
+      for owner in (REWARD, OLD_REWARD)),
     Key(f"{ROLLOUT}.multi_turn.tool_config_path", ("environment.class_name",), values.chat_turns),
     Key(f"{ROLLOUT}.multi_turn.interaction_config_path", ("environment.class_name",), values.chat_turns),
     Key(f"{ROLLOUT}.multi_turn.max_assistant_turns", ("environment.max_turns",), values.chat_turns),
@@ -227,6 +235,9 @@ MAPPED = (
 GATES = (
     Gate((f"{ACTOR}.clip_ratio",), lambda config: config.get(f"{ACTOR}.clip_ratio_low") is None,
          "clip_ratio_low and clip_ratio_high are 0.2 where they are not said, and go before it"),
+    Gate((f"{ACTOR}.clip_ratio_c",), values.has_dual_clip, "read by loss_mode=vanilla alone"),
+    Gate((f"{REWARD}.reward_kwargs*", f"{OLD_REWARD}.reward_kwargs*"), values.has_function,
+         "no file with a reward function is named"),
     Gate((f"{ACTOR}.loss_agg_mode",), lambda config: config.get(f"{ACTOR}.policy_loss.loss_mode") != "gspo",
          "gspo takes means of responses, seq-mean-token-mean, in any case"),
     Gate((f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"), lambda config: config.says(f"{ACTOR}.use_kl_loss"),
@@ -236,7 +247,7 @@ GATES = (
     Gate(("critic.*", "algorithm.lam"), values.has_critic, "there is no critic without adv_estimator=gae"),
     Gate(("algorithm.filter_groups.*",), lambda config: not values.is_main_ppo(config),
          "verl.trainer.main_ppo does not read it; recipes such as DAPO's do"),
-    Gate(("actor_rollout_ref.*", "algorithm.*", "critic.*", "reward_model.*", "custom_reward_function.*",
+    Gate(("actor_rollout_ref.*", "algorithm.*", "critic.*", "reward_model.*", f"{OLD_REWARD}.*",
           "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes"),
          lambda config: not values.is_sft(config), "the trainers of demonstrations do not read it"),
     Gate(("algorithm.norm_adv_by_std_in_grpo",), lambda config: config.get("algorithm.adv_estimator") == "grpo",

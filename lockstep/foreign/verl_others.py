@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from lockstep.foreign import sentences as say
+from lockstep.foreign.verl_values import ACTOR, MODEL, OLD_REWARD, REF, REWARD, ROLLOUT
 from lockstep.foreign.words import differs, lose, none, under, unread
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 LAYOUT = "policy, critic, reference and reward model have one layout, that of the learner"
 FSDP = (
     "entropy_checkpointing entropy_from_logits_with_chunking forward_only forward_prefetch full_determinism "
@@ -105,7 +104,7 @@ OTHERS = (
           *under("reward_model", "enable reward_manager launch_reward_fn_async use_reward_loop num_workers "
                  "reward_loop_source reward_loop_module_path reward_loop_class_name sandbox_fusion.* "
                  "reward_kwargs.overlong_buffer_cfg.log reward_kwargs.max_resp_len"),
-          "custom_reward_function.reward_kwargs.*", "reward_model.reward_kwargs.*"),
+          "reward_model.reward_kwargs.*"),
     *none(say.ENGINE, *under(ROLLOUT, ENGINE)),
     *none("episodes are an environment's matter", *under(f"{ROLLOUT}.multi_turn", "enable format max_parallel_calls "
           "max_tool_response_length max_user_turns tokenization_sanity_check_mode tool_response_truncate_side "
@@ -130,6 +129,8 @@ OTHERS = (
     *none("read by use_pf_ppo alone", *under("algorithm.pf_ppo", "reweight_method weight_pow")),
     *none("read by bypass_mode alone", "algorithm.rollout_correction.loss_type"),
     *none("read by rollout_rs alone", "algorithm.rollout_correction.rollout_rs_threshold"),
+    *(lose("the function is called without them", f"{owner}.reward_kwargs{end}", {}) for owner in (REWARD, OLD_REWARD)
+      for end in ("", ".*")),
     lose("responses are used as they are sampled", "algorithm.use_pf_ppo", False),
     lose("groups are left out where their rewards are alike", "algorithm.filter_groups.metric", "seq_reward",
          "seq_final_reward", "score"),

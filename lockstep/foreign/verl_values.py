@@ -24,15 +24,13 @@ REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
 OVERLONG_NEW = "reward.reward_kwargs.overlong_buffer_cfg"
 CORRECTION = "algorithm.rollout_correction"
+OLD_REWARD, REWARD = "custom_reward_function", "reward.custom_reward_function"
 SCALED = "algorithm.norm_adv_by_std_in_grpo"
 
 ESTIMATORS: dict[Json, Json | Unset] = {
     "grpo": "mean", "grpo_vectorized": "mean", "rloo": "leave_one_out", "rloo_vectorized": "leave_one_out",
     "reinforce_plus_plus": "none", "reinforce_plus_plus_baseline": "mean", "gae": nothing("algorithm: ppo"),
 }  # fmt: skip
-
-
-GROUPS = ("grpo", "grpo_vectorized")
 
 
 def is_sft(config: Config) -> bool:
@@ -226,8 +224,9 @@ def target_kl(value: Json, config: Config) -> Answer:
 
 
 def scale(value: Json, config: Config) -> str:
-    """The divisor of GRPO's advantages."""
-    return "group" if value is True and config.get("algorithm.adv_estimator") in GROUPS else "none"
+    """The divisor of GRPO's advantages, which its vectorized form divides in any case."""
+    name = config.get("algorithm.adv_estimator")
+    return "group" if name == "grpo_vectorized" or (name == "grpo" and value is True) else "none"
 
 
 def validation(value: Json, config: Config) -> Answer:
@@ -314,11 +313,18 @@ def tracker(value: Json, config: Config) -> Answer:
 
 
 def reward_function(value: Json, config: Config) -> Answer:
-    """A file with a reward function."""
+    """A file with a reward function, or a module of it."""
     if not value:
         return nothing("none")
-    name = config.get("custom_reward_function.name") or "compute_score"
-    return section("reward", type="python", function=f"{str(value).rsplit('/', 1)[-1]}:{name}")
+    name = config.get(f"{REWARD}.name") or config.get(f"{OLD_REWARD}.name") or "compute_score"
+    place = str(value).removeprefix("file://")
+    module = place.removeprefix("pkg://").replace("/", ".")
+    return section("reward", type="python", function=f"{module if place.startswith('pkg://') else place}:{name}")
+
+
+def has_function(config: Config) -> bool:
+    """True if a config names a file with a reward function."""
+    return bool(config.get(f"{REWARD}.path") or config.get(f"{OLD_REWARD}.path"))
 
 
 def lora(value: Json, config: Config) -> Answer:
@@ -353,9 +359,22 @@ def loss_mode(value: Json, config: Config) -> Answer:
         return nothing("the clipped objective of tokens")
     parts = {
         "gspo": section("grpo", importance_sampling_level="sequence", loss_mean="responses"),
-        "cispo": section("grpo", loss="cispo"),
+        "cispo": Several({"grpo.loss": "cispo"}, _bound_below(config)),
     }
     return parts[value] if isinstance(value, str) and value in parts else refuse(f"there is no loss {value}")
+
+
+def has_dual_clip(config: Config) -> bool:
+    """True if the policy's loss is the one that has a dual clip."""
+    return config.get(f"{ACTOR}.policy_loss.loss_mode") in (None, "vanilla")
+
+
+def _bound_below(config: Config) -> str:
+    """A sentence on the lower bound of CISPO's ratio; empty where the ratio is 1, or no ratio is below the bound."""
+    low = config.number(f"{ACTOR}.clip_ratio_low", config.number(f"{ACTOR}.clip_ratio", 0.2))
+    if updates(config) == 1 or low >= 1:
+        return ""
+    return f"their ratio is bounded below, too, at {1 - low:g}; here above alone, as there with clip_ratio_low=1"
 
 
 def overlong_prompts(value: Json, config: Config) -> Answer:

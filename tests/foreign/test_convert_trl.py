@@ -121,6 +121,9 @@ def test_losses_and_optimizers_that_papers_name(
 
 VLLM = f"{GRPO} --use_vllm --vllm_importance_sampling_"
 FUNCS = f"{GRPO} --reward_funcs a.b c --reward_weights 1.0 0.5"
+HALF = f"{GRPO} --reward_funcs accuracy_reward --reward_weights 0.5"
+CLIPPED = f"{VLLM}clip_min 0.5 --vllm_importance_sampling_mode"
+ICEPOP: dict[str, Json] = {"grpo.correction.kind": "icepop", "grpo.correction.high": 3.0}
 ROLLED = {"grpo.baseline": "leave_one_out", "grpo.loss_mean": "constant"}
 
 
@@ -133,9 +136,14 @@ ROLLED = {"grpo.baseline": "leave_one_out", "grpo.loss_mean": "constant"}
         (f"accelerate launch --num_processes 4 {GRPO.removeprefix('python ')}", {"learner.parallel.dp": 4}),
         (f"{VLLM}mode token_truncate", {"grpo.correction.kind": "token_tis", "grpo.correction.high": 3.0}),
         (f"{VLLM}mode token_truncate --vllm_importance_sampling_cap 2.0", {"grpo.correction.high": 2.0}),
+        (f"{VLLM}mode token_mask", ICEPOP | {"grpo.correction.low": 0.0}),
+        (f"{VLLM}mode token_mask --vllm_importance_sampling_clip_min 0.5", ICEPOP | {"grpo.correction.low": 0.5}),
+        (f"{GRPO} --loss_type bnpo", {"grpo.loss_mean": "tokens"}),
         (f"{GRPO} --dataset_name my/rows --dataset_train_split main", {"data.train": "data/rows/main"}),
         (f"{GRPO} --max_completion_length null", {"sampling.max_tokens": 512}),
         (f"{GRPO} --reward_funcs accuracy_reward", {"reward.type": "math", "data.answer": "{solution}"}),
+        (HALF, {"reward.type": "sum", "data.answer": "{solution}", "reward.parts": {
+            "accuracy_reward": {"type": "math", "weight": 0.5}}}),
         (FUNCS, {"reward.type": "sum", "reward.parts": {
             "b": {"type": "python", "function": "my_rewards.py:b", "weight": 1.0},
             "c": {"type": "python", "function": "my_rewards.py:c", "weight": 0.5}}}),
@@ -150,6 +158,17 @@ def test_what_its_trainers_mean(command: str, expected: dict[str, Json], convert
     ("command", "changes"),
     [
         (FUNCS, ["reward_funcs = ['a.b', 'c']"]),
+        (HALF, []),
+        (f"{CLIPPED} token_mask", []),
+        (f"{CLIPPED} token_truncate", ["vllm_importance_sampling_clip_min = 0.5"]),
+        (f"{CLIPPED} sequence_truncate", ["vllm_importance_sampling_clip_min = 0.5"]),
+        (
+            f"{VLLM}mode token_mask --vllm_importance_sampling_clip_max null",
+            ["vllm_importance_sampling_clip_max = None"],
+        ),
+        (f"{GRPO} --use_vllm", ["vllm_importance_sampling_mode (their default) = sequence_mask"]),
+        (f"{GRPO} --loss_type bnpo", []),
+        (f"{GRPO} --loss_type bnpo --gradient_accumulation_steps 2", ["loss_type = bnpo"]),
         (f"{GRPO} --loss_type sapo", ["loss_type = sapo"]),
         (f"{GRPO} --loss_type cispo", ["loss_type = cispo"]),
         (f"{GRPO} --top_entropy_quantile 0.2", ["top_entropy_quantile = 0.2"]),
@@ -165,11 +184,14 @@ def test_what_changes_the_objective_is_listed(command: str, changes: list[str], 
 def test_what_no_key_says_is_noted(convert: Convert) -> None:
     said = {name: " ".join(convert("run.sh", command).remarks) for name, command in
             (("rloo", RLOO), ("packed", "python sft.py --packing true --gradient_accumulation_steps 4"),
-             ("sft", "python sft.py --assistant_only_loss true"))}  # fmt: skip
+             ("sft", "python sft.py --assistant_only_loss true"),
+             ("without", "python sft.py --assistant_only_loss true --router_aux_loss_coef 0.0"))}  # fmt: skip
     assert "of the whole response" in said["rloo"]
     assert "has 32 sequences of max_length tokens" in said["packed"]
     assert "they learn all tokens" in said["packed"]
-    assert said["sft"] == ""
+    assert "smaller by that factor" in said["rloo"]
+    assert "0.001 times their balance" in said["sft"]
+    assert said["without"] == ""
     refused = {entry.theirs: entry for entry in convert("run.sh", f"{GRPO} --use_vllm").list_kind(Kind.REFUSED)}
     assert "whole responses are left out there" in refused["vllm_importance_sampling_mode"].reason
 

@@ -57,6 +57,8 @@ PPO = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae "
 SFT = "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer "
 STEPS = "trainer.total_training_steps=3 "
 FILTER = "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=3"
+REWARD, LOSS = "reward.custom_reward_function", f"{ACTOR}.policy_loss.loss_mode"
+VECTORIZED = "algorithm.adv_estimator=grpo_vectorized"
 CLUSTER = "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=4 trainer.nnodes=2"
 
 
@@ -74,6 +76,14 @@ CLUSTER = "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_
          {"grpo.baseline": "mean", "grpo.scale_rewards": "none", "grpo.whiten_advantages": True}),
         (RUN + CLUSTER, {"sampler.replicas": 4, "learner.parallel.dp": 16, "cluster.backend": "ray"}),
         (RUN, {"data.messages": "prompt", "data.answer": "{reward_model.ground_truth}", "cluster.backend": None}),
+        (f"{RUN} {REWARD}.path=/home/me/my.py {REWARD}.name=my_fn", {"reward.function": "/home/me/my.py:my_fn"}),
+        (f"{RUN} custom_reward_function.path=my.py", {"reward.function": "my.py:compute_score"}),
+        (f"{RUN} {REWARD}.path=pkg://mine/rewards", {"reward.function": "mine.rewards:compute_score"}),
+        (f"{RUN} {LOSS}=cispo", {"grpo.loss": "cispo", "grpo.dual_clip": None}),
+        (f"{RUN} {LOSS}=gspo", {"grpo.importance_sampling_level": "sequence", "grpo.dual_clip": None}),
+        (f"{RUN} {LOSS}=vanilla", {"grpo.dual_clip": 3.0}),
+        (f"{RUN} {VECTORIZED} algorithm.norm_adv_by_std_in_grpo=False", {"grpo.scale_rewards": "group"}),
+        (f"{RUN} algorithm.norm_adv_by_std_in_grpo=False", {"grpo.scale_rewards": "none"}),
         (f"{SFT}{STEPS} data.prompt_key=question optim.lr_warmup_steps_ratio=0.1",
          {"data.prompt": "{question}", "data.chat": True, "data.messages": None, "learner.parallel.dp": 2,
           "optimizer.schedule.warmup_steps": None, "data.max_prompt_tokens": 1024}),
@@ -96,6 +106,11 @@ def test_what_its_trainers_do(command: str, expected: dict[str, Json], convert: 
         (f"{RUN} {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {ACTOR}.loss_scale_factor=9", Kind.REFUSED,
          "divides by sampling.max_tokens"),
         (f"{RUN} {ACTOR}.entropy_coeff=0", Kind.MAPS, "off, as it is here"),
+        (f"{RUN} {REWARD}.path=my.py {REWARD}.reward_kwargs.scale=2", Kind.LOST, "called without them"),
+        (f"{RUN} custom_reward_function.reward_kwargs.scale=2", Kind.IGNORED, "no file with a reward function"),
+        (f"{RUN} {LOSS}=cispo", Kind.UNFINISHED, "bounded below, too, at 0.8"),
+        (f"{RUN} {ACTOR}.clip_ratio_low=1.0 {LOSS}=cispo", Kind.MAPS, ""),
+        (f"{RUN} data.train_batch_size=256 {LOSS}=cispo", Kind.MAPS, ""),
         (f"{RUN} algorithm.use_pf_ppo=True", Kind.LOST, "as they are sampled"),
         (f"{RUN} algorithm.use_pf_ppo=False", Kind.MAPS, "off, as it is here"),
     ],
