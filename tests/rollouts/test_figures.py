@@ -55,6 +55,14 @@ def test_a_response_without_a_verdict_is_left_out_and_counted() -> None:
     assert metrics["accuracy"] == metrics["pass@1"] == 0.5
 
 
+def test_rewards_that_only_some_episodes_name_are_means_over_those() -> None:
+    named = [{}, {"solved": 1.0}, {"solved": 0.0, "fast": 1.0}]
+    samples = [replace(EMPTY, question=i, score=1.0, parts=parts) for i, parts in enumerate(named)]
+    for order in (samples, samples[::-1]):
+        figures = Grading(1.0, False, True).figures(order, ())
+        assert {name: figures[f"reward/{name}"].value for name in ("solved", "fast")} == {"solved": 0.5, "fast": 1.0}
+
+
 def test_where_nothing_was_judged_there_is_no_figure() -> None:
     assert math.isnan(MATH.figures(question(0, (None, None)), (1,))["pass@1"].value)
 
