@@ -89,11 +89,9 @@ class _Served:
         calls: Those of each episode, by the id of its trace, which verifiers sends along.
     """
 
-    def __init__(self, env: Any, tasks: Sequence[Any], url: str, calls: dict[str, _Calls]) -> None:
-        from verifiers.v1 import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
-
-        self._env, self._tasks, self._calls, self._under_way = env, tasks, calls, 0
-        self._context = ModelContext("policy", EvalClientConfig(base_url=url, api_key_var="LOCKSTEP_NO_KEY"))
+    def __init__(self, env: Any, tasks: Sequence[Any], context: Any, calls: dict[str, _Calls]) -> None:
+        self._env, self._tasks, self._context, self._calls = env, tasks, context, calls
+        self._under_way = 0
 
     def begin(self, index: int, calls: _Calls) -> asyncio.Task[Any]:
         if self._under_way == _MOST_EPISODES:
@@ -139,14 +137,16 @@ def _bypass_proxies() -> None:
 
 async def _open(taskset: str) -> _Served:
     require_verifiers()
+    from verifiers.v1 import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
+
     _offer_harness()
     _bypass_proxies()
     tasks = open_tasks(taskset)
     calls: dict[str, _Calls] = {}
-    url = await _listen(calls)
+    client = EvalClientConfig(base_url=await _listen(calls), api_key_var="LOCKSTEP_NO_KEY")
     env = _open_environment(taskset)
     await env.serving().__aenter__()  # until the process ends
-    return _Served(env, tasks, url, calls)
+    return _Served(env, tasks, ModelContext("policy", client), calls)
 
 
 def _open_environment(taskset: str) -> Any:
