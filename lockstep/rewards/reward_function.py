@@ -93,7 +93,7 @@ _NO_PROMPTS = ("completion", "completions", "queries", "solution_str", "solution
 def _adapt_verl(found: Callable[..., Any], batch: bool) -> Callable[..., Any]:
     """A reward function of verl's, called by its own names with what its rows have for them."""
 
-    def named(*given: Any) -> dict[str, Any]:
+    def verl_names(*given: Any) -> dict[str, Any]:
         if not batch:
             return dict(zip(_VERL_ONE, _verl_arguments(*given), strict=True))
         columns = zip(*(_verl_arguments(*one) for one in zip(*given, strict=True)), strict=True)
@@ -103,10 +103,10 @@ def _adapt_verl(found: Callable[..., Any], batch: bool) -> Callable[..., Any]:
         return [_read_score(score) for score in scores] if batch else _read_score(scores)
 
     def call(*given: Any) -> Any:
-        return read(found(**named(*given)))
+        return read(found(**verl_names(*given)))
 
     async def call_later(*given: Any) -> Any:
-        return read(await found(**named(*given)))
+        return read(await found(**verl_names(*given)))
 
     return call_later if inspect.iscoroutinefunction(found) else call
 

@@ -164,10 +164,11 @@ class DrySetup:
 
     def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, key: str) -> None:
         option = key.replace("_", " ")
-        named = [str(read_field(prompt.row, section.verifier or "")) for prompt in first]
-        shares = ", ".join(f"{count} {name}" for name, count in Counter(named).items())
+        field = section.verifier or ""
+        named = Counter(str(read_field(prompt.row, field)) for prompt in first)
+        shares = ", ".join(f"{count} {name}" for name, count in named.items())
         self.found.say(option, f"by row; of the first {len(first)} rows: {shares}")
-        math = [prompt for prompt, name in zip(first, named, strict=True) if name == "math"]
+        math = [prompt for prompt in first if read_field(prompt.row, field) == "math"]
         if math:
             self._say_answers(MathReward(section.marker, key), math, rows, option)
 

@@ -284,11 +284,11 @@ def test_results_follow_on_any_day_and_after_any_token_that_ends_a_call(
     eom, eos = source.stop_token_ids
     template = ToolTemplate(source.tokenizer, DATA.with_tools(SCHEMAS).template_values, source.stop_token_ids)
     results = tool_messages([(ToolCall("add", {}), "3")])
-    tokens = template.tokens(results, eos)
+    tokens = list(template.tokens(results, eos))
     assert str(source.tokenizer.decode(tokens)).startswith("\n<|im_start|>user<tool_response>\n3\n")
-    assert template.tokens(results, eom) == tokens
+    assert list(template.tokens(results, eom)) == tokens
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", NewYear)
-    assert template.tokens(results, eos) == tokens
+    assert list(template.tokens(results, eos)) == tokens
 
 
 @pytest.mark.parametrize(
