@@ -252,6 +252,7 @@ def _select(
         rows.digest,
         len(rows),
         options,
+        data.template_values,
         tuple(needs.templates.items()),
         needs.key,
         kept_long,

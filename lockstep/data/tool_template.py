@@ -12,6 +12,7 @@ from lockstep.data.prompts import token_ids
 from lockstep.errors import InputError
 
 _QUESTION: Message = {"role": "user", "content": "Question."}
+_REPLY = "What Lockstep writes in place of a reply"
 _PROBES = ("Sunny", "Rainy")
 
 
@@ -29,9 +30,9 @@ class ToolTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, values: TemplateValues, stops: Sequence[int]) -> None:
         self._tokenizer, self._values, self._stops = tokenizer, values, stops
-        function = {"name": values["tools"][0]["function"]["name"], "arguments": {}}
-        call = {"type": "function", "id": "call00000", "function": function}
-        self._talk: list[Message] = [_QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        self._name = values["tools"][0]["function"]["name"]
+        call = {"type": "function", "id": "call00000", "function": {"name": self._name, "arguments": {"x": _REPLY}}}
+        self._talk: list[Message] = [_QUESTION, {"role": "assistant", "content": _REPLY, "tool_calls": [call]}]
         whose = f"the chat template of {tokenizer.name_or_path}"
         try:
             self._opening = render_prompt([_QUESTION], tokenizer, values)
@@ -43,17 +44,23 @@ class ToolTemplate:
         """The tokens that follow a reply whose last token is `last`, up to where the next reply begins."""
         tokens = token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
         end = next(place for place, token in enumerate(tokens) if token in self._stops)
-        return tokens[end + (tokens[end] == last) :]
+        return tokens[end + (last in self._stops) :]
 
     def _follow(self, results: Sequence[Mapping[str, Any]]) -> str:
-        """A stand-in for the reply, and all that follows it."""
-        return render_prompt([*self._talk, *results], self._tokenizer, self._values).removeprefix(self._opening)
+        """The end of a stand-in for the reply, and all that follows it."""
+        follows = render_prompt([*self._talk, *results], self._tokenizer, self._values).partition(_REPLY)[2]
+        if not follows:
+            raise ChatTemplateError("it leaves out what the assistant says, and its calls")
+        return follows
 
     def _require_all(self, whose: str) -> None:
         bare = {name: value for name, value in self._values.items() if name != "tools"}
         if self._opening == render_prompt([_QUESTION], self._tokenizer, bare):
             raise InputError(f"{whose} ignores tools, so the model would not know of them; use one that writes them")
-        results = [{"role": "tool", "tool_call_id": "call00000", "name": "x", "content": text} for text in _PROBES]
+        results = [
+            {"role": "tool", "tool_call_id": f"call{number:05}", "name": self._name, "content": text}
+            for number, text in enumerate(_PROBES)
+        ]
         whole = render_prompt([*self._talk, *results], self._tokenizer, self._values)
         places = [whole.find(text) for text in _PROBES]
         if not 0 <= places[0] < places[1]:

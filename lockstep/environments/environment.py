@@ -23,6 +23,7 @@ from lockstep.environments.tools import (
     ToolTurn,
     name_functions,
     parse_calls,
+    replace_surrogates,
     tool_messages,
 )
 from lockstep.errors import InputError
@@ -310,10 +311,10 @@ def _require_same(result: Any, observation: Any) -> None:
 
 
 def _read(result: Any) -> dict[str, Any]:
-    """The result of a step, checked."""
+    """The result of a step, checked. `open` is True where it gave no verdict yet, None where tools answered for it."""
     if isinstance(result, ToolTurn):
         counts = {"calls": len(result.messages), "malformed": result.malformed}
-        return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}, "open": False} | counts
+        return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}, "open": None} | counts
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
     observation, reward, done = result
@@ -329,7 +330,7 @@ def _read(result: Any) -> dict[str, Any]:
     if done not in (True, False):
         raise _Nonsense(f"returned {user_code.show(done)} for whether it is done; return True or False")
     return {
-        "observation": observation,
+        "observation": replace_surrogates(observation),
         "reward": reward,
         "done": bool(done),
         "parts": parts,
@@ -344,4 +345,4 @@ def _add(parts: Collection[float | None]) -> float | None:
 
 
 def _what(error: Exception) -> str:
-    return str(error) if isinstance(error, _Nonsense) else user_code.describe_error(error)
+    return replace_surrogates(str(error) if isinstance(error, _Nonsense) else user_code.describe_error(error))

@@ -140,8 +140,13 @@ class Tools:
         self.waits = any(inspect.iscoroutinefunction(function) for _, function in named.values())
         self._signatures = {name: inspect.signature(function) for name, (_, function) in named.items()}
         self._types = {
-            name: {argument: TypeAdapter(hint) for argument, hint in get_type_hints(function).items()}
-            for name, (_, function) in named.items()
+            name: {
+                argument: TypeAdapter(hint)
+                for argument, hint in get_type_hints(function).items()
+                if argument != "return"
+            }
+            for name, (schema, function) in named.items()
+            if schema is None
         }
 
     def check(self, call: ToolCall) -> ToolCall | Malformed:
@@ -154,7 +159,7 @@ class Tools:
             self._signatures[call.name].bind(**call.arguments)
         except TypeError as error:
             return Malformed(f"{call.name}: {error}", call.name)
-        types, values = self._types[call.name], dict(call.arguments)
+        types, values = self._types.get(call.name, {}), dict(call.arguments)
         for name in values.keys() & types.keys():
             try:
                 values[name] = types[name].validate_json(json.dumps(values[name]), strict=True)
@@ -177,6 +182,16 @@ def _schema(name: str, schema: Schema | None, function: Function) -> Schema:
 def tool_messages(answers: Sequence[tuple[ToolCall | Malformed, str]]) -> list[dict[str, str]]:
     """Messages with the role `tool`, one for each call and its result, in their order."""
     return [
-        {"role": "tool", "tool_call_id": f"call{number:05}", "name": call.name, "content": content}
+        {
+            "role": "tool",
+            "tool_call_id": f"call{number:05}",
+            "name": replace_surrogates(call.name),
+            "content": replace_surrogates(content),
+        }
         for number, (call, content) in enumerate(answers)
     ]
+
+
+def replace_surrogates(text: str) -> str:
+    """Text that can be encoded: JSON may hold halves of characters, which become question marks."""
+    return text.encode("utf-8", "replace").decode()

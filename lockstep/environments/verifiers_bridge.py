@@ -8,6 +8,7 @@ sampled is never rendered again.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 import weakref
@@ -22,6 +23,9 @@ from lockstep.foreign.verifiers_package import open_talk, open_tasks, require_ve
 Messages = list[dict[str, str]]
 HARNESS = "lockstep_chat"
 """The name of the harness, see `_offer_harness`."""
+_HOST = "127.0.0.1"
+_MOST_EPISODES = 1000
+"""Episodes in one process, each with one connection: verifiers' client has no more, and others would wait for them."""
 
 
 class VerifiersEpisode:
@@ -85,40 +89,64 @@ class _Served:
         calls: Those of each episode, by the id of its trace, which verifiers sends along.
     """
 
-    def __init__(self, env: Any, tasks: Sequence[Any], url: str, calls: dict[str, _Calls]) -> None:
-        from verifiers.v1 import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
-
-        self._env, self._tasks, self._calls = env, tasks, calls
-        self._context = ModelContext("policy", EvalClientConfig(base_url=url, api_key_var="LOCKSTEP_NO_KEY"))
+    def __init__(self, env: Any, tasks: Sequence[Any], context: Any, calls: dict[str, _Calls]) -> None:
+        self._env, self._tasks, self._context, self._calls = env, tasks, context, calls
+        self._under_way = 0
 
     def begin(self, index: int, calls: _Calls) -> asyncio.Task[Any]:
+        if self._under_way == _MOST_EPISODES:
+            raise RuntimeError(
+                f"verifiers plays at most {_MOST_EPISODES} episodes at once in one process; raise "
+                "environment.max_concurrency, the number of processes"
+            )
+
         def note(trace: Any) -> None:
             self._calls[trace.id] = calls
             episode.add_done_callback(lambda done: self._calls.pop(trace.id))
 
         episode = asyncio.ensure_future(self._env.run_episode(self._tasks[index], self._context, on_trace=note))
+        self._under_way += 1
+        episode.add_done_callback(self._end)
         return episode
+
+    def _end(self, episode: asyncio.Task[Any]) -> None:
+        self._under_way -= 1
 
 
 _SERVED: dict[str, asyncio.Future[_Served]] = {}
 
 
 def _serve(taskset: str) -> asyncio.Future[_Served]:
-    """Serves a taskset once."""
+    """Serves a taskset once; where that fails, the next episode tries again."""
     if taskset not in _SERVED:
         _SERVED[taskset] = asyncio.ensure_future(_open(taskset))
+        _SERVED[taskset].add_done_callback(lambda served: _drop_failed(taskset, served))
     return _SERVED[taskset]
+
+
+def _drop_failed(taskset: str, served: asyncio.Future[_Served]) -> None:
+    if served.cancelled() or served.exception() is not None:
+        del _SERVED[taskset]
+
+
+def _bypass_proxies() -> None:
+    """Has verifiers' client call this process itself, where the environment names a proxy for HTTP."""
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), _HOST])
 
 
 async def _open(taskset: str) -> _Served:
     require_verifiers()
+    from verifiers.v1 import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
+
     _offer_harness()
+    _bypass_proxies()
     tasks = open_tasks(taskset)
     calls: dict[str, _Calls] = {}
-    url = await _listen(calls)
+    client = EvalClientConfig(base_url=await _listen(calls), api_key_var="LOCKSTEP_NO_KEY")
     env = _open_environment(taskset)
     await env.serving().__aenter__()  # until the process ends
-    return _Served(env, tasks, url, calls)
+    return _Served(env, tasks, ModelContext("policy", client), calls)
 
 
 def _open_environment(taskset: str) -> Any:
@@ -151,7 +179,7 @@ async def _listen(calls: dict[str, _Calls]) -> str:
     app.router.add_post("/v1/chat/completions", complete)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, _HOST, 0)
     await site.start()
     host, port = runner.addresses[0][:2]
     return f"http://{host}:{port}/v1"

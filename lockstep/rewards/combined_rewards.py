@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.data.templates import read_field
 from lockstep.metrics import Metrics
 from lockstep.rewards.base import DetailedReward, Reward, Verdicts, judge
 from lockstep.types import Prompt
@@ -29,7 +30,7 @@ class ByRow(DetailedReward):
         tampering = [False] * len(prompts)
         looks, metrics = False, Metrics()
         for name, verifier in self.verifiers.items():
-            own = [i for i, prompt in enumerate(prompts) if prompt.row[self.field] == name]
+            own = [i for i, prompt in enumerate(prompts) if read_field(prompt.row, self.field) == name]
             found = judge(verifier, [prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
             for place, i in enumerate(own):
                 rewards[i] = found.rewards[place]

@@ -66,6 +66,8 @@ def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
         return found
     given = tuple(signature.parameters)
     if given[:3] == (_VERL_MANY if batch else _VERL_ONE)[:3]:
+        names = _VERL_MANY if batch else _VERL_ONE
+        _require_arguments(signature, f"{named} {function}", names, by_name=True)
         return _adapt_verl(found, batch)
     theirs = next(
         (name for name in given[:4] if name in _OF_OTHERS or (name in _NO_PROMPTS and name == given[0])), None
@@ -75,7 +77,7 @@ def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
             f"{named} {function} takes {signature} as functions of another library do, but "
             f"is called with ({', '.join(names)}); wrap it: docs/guides/rewards.md"
         )
-    _takes_four(signature, f"{named} {function}", names)
+    _require_arguments(signature, f"{named} {function}", names)
     return found
 
 
@@ -91,17 +93,22 @@ _NO_PROMPTS = ("completion", "completions", "queries", "solution_str", "solution
 def _adapt_verl(found: Callable[..., Any], batch: bool) -> Callable[..., Any]:
     """A reward function of verl's, called by its own names with what its rows have for them."""
 
+    def verl_names(*given: Any) -> dict[str, Any]:
+        if not batch:
+            return dict(zip(_VERL_ONE, _verl_arguments(*given), strict=True))
+        columns = zip(*(_verl_arguments(*one) for one in zip(*given, strict=True)), strict=True)
+        return dict(zip(_VERL_MANY, map(list, columns), strict=True))
+
+    def read(scores: Any) -> Any:
+        return [_read_score(score) for score in scores] if batch else _read_score(scores)
+
     def call(*given: Any) -> Any:
-        return _read_score(found(**dict(zip(_VERL_ONE, _verl_arguments(*given), strict=True))))
+        return read(found(**verl_names(*given)))
 
     async def call_later(*given: Any) -> Any:
-        return _read_score(await found(**dict(zip(_VERL_ONE, _verl_arguments(*given), strict=True))))
+        return read(await found(**verl_names(*given)))
 
-    def call_batch(*given: Any) -> Any:
-        columns = zip(*(_verl_arguments(*one) for one in zip(*given, strict=True)), strict=True)
-        return [_read_score(score) for score in found(**dict(zip(_VERL_MANY, map(list, columns), strict=True)))]
-
-    return call_batch if batch else call_later if inspect.iscoroutinefunction(found) else call
+    return call_later if inspect.iscoroutinefunction(found) else call
 
 
 def _verl_arguments(prompt: str, response: str, answer: str, row: dict[str, Any]) -> tuple[Any, ...]:
@@ -122,9 +129,9 @@ def _read_score(score: Any) -> Any:
     return score["score"] if isinstance(score, dict) and "score" in score else score
 
 
-def _takes_four(signature: inspect.Signature, named: str, names: tuple[str, ...]) -> None:
+def _require_arguments(signature: inspect.Signature, named: str, names: tuple[str, ...], by_name: bool = False) -> None:
     try:
-        signature.bind(*names)
+        signature.bind(*(() if by_name else names), **(dict.fromkeys(names) if by_name else {}))
     except TypeError:
         raise InputError(
             f"{named} takes {signature}, but is called with ({', '.join(names)}); let it take these four"

@@ -10,7 +10,7 @@ from typing import assert_never
 from lockstep.config import RewardSection, SingleReward, Verifier
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule
-from lockstep.data.templates import complaint
+from lockstep.data.templates import complaint, read_field
 from lockstep.rewards import code_reward, instruction_reward
 from lockstep.rewards.build import SET_UP
 from lockstep.types import Prompt
@@ -27,7 +27,7 @@ def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) ->
     """Marks the prompts that are left to a judge, since no program can score their responses."""
     if section is None or section.verifier is None:
         return [section is None] * len(prompts)
-    return [prompt.row[section.verifier] == JUDGE for prompt in prompts]
+    return [read_field(prompt.row, section.verifier) == JUDGE for prompt in prompts]
 
 
 def rule_of(section: SingleReward | None, judge: bool = False) -> Rule:
@@ -72,7 +72,7 @@ def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
 
 def _reads_answer(section: SingleReward, row: Row) -> bool:
     """True if a row's verifier reads the right answer."""
-    named = section.type if section.verifier is None else row.get(section.verifier)
+    named = section.type if section.verifier is None else read_field(row, section.verifier)
     return any(name == named and _compares(name) for name in section.verifiers)
 
 
@@ -117,7 +117,7 @@ class _FaultByRow:
     judge: bool
 
     def __call__(self, row: Row) -> str | None:
-        named = row.get(self.field)
+        named = read_field(row, self.field)
         for name in self.section.verifiers:
             if named == name:
                 return _fault(self.section, name, row)

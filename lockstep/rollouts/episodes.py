@@ -99,7 +99,7 @@ class _Episode:
         self.heard.append(reply["observation"])
         self.tool_calls += reply["calls"]
         self.malformed_calls += reply["malformed"]
-        self.open = reply["open"]
+        self.open = self.open if reply["open"] is None else reply["open"]
         for name, part in reply["parts"].items():
             self.parts[name] = self.parts.get(name, 0.0) + (_UNKNOWN if part is None else part)
         reward: float | None = reply["reward"]
@@ -355,11 +355,10 @@ def _count_calls(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
 
 
 def _part_columns(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
-    """Named rewards of the environment, fp32 [B] each, NaN: none, or no verdict."""
+    """Named rewards of the environment, fp32 [B] each, NaN: none, or no verdict, as where an episode failed."""
+    named = [{} if episode.fault is not None else episode.parts for episode in episodes]
     names = sorted({name for episode in episodes for name in episode.parts})
-    return {
-        f"{PART}{name}": torch.tensor([episode.parts.get(name, _UNKNOWN) for episode in episodes]) for name in names
-    }
+    return {f"{PART}{name}": torch.tensor([parts.get(name, _UNKNOWN) for parts in named]) for name in names}
 
 
 def _batch(episodes: Sequence[_Episode], versions: Tensor, sampling: SamplingParams) -> Batch:

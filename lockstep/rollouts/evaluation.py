@@ -146,7 +146,7 @@ class Grading:
         ]
         if self.graded:
             figures["reward"] = mean([_mean_score(own) for own in questions if own])
-        for name in samples[0].parts if samples else ():
+        for name in dict.fromkeys(name for sample in samples for name in sample.parts):
             figures[f"{PART}{name}"] = mean(_mean_parts(samples, name))
         for k in ks if self.pass_score is not None else ():
             enough = [own for own in questions if len(own) >= k]
@@ -221,7 +221,7 @@ def lengths(samples: Sequence[Sample]) -> Metrics:
 
 def _mean_parts(samples: Sequence[Sample], name: str) -> list[float]:
     """The mean reward of a sum's part for each question on which it has a verdict."""
-    groups = ([sample.parts[name] for sample in own] for _, own in groupby(samples, key=attrgetter("question")))
+    groups = ([sample.parts.get(name) for sample in own] for _, own in groupby(samples, key=attrgetter("question")))
     known = ([reward for reward in own if reward is not None] for own in groups)
     return [sum(own) / len(own) for own in known if own]
 

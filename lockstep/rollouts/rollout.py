@@ -87,7 +87,8 @@ class Rollouts:
         if "tool_calls" in self.batch.sample:
             calls = self.batch["tool_calls"].sum()
             metrics["tool_calls"] = Mean(calls, len(self.batch))
-            metrics["malformed_calls"] = Mean(self.batch["malformed_calls"].sum(), calls)
+            if calls:
+                metrics["malformed_calls"] = Mean(self.batch["malformed_calls"].sum(), calls)
         return metrics
 
 

@@ -22,6 +22,7 @@ from lockstep.cluster.judges import policy_answers, read_people
 from lockstep.config import AskedSection, EnvironmentSection, RewardJudge, RewardSection, SingleReward
 from lockstep.data.prompts import Prompts
 from lockstep.data.ranked import describe
+from lockstep.data.templates import read_field
 from lockstep.errors import InputError
 from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.judge.build import score_judge
@@ -163,10 +164,11 @@ class DrySetup:
 
     def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, key: str) -> None:
         option = key.replace("_", " ")
-        named = Counter(str(prompt.row[section.verifier or ""]) for prompt in first)
+        field = section.verifier or ""
+        named = Counter(str(read_field(prompt.row, field)) for prompt in first)
         shares = ", ".join(f"{count} {name}" for name, count in named.items())
         self.found.say(option, f"by row; of the first {len(first)} rows: {shares}")
-        math = [prompt for prompt in first if prompt.row[section.verifier or ""] == "math"]
+        math = [prompt for prompt in first if read_field(prompt.row, field) == "math"]
         if math:
             self._say_answers(MathReward(section.marker, key), math, rows, option)
 

@@ -39,6 +39,10 @@ OPTIONS = {
         write("theirs.py", "def short(prompts, completions, **kwargs):\n    return [0.0]\n"),
         "reward.type=python reward.function=theirs.py:short reward.marker=null",
     ),
+    "reward: one of verl takes too little": own(
+        write("theirs.py", "def short(data_source, solution_str, ground_truth):\n    return 0.0\n"),
+        "reward.type=python reward.function=theirs.py:short reward.marker=null",
+    ),
     "rule: another optimizer": BadInput("train sft_arithmetic optimizer.name=Muon"),
     "rule: an option that its class lacks": BadInput(
         "train simpo_arithmetic optimizer.name=SGD 'optimizer.betas=[0.9, 0.999]' 'optimizer.options={momentun: 0.9}'"

@@ -161,6 +161,13 @@ def test_what_decides_about_a_row_makes_another_pass(
         used(path, tokenizer, **options)
 
 
+def test_tools_are_part_of_the_length(path: Path, tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ messages[0].content }}{% for tool in tools %} one{% endfor %}"
+    rows, data = open_rows(FileGroup((path,)), "skip"), section(chat=True)
+    used_with = [len(Prompts(rows, tokenizer, data.with_tools([{}] * count))) for count in (1, 2, 1)]
+    assert used_with == [2, 1, 2]
+
+
 def test_another_tokenizer_or_template_makes_another_pass(
     path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lockstep.algorithms.episodes import observations
 from lockstep.config import DataSection, user_code
 from lockstep.config.loading import load
 from lockstep.data.messages import render_prompt
+from lockstep.data.tool_template import ToolTemplate
 from lockstep.environments import environment
 from lockstep.environments.calculator import CalculatorTool
 from lockstep.environments.tools import Malformed, ToolCall, Tools, parse_calls, tool_messages
@@ -84,6 +86,9 @@ def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> N
         (ToolCall("add", {"a": "1"}), "add: a: Input should be a valid integer"),
     ):
         assert tools.check(call) == Malformed(why, call.name)
+    own = Tools([(given, untyped)])  # nothing is made of hints where a schema is given, nor of what is returned
+    assert own.check(ToolCall("plus", {"a": "1", "context": 2})) == ToolCall("plus", {"a": "1", "context": 2})
+    assert Tools([strange]).schemas == [get_json_schema(strange)]
     with pytest.raises(InputError, match="two tools are called add"):
         Tools([add, add])
     with pytest.raises(InputError, match="tools returned 3; return a list of functions"):
@@ -94,6 +99,23 @@ def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> N
 
 def bare(a: int) -> int:
     return a
+
+
+class Strange:
+    """No type of JSON's."""
+
+
+def untyped(a: int, context: Missing) -> int:  # pyright: ignore  # noqa: F821
+    return a
+
+
+def strange(a: int) -> Strange:
+    """Makes one.
+
+    Args:
+        a: A number.
+    """
+    return Strange()
 
 
 WORLDS = '''
@@ -123,6 +145,13 @@ class Sums:
             a: By this.
         """
         return 10 / a
+
+class Echo(Sums):
+    """Says half a character."""
+    def step(self, response):
+        if response == "fail":
+            raise ValueError("\\ud83d")
+        return "\\ud83d", {}, False
 
 class Waits(Sums):
     """The first call is answered after the second."""
@@ -168,6 +197,16 @@ def test_all_calls_of_a_turn_are_answered_in_their_order(in_tmp: Path, name: str
     assert [message["name"] for message in reply["observation"]] == ["add", "mul", "add"]
     assert {message["role"] for message in reply["observation"]} == {"tool"}
     assert (reply["calls"], reply["malformed"], reply["reward"], reply["done"]) == (3, 1, 0.0, False)
+
+
+def test_half_a_character_is_a_question_mark_for_the_policy(in_tmp: Path) -> None:
+    """JSON may name one, and no tokenizer takes it."""
+    (in_tmp / "worlds.py").write_text(WORLDS)
+    [reply] = ask("Echo", hermes({"name": "\ud83d"}))
+    [message] = reply["observation"]
+    assert (message["name"], message["content"]) == ("?", "Error: there is no tool ?; there are: add, halve")
+    assert ask("Echo", "Hm?")[0]["observation"] == "?"
+    assert ask("Echo", "fail")[0]["wrong"].startswith("raised ValueError: ? (")
 
 
 def test_a_response_without_a_call_is_the_environments_and_a_tool_that_raises_costs_the_episode(in_tmp: Path) -> None:
@@ -233,6 +272,27 @@ def test_results_follow_a_reply_as_the_template_writes_them(talker: Callable[[st
     assert json.dumps(SCHEMAS[0]["function"]["description"]) in whole
 
 
+class NewYear(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> NewYear:
+        return cls(2099, 1, 1)
+
+
+def test_results_follow_on_any_day_and_after_any_token_that_ends_a_call(
+    talker: Callable[[str], ModelSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a template writes the date, and ends calls with another token than the policy did."""
+    source = talker("{{ strftime_now('%Y') }}" + QWEN.replace("<|im_end|>", "{{ eos_token }}"))
+    eom, eos = source.stop_token_ids
+    template = ToolTemplate(source.tokenizer, DATA.with_tools(SCHEMAS).template_values, source.stop_token_ids)
+    results = tool_messages([(ToolCall("add", {}), "3")])
+    tokens = list(template.tokens(results, eos))
+    assert str(source.tokenizer.decode(tokens)).startswith("\n<|im_start|>user<tool_response>\n3\n")
+    assert list(template.tokens(results, eom)) == tokens
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", NewYear)
+    assert list(template.tokens(results, eos)) == tokens
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [
@@ -243,6 +303,8 @@ def test_results_follow_a_reply_as_the_template_writes_them(talker: Callable[[st
         ("{{ tools }}" + CHAT.replace("{{ eos_token }}", ""), "ends a call with none of the model's stop tokens"),
         ("{{ tools }}{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHAT,
          r"takes no results of tools \(no tools\)"),
+        ("{{ tools }}" + CHAT.replace("{{ m.content }}", "{% if m.role != 'assistant' %}{{ m.content }}{% endif %}"),
+         r"takes no results of tools \(it leaves out what the assistant says, and its calls\)"),
     ],
 )  # fmt: skip
 def test_a_template_that_cannot_write_tools_is_refused(

@@ -110,6 +110,7 @@ def here(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (in_tmp / "double_it.py").write_text(DOUBLE)
     (in_tmp / "higher.py").write_text(HIGHER)
     monkeypatch.syspath_prepend(in_tmp)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # is passed by
     tokenizer = words_tokenizer(["twice 4 count 1 to 3 higher lower [user] [assistant] [system]"])
     tokenizer.chat_template = CHAT
     save_model(build_causal_lm(RECIPE["model"]["scratch"]["config"], tokenizer, 0), tokenizer, in_tmp / "model")

@@ -20,6 +20,12 @@ async def later(data_source, solution_str, ground_truth, extra_info=None):
 def many(data_sources, solution_strs, ground_truths, extra_infos):
     return [{"score": 2.0} if truth == "18" else 0.0 for truth in ground_truths]
 
+async def many_later(data_sources, solution_strs, ground_truths, extra_infos):
+    return many(data_sources, solution_strs, ground_truths, extra_infos)
+
+def of_three(data_source, solution_str, ground_truth): return 0.0
+def of_five(data_source, solution_str, ground_truth, extra_info=None, *, tau): return 0.0
+
 def trl(prompts, completions, completion_ids, answers): return 0.0
 def trl_of_two(prompts, completions, *rest): return 0.0
 def verl_in_another_order(solution_str, ground_truth, extra_info, data_source): return 0.0
@@ -36,10 +42,12 @@ def functions(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("compute_score", [1.0, 0.0]), ("later", [1.0, 0.5]), ("many", [2.0, 0.0]), ("ours", [1, 1])]
-)
+    ("name", "expected"),
+    [("compute_score", [1.0, 0.0]), ("later", [1.0, 0.5]), ("many", [2.0, 0.0]),
+     ("many_later", [2.0, 0.0]), ("ours", [1, 1])],
+)  # fmt: skip
 def test_functions_of_verl_get_what_its_rows_have(name: str, expected: list[float], functions: str) -> None:
-    asked = answers(functions + name, "reward", "batch" if name == "many" else "")
+    asked = answers(functions + name, "reward", "batch" if name.startswith("many") else "")
     question = [["18 is?", "yes", "", ROW], ["18 is?", "yes", "17", OTHER]]
     assert [found["reward"] for found in asked(question)] == expected
 
@@ -51,6 +59,12 @@ def test_a_row_that_is_none_of_verls_is_refused(row: dict[str, Any], missing: st
     for name in ("compute_score", "later"):
         [found] = answers(functions + name, "reward")([["18 is?", "yes", "", row]])
         assert missing in found["wrong"], found
+
+
+@pytest.mark.parametrize("name", ["of_three", "of_five"])
+def test_one_that_cannot_take_what_verl_gives_is_refused_before_it_is_called(name: str, functions: str) -> None:
+    with pytest.raises(InputError, match=r"is called with \(data_source, .*, extra_info\); let it take these four"):
+        answers(functions + name, "reward")
 
 
 @pytest.mark.parametrize("name", ["trl", "trl_of_two", "verl_in_another_order"])

@@ -352,6 +352,16 @@ def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
     assert reward([], [], []) == []
 
 
+def test_a_field_of_an_object_may_name_the_verifier() -> None:
+    section = RewardSection(type="by_row", verifier="info.by", marker="####")
+    rows = [Prompt("rows.jsonl:7", "What?", (1, 2), {"info": {"by": by}}) for by in ("math", "none", "judge")]
+    rule = rule_of(section, judge=True)
+    assert [rule.fault(prompt.row) for prompt in rows] == [None] * 3
+    assert [rule.reads_answer(prompt.row) for prompt in rows] == [True, False, False]
+    assert find_unverified(section, rows) == [False, False, True]
+    assert build(section)(rows, ["#### 18"] * 3, ["18"] * 3) == [1.0, None, None]
+
+
 @pytest.mark.parametrize(
     ("fields", "wrong"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +76,18 @@ class Unrewarded(Counting):
         observation, _, done = super().step(response)
         return observation, None if self.row["bad"] else 0.5, done
 
+class Named(Raising):
+    def step(self, response):
+        observation, reward, done = super().step(response)
+        return observation, {"turn": reward}, done
+
+class ToolsLast(Counting):
+    "Gives no verdict, and then answers by tools until a limit ends it."
+    def tools(self):
+        return [({"type": "function", "function": {"name": "look"}}, lambda: "7")]
+    def step(self, response):
+        return "0", {}, False
+
 class Fickle(Ending):
     def step(self, response):
         observation, reward, done = super().step(response)
@@ -131,7 +143,12 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> TorchSampler:
 
 
 def observed(text: Observation, last: int) -> Sequence[int]:
-    return [10 + int(number) % 50 for number in str(text).split()]
+    said = text if isinstance(text, str) else text[0]["content"]
+    return [10 + int(number) % 50 for number in said.split()]
+
+
+def decode_numbers(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
 
 
 def played(
@@ -140,12 +157,13 @@ def played(
     rows: Sequence[dict[str, object]],
     notes: list[str],
     group_size: int = 1,
+    decode: Callable[[Sequence[int]], str] = decode_numbers,
     **options: object,
 ) -> Batch:
     section = EnvironmentSection.model_validate(
         {"class_name": f"worlds.py:{name}", "max_tokens": 44, "timeout_s": 20.0, **options}
     )
-    episodes = Episodes(section, STOPS, lambda tokens: " ".join(map(str, tokens)), lambda tools: observed, notes.append)
+    episodes = Episodes(section, STOPS, decode, lambda tools: observed, notes.append)
     engine = SamplerSession(sampler)
     prompts = [Prompt(f"rows.jsonl:{i}", "", (3 + i, 4), row) for i, row in enumerate(rows)]
     requests = [Request(prompt.tokens, keyed.key(0, i)) for i, prompt in enumerate(prompts)]
@@ -281,6 +299,29 @@ def test_no_verdict_is_not_a_fault(folder: Path, sampler: TorchSampler) -> None:
     assert notes == []
     assert batch["environment_reward"].isnan().tolist() == [row["bad"] for row in ROWS]
     assert not batch["environment_fault"].any()
+
+
+def test_a_failed_episode_has_no_named_rewards_either(folder: Path, sampler: TorchSampler) -> None:
+    batch = played(sampler, "Named", ROWS, [])
+    assert batch["environment_fault"].any()
+    assert batch["reward/turn"].isnan().tolist() == batch["environment_fault"].tolist()
+
+
+def test_tools_leave_it_open_if_there_is_a_verdict(folder: Path, sampler: TorchSampler) -> None:
+    call = '<tool_call>{"name": "look"}</tool_call>'
+    for said, verdict in ((("Hm?", call), False), ((call, call), True)):
+        texts = iter(said)
+        batch = played(
+            sampler,
+            "ToolsLast",
+            ROWS[:1],
+            [],
+            decode=lambda _, texts=texts: next(texts),
+            tool_format="hermes",
+            max_turns=2,
+        )
+        assert batch["turns"].tolist() == [2]
+        assert batch["environment_reward"].isnan().tolist() == [not verdict]
 
 
 def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:

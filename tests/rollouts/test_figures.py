@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from lockstep.batch import Batch
 from lockstep.config import RewardSection
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.rollouts.evaluation import Grading, Sample, grading
+from lockstep.rollouts.rollout import Rollouts
 from lockstep.rollouts.votes import votes_of
 from lockstep.types import Prompt
 
@@ -53,6 +56,27 @@ def test_a_response_without_a_verdict_is_left_out_and_counted() -> None:
     metrics = MATH.metrics(samples, (1, 2)).floats()
     assert metrics["no_verdict"] == 3
     assert metrics["accuracy"] == metrics["pass@1"] == 0.5
+
+
+def test_rewards_that_only_some_episodes_name_are_means_over_those() -> None:
+    named = [{}, {"solved": 1.0}, {"solved": 0.0, "fast": 1.0}]
+    samples = [replace(EMPTY, question=i, score=1.0, parts=parts) for i, parts in enumerate(named)]
+    for order in (samples, samples[::-1]):
+        figures = Grading(1.0, False, True).figures(order, ())
+        assert {name: figures[f"reward/{name}"].value for name in ("solved", "fast")} == {"solved": 0.5, "fast": 1.0}
+
+
+def test_a_share_of_no_calls_is_no_figure() -> None:
+    zero, columns = (
+        torch.zeros(1),
+        ("turns", "tool_calls", "malformed_calls", "score", "environment_fault", "truncated"),
+    )
+    batch = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.tensor([False, True])})
+    for calls in (0, 2):
+        counts = dict.fromkeys(columns, zero) | {"tool_calls": torch.tensor([calls])}
+        found = Rollouts(batch.with_columns(sample=counts), [], []).metrics().floats()
+        assert found["tool_calls"] == calls
+        assert ("malformed_calls" in found) == (calls > 0)
 
 
 def test_where_nothing_was_judged_there_is_no_figure() -> None:

@@ -33,6 +33,7 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Rule, head
+from lockstep.data.templates import read_field
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
 from lockstep.losses.distill import Distillation
@@ -136,9 +137,10 @@ def _has_teacher(recipe: DistillRecipe) -> Rule:
         return NO_ANSWERS
 
     def fault(row: Mapping[str, Any]) -> str | None:
-        if row.get(field) in known:
+        named = read_field(row, field)
+        if named in known:
             return None
-        return f"names in the field {field!r} the teacher {row.get(field)!r}; this recipe has: {', '.join(known)}"
+        return f"names in the field {field!r} the teacher {named!r}; this recipe has: {', '.join(known)}"
 
     return replace(NO_ANSWERS, fault=fault, key=("teacher", field, known))
 

@@ -19,6 +19,7 @@ from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.borders import require_logprobs
 from lockstep.data.demonstrations import Demonstrations, batch_of
+from lockstep.data.templates import read_field
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.distill import Distillation
 from lockstep.metrics import Metrics
@@ -109,7 +110,7 @@ def _topk_of_teachers(
     token_NK = torch.zeros(batch.tokens.numel(), k, dtype=torch.int64)
     logprob_NK = torch.zeros(batch.tokens.numel(), k)
     for name, teacher in workers.teachers.items():
-        own = torch.tensor([row[field] == name for row in rows])
+        own = torch.tensor([read_field(row, field) == name for row in rows])
         if bool(own.any()):
             here_N = own[batch.row]
             token_NK[here_N], logprob_NK[here_N] = teacher.topk(batch.select(own.nonzero().squeeze(-1)), k)

@@ -13,6 +13,7 @@ from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule, head
+from lockstep.data.templates import read_field
 from lockstep.errors import shorten
 from lockstep.losses.kto import KTOLoss
 
@@ -43,11 +44,12 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup, batches: float | in
     limit, field = head(batches, recipe.kto.global_batch_size), recipe.data.label
 
     def fault(row: Row) -> str | None:
-        if field not in row:
+        label = read_field(row, field)
+        if label is None:
             return f"lacks the field {field!r}, which data.label names"
-        if isinstance(row[field], bool):
+        if isinstance(label, bool):
             return None
-        return f"has in the field {field!r} {shorten(str(row[field]))}, which is neither true nor false"
+        return f"has in the field {field!r} {shorten(str(label))}, which is neither true nor false"
 
     rule = Rule(fault, ("label", field))
     return open_demonstrations(files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", limit, rule)

@@ -17,6 +17,7 @@ from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
+from lockstep.data.templates import read_field
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Outputs
@@ -64,7 +65,7 @@ def kto_step(
 
 def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: int) -> ScoredRows:
     """Makes the batches of rows, and scores them by the reference policy, which no step changes."""
-    label_B = torch.tensor([row.prompt.row[workers.label] for row in rows])
+    label_B = torch.tensor([read_field(row.prompt.row, workers.label) for row in rows])
     own = batch_of(rows).with_columns(sample={"desirable": label_B})
     mismatched = batch_of(mismatch(rows, max_tokens))
     return ScoredRows(with_reference(own, workers.reference), with_reference(mismatched, workers.reference))

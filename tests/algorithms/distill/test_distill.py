@@ -112,13 +112,13 @@ def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
 def test_each_row_has_the_teacher_that_it_names(learn: Run, in_tmp: Path) -> None:
     questions = [json.loads(line) for line in (in_tmp / "teacher/data/train.jsonl").read_text().splitlines()]
     for name, who in (("both.jsonl", ("one", "two")), ("ones.jsonl", ("one",))):
-        rows = [{**row, "source": who[k % len(who)]} for k, row in enumerate(questions)]
+        rows = [{**row, "its": {"source": who[k % len(who)]}} for k, row in enumerate(questions)]
         (in_tmp / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = (
         "data.task=null",
         "validation_reward=null",
         "validation_sampling=null",
-        "distill.teacher_field=source",
+        "distill.teacher_field=its.source",
     )
     both = (*made, "teachers={one: {path: teacher}, two: {path: other}}")
     alone, mixed = (
@@ -128,8 +128,8 @@ def test_each_row_has_the_teacher_that_it_names(learn: Run, in_tmp: Path) -> Non
     single = learn(*made[:3], "data.train=ones.jsonl", "run.folder=single", "run.max_steps=1")
     assert of(alone) == of(single)
     assert of(mixed) != of(alone)
-    (in_tmp / "third.jsonl").write_text(json.dumps({**questions[0], "source": "three"}) + "\n")
-    with pytest.raises(ValueError, match="names in the field 'source' the teacher 'three'; this recipe has: one, two"):
+    (in_tmp / "third.jsonl").write_text(json.dumps({**questions[0], "its": {"source": "three"}}) + "\n")
+    with pytest.raises(ValueError, match=r"in the field 'its\.source' the teacher 'three'; this recipe has: one, two"):
         learn(*both, "data.train=third.jsonl", "run.folder=third")
 
 

@@ -102,11 +102,20 @@ def test_a_dry_run_and_refusals(learn: Run, in_tmp: Path) -> None:
 
 
 def test_a_label_that_is_none_is_named_or_skipped(learn: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"question": f"Is it {n}?", "completion": str(n), "good": n % 2 == 0} for n in range(8)]
+    rows = [{"question": f"Is it {n}?", "completion": str(n), "is": {"good": n % 2 == 0}} for n in range(8)]
     file = in_tmp / "rows.jsonl"
-    data = ["data.task=null", "data.train=rows.jsonl", "data.label=good", "run.max_steps=1", "kto.global_batch_size=4"]
-    for wrong, sentence in (("yes", "'good' yes, which is neither true nor false"), (None, "lacks the field 'good'")):
-        last = {"question": "Is it?", "completion": "no"} | ({} if wrong is None else {"good": wrong})
+    data = [
+        "data.task=null",
+        "data.train=rows.jsonl",
+        "data.label=is.good",
+        "run.max_steps=1",
+        "kto.global_batch_size=4",
+    ]
+    for wrong, sentence in (
+        ("yes", "'is.good' yes, which is neither true nor false"),
+        (None, "lacks the field 'is.good'"),
+    ):
+        last = {"question": "Is it?", "completion": "no"} | ({} if wrong is None else {"is": {"good": wrong}})
         file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, last]))
         with pytest.raises(ValueError, match=rf"rows\.jsonl, line 9: .*{sentence}"):
             learn(*data)
