@@ -15,7 +15,7 @@ from lockstep_doctor.operators import Operator
 _FEWEST, _FLOATS = 16, (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Numbers of a tensor that is known again by their sum, and the types that it may have."""
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 15
 """So many numbers are summed at once, for which their copy in float64 stays in the processor's cache."""
 
 _Sum = tuple[int, str]
