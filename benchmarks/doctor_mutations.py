@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -151,7 +150,6 @@ def main() -> None:
     parser.add_argument("--vllm", nargs="*", type=Path, default=[], help="results of doctor_mutations_vllm")
     options = parser.parse_args()
     logging.set_verbosity_error()  # edited loaders report at length what they miss
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # lines of other threads are not seen
     seed = options.seed or seed_of_commit()
     file = None if options.out is None else options.out / f"{seed}.jsonl"
     scores = [] if file is None else read_scores(file)

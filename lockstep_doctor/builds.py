@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import weakref
 from collections import Counter
@@ -30,6 +31,7 @@ from lockstep_doctor.operators import (
     frame_of,
     is_model_file,
 )
+from lockstep_doctor.sightings import Sighting, Sightings, find_gap
 
 _ROWS, _MOST = 1024, 1 << 24
 """So many rows are kept of a table, which locating reads no farther, and so many numbers."""
@@ -39,8 +41,8 @@ _SOURCES = ("aten.lift_fresh",)
 
 _TRIVIAL = (0, 1, -1)
 
-_FEWEST, _FLOATS = 16, (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Numbers of a tensor that is known again by their sum, and the types that it may have."""
+_NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Variable that `transformers` reads when it loads."""
 
 _REGISTRATIONS = (
     nn.modules.module.register_module_module_registration_hook,
@@ -48,23 +50,6 @@ _REGISTRATIONS = (
 )
 
 Number = int | float
-_Sum = tuple[int, str]
-"""Count of a tensor's numbers and their sum, which stays when they are laid out otherwise."""
-
-
-@dataclass(frozen=True)
-class _Sighting:
-    """An operator that gave some numbers.
-
-    Attributes:
-        operator: It may give a view of them.
-        calls: Numbers of the calls in its stack.
-        number: Of the operator that wrote last before it.
-    """
-
-    operator: Operator
-    calls: list[int]
-    number: int
 
 
 @dataclass
@@ -112,12 +97,14 @@ class BuildLog(TorchDispatchMode):
     Attributes:
         loaded: By name, the tensors of the checkpoint.
         failed: Whether watching has failed, which ends it and not the build.
+        sightings: Who gave tensors, by their numbers.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.failed = False
         self.loaded: dict[str, LoadedTensor] = {}
+        self.sightings = Sightings()
         self._numbers: dict[Number, Operator] = {}
         self._operators: list[Operator] = []
         self._values: list[Tensor | None] = []
@@ -129,8 +116,6 @@ class BuildLog(TorchDispatchMode):
         self._models: dict[CodeType, bool] = {}
         self._serial = count(1)
         self._children: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Frame, ...]]] = weakref.WeakKeyDictionary()
-        self._sums: dict[tuple[object, ...], _Sum] = {}
-        self._sighted: dict[_Sum, list[_Sighting]] = {}
 
     def find_number(self, value: Number) -> Operator | None:
         """Returns the line that first made a number; None: none of a model did."""
@@ -213,15 +198,15 @@ class BuildLog(TorchDispatchMode):
             others: Tensors that it has, too.
         """
         for own, right in wrong:
-            seen = self._sighted.get(_sum_of(right))
+            seen = self.sightings.find(right)
             made = self._current.get(memory_of(own))
             if not seen:
                 continue
             sources = [] if made is None else self._find_sources(made)
             spoilers = [number for number in sources if number > seen[-1].number]
-            if len(spoilers) < len(sources) and any(one.number in sources for one in seen[-1:]):
+            if len(spoilers) < len(sources) and seen[-1].number in sources:
                 return [self._operators[number] for number in spoilers[:1]]
-            return _find_gap(seen[-1], [self._sighted.get(_sum_of(one), []) for one in others])
+            return find_gap(seen[-1], [self.sightings.find(one) for one in others])
         return []
 
     def _is_inside(self, number: int, other: int, place: int) -> bool:
@@ -270,7 +255,7 @@ class BuildLog(TorchDispatchMode):
         super().__exit__(*error)
         for hook in self._hooks:
             hook.remove()
-        self._sums.clear()
+        self.sightings.forget_memory()
         self._in_hand = None
 
     def _note_child(self, owner: nn.Module, name: str, child: object) -> None:
@@ -293,22 +278,11 @@ class BuildLog(TorchDispatchMode):
         self._follow(operator, inputs, written, fresh)
         for one in written or fresh:
             self._note(func, operator, calls, inputs, one)
+        sighting = Sighting(operator, calls, len(self._operators) - 1)
         for one in (*written, *(x for x in tree_leaves(outcome) if isinstance(x, Tensor))):
-            self._sight(one, operator, calls)
+            memory = memory_of(one)
+            self.sightings.note(one, (memory, self._current.get(memory)), sighting)
         return outcome
-
-    def _sight(self, tensor: Tensor, operator: Operator, calls: list[int]) -> None:
-        """Notes that an operator gave these numbers."""
-        if tensor.dtype not in _FLOATS or tensor.is_meta or not _FEWEST <= tensor.numel() <= _MOST:
-            return
-        layout = () if tensor.is_contiguous() else tensor.stride()
-        memory = memory_of(tensor)
-        key = memory, self._current.get(memory), tensor.storage_offset(), tensor.numel(), layout, tensor.dtype
-        if key not in self._sums:
-            self._sums[key] = _sum_of(tensor)
-        seen = self._sighted.setdefault(self._sums[key], [])
-        if not seen or seen[-1].operator is not operator:
-            seen.append(_Sighting(operator, calls, len(self._operators) - 1))
 
     def _note(self, func: Any, operator: Operator, calls: list[int], inputs: list[Tensor], given: Tensor) -> None:
         """Notes who made the numbers that memory has now, and these, where they follow from constants alone."""
@@ -366,7 +340,7 @@ class BuildLog(TorchDispatchMode):
         if not self._models[code]:
             return None
         is_generator = bool(code.co_flags & inspect.CO_GENERATOR)  # which is called again for each of its values
-        if not is_generator or id(frame) not in self._serials:
+        if not is_generator or code.co_code[frame.f_lasti + 1] == 0:  # RESUME's operand: 0 where it starts
             self._serials[id(frame)] = next(self._serial)
         if not is_generator:
             for x in frame.f_locals.values():
@@ -428,7 +402,7 @@ def watch_build() -> Iterator[list[nn.Module]]:
     """Records in the block what builds and loads models, for those that are put into the list; if that can be."""
     models: list[nn.Module] = []
     log = BuildLog()
-    with log:
+    with _in_one_thread(), log:
         yield models
     for model in () if log.failed else models:
         _LOGS[model] = log
@@ -439,32 +413,17 @@ def find_build(model: nn.Module) -> BuildLog | None:
     return _LOGS.get(model)
 
 
-def _find_gap(last: _Sighting, ways: Sequence[Sequence[_Sighting]]) -> list[Operator]:
-    """Returns who may have lost numbers, between where they were seen last and what others came to next from there.
-
-    First the function that was to hand them on to what calls both; then the loop that others came through, one by one.
-    """
-    own, nexts = last.operator, [after for way in ways if (after := _find_next(way, last)) is not None]
-    if not nexts:
-        return [replace(own, stack=own.stack[place:]) for place in range(0, len(own.stack), 2)]
-    after = nexts[0]
-    outer = next((place for place, one in enumerate(last.calls) if one in after.calls), len(last.calls))
-    times = Counter(one for it in nexts for one in it.calls)
-    loop = next((place for place, one in enumerate(after.calls) if times[one] > 1), 0)
-    its = after.operator
-    return [replace(own, stack=own.stack[max(outer - 1, 0) :]), replace(its, stack=its.stack[loop:]), own, its]
-
-
-def _find_next(way: Sequence[_Sighting], last: _Sighting) -> _Sighting | None:
-    """The step of other numbers behind the one that is like `last`, in another function."""
-    here = [frame.function for frame in last.operator.stack[:1]]
-    places = [place for place, one in enumerate(way) if one.operator.stack[:1] == last.operator.stack[:1]]
-    after = way[places[-1] :] if places else ()
-    return next((one for one in after if [frame.function for frame in one.operator.stack[:1]] != here), None)
-
-
-def _sum_of(tensor: Tensor) -> _Sum:
-    return tensor.numel(), f"{float(tensor.detach().sum(dtype=torch.float64)):.8e}"
+@contextmanager
+def _in_one_thread() -> Iterator[None]:
+    """Has `transformers` load weights in the thread that asks for them, the only one that is watched."""
+    before = os.environ.get(_NO_THREADS)
+    os.environ[_NO_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_NO_THREADS, None)
+        if before is not None:
+            os.environ[_NO_THREADS] = before
 
 
 def _stack_of(frame: FrameType) -> tuple[Frame, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from located import TOKENS
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, core_model_loading
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
@@ -19,6 +20,8 @@ from lockstep_doctor import Location, ModuleTap, builds, hf, locate
 from lockstep_doctor.builds import find_build, watch_build
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.operators import Operator
+from lockstep_doctor.sightings import Sighting, Sightings
 
 CONFIG = LlamaConfig(
     vocab_size=64,
@@ -33,6 +36,7 @@ CONFIG = LlamaConfig(
 )
 plain_angles = LlamaRotaryEmbedding.compute_default_rope_parameters
 plain_attention = LlamaAttention.__init__
+plain_copy = core_model_loading._materialize_copy
 plain_turn = modeling_llama.rotate_half
 
 
@@ -180,9 +184,37 @@ def test_watching_that_fails_ends_and_not_the_build(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_not_to_be_watched_is_not(located_model: Callable[[str], Path]) -> None:
-    with hf.open_hf(located_model("llama"), EngineOptions()) as watched:
-        assert find_build(watched.model) is not None
     assert find_build(hf.load(located_model("llama"), torch.float32, "cpu")) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_each_weight_of_hf_is_known_by_its_numbers_and_has_a_maker(
+    located_model: Callable[[str], Path], family: str
+) -> None:
+    environment = dict(os.environ)
+    with hf.open_hf(located_model(family), EngineOptions()) as watched:
+        log, weights = find_build(watched.model), dict(watched.model.named_parameters())
+        assert log is not None
+        unknown = [weight for weight in weights.values() if not log.sightings.find(weight)]
+        assert all(len(weight) < 16 for weight in unknown)
+        made = {name: [one.name for one in log.find_fillers(watched.model, [name])] for name in weights}
+    assert not [name for name, steps in made.items() if not steps or "fills others" in steps[0]]
+    assert dict(os.environ) == environment
+
+
+def spoil(*inputs: Any) -> Tensor:
+    return 1.01 * plain_copy(*inputs)
+
+
+def test_a_weight_that_is_spoiled_as_hf_loads_it_has_the_line(
+    located_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    right = hf.load(located_model("llama"), torch.float32, "cpu").get_parameter(name)
+    monkeypatch.setattr(core_model_loading, "_materialize_copy", spoil)
+    with hf.open_hf(located_model("llama"), EngineOptions()) as wrong:
+        first, *_ = wrong.loaders(CutPoint("up", 0), {name: right})
+    assert (first.name, first.stack[0].function) == ("aten.mul.Tensor", "spoil")
 
 
 def test_a_tensor_that_is_not_read_has_the_reader_of_the_others() -> None:
@@ -216,3 +248,36 @@ def test_who_lost_a_tensor_is_known_by_its_numbers_and_by_the_way_of_others() ->
     loaders = ModuleTap(model, "wrong").loaders(CutPoint("first"), right)
     assert "hand_on_all_but_one" in [frame.function for one in loaders[:2] for frame in one.stack[:1]]
     assert not ModuleTap(model, "right").loaders(CutPoint("first"), dict(model.named_parameters()))
+
+
+def hand_on(tensor: Tensor) -> Iterator[Tensor]:
+    yield tensor.view(-1)
+
+
+def fill_all_but_one(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    for name in list(tensors)[1:]:
+        for part in hand_on(tensors[name]):
+            model.get_parameter(name).data.copy_(part.view(8, 8))
+
+
+def test_calls_of_a_generator_are_no_loop() -> None:
+    right = {f"{name}.weight": torch.randn(8, 8) for name in ("first", "second", "third")}
+    with watch_build() as models:
+        models.append(model := nn.ModuleDict({name[:-7]: nn.Linear(8, 8, bias=False) for name in right}))
+        fill_all_but_one(model, read_all(right))
+    _, loop, *_ = ModuleTap(model, "wrong").loaders(CutPoint("first"), right)
+    assert loop.stack[0].function == "fill_all_but_one"
+
+
+def test_numbers_are_known_again_however_they_are_laid_out_and_in_wider_types() -> None:
+    wide, log = torch.randn(3, 5, 7).bfloat16(), Sightings()
+    log.note(wide, 0, Sighting(Operator("made", (), (), (), ()), [], 0))
+    assert [one.operator.name for one in log.find(wide.permute(2, 0, 1).float().reshape(21, 5))] == ["made"]
+    assert not log.find(wide + 1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0, 0.1, 0.0])
+def test_numbers_that_others_may_have_too_are_not_known_again(value: float) -> None:
+    log = Sightings()
+    log.note(torch.full((8, 8), value), 0, Sighting(Operator("made", (), (), (), ()), [], 0))
+    assert not log.find(torch.full((8, 8), value))

@@ -112,6 +112,10 @@ def test_a_part_of_a_merged_layer_with_biases_is_compared(vllm: None, name: str,
     assert is_loaded(model, site, cuts[stage], right[stage])
     swapped = right[stage] | {f"{stage}_proj.{name}": right[stage][f"{stage}_proj.{name}"].flip(0)}
     assert not is_loaded(model, site, cuts[stage], swapped)
+    together = {f"qkv_proj.{end}": tensor.flip(0) for end, tensor in held.items()}
+    assert is_loaded(model, site, cuts[stage], together)
+    longer = {end: torch.cat([tensor, tensor[:1]]) for end, tensor in together.items()}
+    assert not is_loaded(model, site, cuts[stage], longer)
 
 
 def test_a_square_matrix_of_a_conv1d_is_compared_as_a_linear_layer_has_it(vllm: None) -> None:

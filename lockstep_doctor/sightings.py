@@ -1,0 +1,107 @@
+"""Tensors that are known again by their numbers, however these are laid out: who gave them, and where they are lost."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lockstep_doctor.operators import Operator
+
+_FEWEST, _FLOATS = 16, (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Numbers of a tensor that is known again by their sum, and the types that it may have."""
+
+_CHUNK = 1 << 15
+"""So many numbers are summed at once, for which their copy in float64 stays in the processor's cache."""
+
+_Sum = tuple[int, str]
+"""Count of a tensor's numbers and their sum, which stays when they are laid out otherwise."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """An operator that gave some numbers.
+
+    Attributes:
+        operator: It may give a view of them.
+        calls: Numbers of the calls in its stack.
+        number: Of the operator that wrote last before it.
+    """
+
+    operator: Operator
+    calls: list[int]
+    number: int
+
+
+class Sightings:
+    """Operators that gave tensors, by the numbers of these."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[object, ...], _Sum | None] = {}
+        self._seen: dict[_Sum, list[Sighting]] = {}
+
+    def find(self, tensor: Tensor) -> list[Sighting]:
+        """Returns who gave these numbers, in order; empty for those that others may have, too."""
+        return self._seen.get(_sum_of(tensor) or (0, ""), [])
+
+    def note(self, tensor: Tensor, memory: object, sighting: Sighting) -> None:
+        """Notes that an operator gave these numbers.
+
+        Args:
+            tensor: Of which it gave them.
+            memory: Key of the memory where they lie, which another one has after each write.
+            sighting: The operator.
+        """
+        if tensor.dtype not in _FLOATS or tensor.is_meta or tensor.numel() < _FEWEST:
+            return
+        layout = () if tensor.is_contiguous() else tensor.stride()
+        key = memory, tensor.storage_offset(), tensor.numel(), layout, tensor.dtype
+        if key not in self._sums:
+            self._sums[key] = _sum_of(tensor)
+        found = self._sums[key]
+        if found is None:
+            return
+        seen = self._seen.setdefault(found, [])
+        if not seen or seen[-1].operator is not sighting.operator:
+            seen.append(sighting)
+
+    def forget_memory(self) -> None:
+        """Drops what is known of memory: from now on nothing is noted."""
+        self._sums.clear()
+
+
+def find_gap(last: Sighting, ways: Sequence[Sequence[Sighting]]) -> list[Operator]:
+    """Returns who may have lost numbers, between where they were seen last and what others came to next from there.
+
+    First the function that was to hand them on to what calls both; then the loop that others came through, one by one.
+    """
+    own, nexts = last.operator, [after for way in ways if (after := _find_next(way, last)) is not None]
+    if not nexts:
+        return [replace(own, stack=own.stack[place:]) for place in range(0, len(own.stack), 2)]
+    after = nexts[0]
+    outer = next((place for place, one in enumerate(last.calls) if one in after.calls), len(last.calls))
+    times = Counter(one for it in nexts for one in it.calls)
+    loop = next((place for place, one in enumerate(after.calls) if times[one] > 1), 0)
+    its = after.operator
+    return [replace(own, stack=own.stack[max(outer - 1, 0) :]), replace(its, stack=its.stack[loop:]), own, its]
+
+
+def _find_next(way: Sequence[Sighting], last: Sighting) -> Sighting | None:
+    """The step of other numbers behind the one that is like `last`, in another function."""
+    here = [frame.function for frame in last.operator.stack[:1]]
+    places = [place for place, one in enumerate(way) if one.operator.stack[:1] == last.operator.stack[:1]]
+    after = way[places[-1] :] if places else ()
+    return next((one for one in after if [frame.function for frame in one.operator.stack[:1]] != here), None)
+
+
+def _sum_of(tensor: Tensor) -> _Sum | None:
+    """None where others have the same sum: numbers that are not finite, or all alike."""
+    dense = tensor.detach().permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True)).reshape(-1)
+    total = math.fsum(float(chunk.sum(dtype=torch.float64)) for chunk in dense.split(_CHUNK))
+    if not math.isfinite(total) or math.isclose(total, float(dense[0]) * len(dense), rel_tol=1e-9):
+        return None
+    return len(dense), f"{total:.8e}"
