@@ -43,7 +43,7 @@ def test_pages_are_listed_for_programs(site: Path) -> None:
     assert not [name for name in named if not (site / name).is_file()]
     twin = (site / "reference/lockstep_algorithms.md").read_text()
     assert ":::" not in twin
-    assert "full_support: bool = True" in twin
+    assert "generated: int = 0" in twin
 
 
 def test_pages_that_are_rarely_sought_come_late_and_named_pages_are_links(site: Path) -> None:
