@@ -351,9 +351,8 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 def _count(value: Tensor) -> int:
     """Count of the numbers that are compared: 0 or less where all are masked, or zeros."""
-    own = value.detach()
-    unmasked = own.abs() < MASKED if own.is_floating_point() else True
-    return int(((own != 0) & unmasked).sum()) or -own.numel()
+    unmasked = value.abs() < MASKED if value.is_floating_point() else True
+    return int(((value != 0) & unmasked).sum()) or -value.numel()
 
 
 def _sort(value: Tensor) -> Tensor:

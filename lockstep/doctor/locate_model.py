@@ -158,7 +158,7 @@ class EngineChoice:
 
 @dataclass(frozen=True)
 class _PairExaminer:
-    """What the examinations of a pair of engines have in common.
+    """Common part of the examinations of a pair of engines.
 
     Attributes:
         drawn: The requests.
