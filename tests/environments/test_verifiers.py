@@ -1,13 +1,17 @@
 """Environments of verifiers 0.4, as its users write them: played unmodified, trained on, scored as verifiers scores.
 
-The package needs others than constraints.txt allows, so these are proofs, for an interpreter that has it:
-`pip install verifiers==0.4.0`.
+The package needs others than constraints.txt allows, so what plays is a proof, for an interpreter that has it:
+`pip install verifiers==0.4.0`. What surrounds an episode is tested without it: a failed one, too many of them, proxies.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import urllib.request
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +20,14 @@ import yaml
 from tiny_recipe import GRPO, RECIPE
 
 from lockstep.config.loading import load
+from lockstep.environments import verifiers_bridge
+from lockstep.environments.verifiers_bridge import VerifiersEpisode
+from lockstep.errors import InputError
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
-
-pytestmark = pytest.mark.proof
 
 DOUBLE = '''
 import verifiers.v1 as vf
@@ -125,6 +130,7 @@ def run(taskset: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return [row for row in rows if "train/turns" in row], samples
 
 
+@pytest.mark.proof
 def test_a_taskset_of_one_turn_is_learned_with_its_own_rewards(here: Path) -> None:
     rows, samples = run("double_it")
     assert sum(row["reward/right"] for row in rows[-3:]) > sum(row["reward/right"] for row in rows[:3])
@@ -137,6 +143,7 @@ def test_a_taskset_of_one_turn_is_learned_with_its_own_rewards(here: Path) -> No
         assert sample["reward/right"] == 2.0 * right
 
 
+@pytest.mark.proof
 def test_an_environment_of_several_turns_hears_the_policy_and_answers(here: Path) -> None:
     rows, samples = run("higher")
     assert max(row["train/turns"] for row in rows) > 1
@@ -146,3 +153,59 @@ def test_an_environment_of_several_turns_hears_the_policy_and_answers(here: Path
     ended = [sample for sample in samples if sample["score"] is not None]
     assert 0 < len(ended) < len(samples)  # one that a limit ended is not scored, and no zero
     assert all(sample["score"] == pytest.approx(sample["reward/found"] + sample["reward/turns"]) for sample in ended)
+
+
+def await_in_a_thread(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs it where no loop is: a browser of another test has one in the main thread."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(work())).result()
+
+
+class Endless:
+    """An environment of verifiers whose episodes wait."""
+
+    async def run_episode(self, task: object, context: object, on_trace: Callable[[Any], None]) -> None:
+        await asyncio.sleep(60)
+
+
+def test_a_taskset_that_failed_is_opened_again_for_the_next_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    async def fail(taskset: str) -> Any:
+        opened.append(taskset)
+        raise InputError("no port is free")
+
+    monkeypatch.setattr(verifiers_bridge, "_open", fail)
+
+    async def begin_two() -> None:
+        for _ in range(2):
+            with pytest.raises(InputError, match="no port is free"):
+                await VerifiersEpisode().reset({"taskset": "double_it"}, 0)
+
+    await_in_a_thread(begin_two)
+    assert opened == ["double_it"] * 2
+
+
+def test_more_episodes_than_verifiers_has_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers_bridge, "_MOST_EPISODES", 2)
+
+    async def begin_three() -> None:
+        served = verifiers_bridge._Served(Endless(), ["task"], None, {})
+        first, _ = (served.begin(0, verifiers_bridge._Calls()) for _ in range(2))
+        with pytest.raises(RuntimeError, match=r"at most 2 episodes at once in one process; raise .*max_concurrency"):
+            served.begin(0, verifiers_bridge._Calls())
+        first.cancel()
+        await asyncio.wait({first})
+        await asyncio.sleep(0)
+        served.begin(0, verifiers_bridge._Calls())
+
+    await_in_a_thread(begin_three)
+
+
+@pytest.mark.parametrize("before", ["", "example.com"])
+def test_calls_to_this_machine_pass_by_a_proxy(monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, before)
+    verifiers_bridge._bypass_proxies()
+    assert urllib.request.getproxies()["no"] == ",".join(filter(None, [before, "127.0.0.1"]))
