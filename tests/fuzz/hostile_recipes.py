@@ -139,7 +139,7 @@ NEW_MODELS = {
 
 OVERRIDES = {
     "override: a hub's address": override(
-        "data.train=hf://datasets/openai/gsm8k", "hf://", "is an address", of="own.yaml"
+        "data.train=hf://datasets/openai/gsm8k", "hf://", "names no file of a data set on the hub", of="own.yaml"
     ),
     "override: a folder's name of 5,000 letters": override("run.folder=" + "x" * 5000, "run.folder", "long"),
     "override: no key": override("=1", "override", "key=value"),
