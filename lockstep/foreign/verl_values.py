@@ -359,7 +359,7 @@ def loss_mode(value: Json, config: Config) -> Answer:
         return nothing("the clipped objective of tokens")
     parts = {
         "gspo": section("grpo", importance_sampling_level="sequence", loss_mean="responses"),
-        "cispo": Several({"grpo.loss": "cispo"}, _bound_below(config)),
+        "cispo": Several({"grpo.loss": "cispo"}, _explain_lower_bound(config)),
     }
     return parts[value] if isinstance(value, str) and value in parts else refuse(f"there is no loss {value}")
 
@@ -369,7 +369,7 @@ def has_dual_clip(config: Config) -> bool:
     return config.get(f"{ACTOR}.policy_loss.loss_mode") in (None, "vanilla")
 
 
-def _bound_below(config: Config) -> str:
+def _explain_lower_bound(config: Config) -> str:
     """A sentence on the lower bound of CISPO's ratio; empty where the ratio is 1, or no ratio is below the bound."""
     low = config.number(f"{ACTOR}.clip_ratio_low", config.number(f"{ACTOR}.clip_ratio", 0.2))
     if updates(config) == 1 or low >= 1:

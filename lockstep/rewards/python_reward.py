@@ -52,7 +52,7 @@ class PythonReward:
         self._start()
 
     @property
-    def _named(self) -> str:
+    def _function_key(self) -> str:
         return f"{self.option}.function {self.function}"
 
     def _start(self) -> None:
@@ -61,10 +61,10 @@ class PythonReward:
         Raises:
             RewardError: Its import fails.
         """
-        attempts, imported = Attempts("helper", self.note), f"{self._named}: importing it"
+        attempts, imported = Attempts("helper", self.note), f"{self._function_key}: importing it"
         while True:
             try:
-                self._child.start(partial(say_slow, self._named))
+                self._child.start(partial(say_slow, self._function_key))
                 return
             except ChildError as error:
                 raise RewardError(str(error)) from None
@@ -112,7 +112,7 @@ class PythonReward:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
                 return self._read_rewards(prompts, missing, reply, found)
         except ChildDied as error:  # while it was told what to score
-            raise _Killed(f"{self._named}: its process ended ({error})") from None
+            raise _Killed(f"{self._function_key}: its process ended ({error})") from None
 
     def _read_rewards(
         self,
@@ -134,7 +134,7 @@ class PythonReward:
 
     def _read_reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
         """Reads the reply about a response; raises _Lost or _Killed where another attempt may have one."""
-        asked = f"{prompt.id}: {self._named}"
+        asked = f"{prompt.id}: {self._function_key}"
         try:
             result = reply(self.timeout_s)
         except ChildHangs:
@@ -150,7 +150,7 @@ class PythonReward:
             raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
         if "wrong" not in result:
             return result["reward"]
-        named = f"{self._named}, called for a batch," if result["of_all"] else asked
+        named = f"{self._function_key}, called for a batch," if result["of_all"] else asked
         wrong = f"{named} {make_printable(result['wrong'])}"
         if result["may_pass"]:
             raise _Lost(wrong)

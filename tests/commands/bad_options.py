@@ -27,7 +27,7 @@ OPTIONS = {
         write("model/chat_template.jinja", TEMPLATE), "data.chat=true 'data.template_args={think: true}'"
     ),
     "hub: no name": said("model.path=hf:tiny"),
-    "hub: not on this machine": said("model.path=hf:nobody.here/tiny"),
+    "hub: not on this machine": said("model.path=hf:no-owner/tiny"),
     "hub: where a path belongs": said("run.folder=hf:ada/tiny"),
     "tracker: arguments": said("trackers.function=rewards.py:narrow"),
     "rule: arguments without a template": said("'data.template_args={think: true}'"),
