@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-LATENCY_S = 0.05
-
 
 class NoOp:
     """Answers at once, and never ends an episode."""
@@ -28,7 +26,7 @@ class AsyncSlow(NoOp):
     """Answers after 50 ms."""
 
     async def step(self, response: str) -> tuple[str, float | None, bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        await asyncio.sleep(LATENCY_S)
+        await asyncio.sleep(0.05)
         return "Then", 0.0, False
 
 

@@ -1,27 +1,33 @@
 """Episodes per second, and the share of their time that orchestration takes, beside generation and the environment.
 
-    python -m benchmarks.episodes [--count 1,50,500] [--turns 4] [--save]
+    python -m benchmarks.episodes [NoOp AsyncNoOp AsyncSlow Tool Verifiers] [--count 1,50,500] [--turns 4] [--save]
 
-A small real model (`models/stories260K` of LOCKSTEP_ASSETS) writes a sentence in each turn, on the CPU; its environment
-answers at once or after 50 ms, and is an `async def` or a plain one. Orchestration is what the episodes take besides
-the sampler's time and the latency of their turns: text, messages to the environment's process, tokens, the loop around.
-A step of training takes longer than its episodes, so its share of a step is below the one that is printed.
+A small real model (`models/stories260K` of LOCKSTEP_ASSETS) writes a sentence in each turn, on the CPU. Its environment
+answers at once or after 50 ms, and is an `async def` or a plain one; or it has a tool, which two calls in each turn are
+made of; or it is one of `verifiers` 0.4, in an interpreter that has the package. Orchestration is what the episodes take
+besides the sampler: text, messages to the environment's process, tokens, the loop around, and all that the process does;
+in CPU seconds, which other work on the machine disturbs less. A step of training takes longer than its episodes, so its
+share of a step is below the one that is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.episode_kinds import LATENCY_S, AsyncNoOp, AsyncSlow, NoOp
+import psutil
+
 from benchmarks.harness import environment, save
 from lockstep import keyed
+from lockstep.algorithms.episodes import observations
 from lockstep.batch import Batch
-from lockstep.config import EnvironmentSection
+from lockstep.config import DataSection, EnvironmentSection
 from lockstep.models.load import load_causal_lm
 from lockstep.models.source import ModelSource, open_source
 from lockstep.rollouts.episodes import Episodes
@@ -30,17 +36,47 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Prompt, Request, SamplingParams
 
 _LONGEST = 64
+_TALK = [{"role": "user", "content": "1 to 3"}]
+_CALLS = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>' * 2
+_CHAT = (
+    "{{ tools }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is played.
+
+    Attributes:
+        class_name: The class of the environment.
+        calls: Calls of tools, which the environment reads in place of each response; None: the policy's own text.
+        row: The data row.
+    """
+
+    class_name: str
+    calls: str | None = None
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+
+KINDS = {name: Kind(f"benchmarks.episode_kinds:{name}") for name in ("NoOp", "AsyncNoOp", "AsyncSlow")} | {
+    "Tool": Kind("benchmarks.episode_kinds:Tool", calls=_CALLS),
+    "Verifiers": Kind(
+        "lockstep.environments.verifiers_bridge:VerifiersEpisode",
+        row={"taskset": "episode_game", "index": 0, "messages": _TALK},
+    ),
+}
 
 
 class TimedSession(SamplerSession):
-    """A session that adds up the seconds of its sampler."""
+    """A session that adds up the CPU seconds of its sampler."""
 
-    seconds = 0.0
+    cpu_s = 0.0
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        start = time.perf_counter()
+        start = time.process_time()
         batch = super().generate(requests, sampling)
-        self.seconds += time.perf_counter() - start
+        self.cpu_s += time.process_time() - start
         return batch
 
 
@@ -49,67 +85,94 @@ class EpisodeRow:
     """Seconds of some episodes.
 
     Attributes:
-        environment: Its class.
+        environment: Its kind.
         count: Episodes in flight.
         turns: Turns of an episode, on average.
         per_second: Episodes per second.
-        seconds: All of it.
-        generation_s: Those of the sampler.
-        waiting_s: The latency of the turns, which pass one after another.
-        orchestration: The share of all that is neither.
+        generation_s: CPU seconds of the sampler.
+        around_s: CPU seconds of this process besides those.
+        process_s: CPU seconds of the environment's process.
     """
 
     environment: str
     count: int
     turns: float
     per_second: float
-    seconds: float
     generation_s: float
-    waiting_s: float
-    orchestration: float
+    around_s: float
+    process_s: float
+
+    @property
+    def orchestration(self) -> float:
+        """The share that is no generation."""
+        rest = self.around_s + self.process_s
+        return rest / (rest + self.generation_s)
 
 
-def measure(source: ModelSource, sampler: TorchSampler, kind: type, count: int, turns: int) -> EpisodeRow:
+def measure(source: ModelSource, sampler: TorchSampler, name: str, count: int, turns: int) -> EpisodeRow:
     """Plays `count` episodes at once, once to warm up with two of them."""
+    kind = KINDS[name]
     section = EnvironmentSection(
-        class_name=f"{kind.__module__}:{kind.__name__}", max_turns=turns, max_tokens=turns * 2 * _LONGEST
+        class_name=kind.class_name,
+        tool_format=None if kind.calls is None else "hermes",
+        max_turns=turns,
+        max_tokens=turns * 8 * _LONGEST,
+        timeout_s=300,
     )
-    episodes = Episodes(section, (), source.decode, lambda tools: lambda text, last: source.token_ids(str(text)), print)
+    data = DataSection(train="rows.jsonl", prompt="{q}", chat=kind.calls is not None, max_prompt_tokens=_LONGEST)
+
+    def read(tokens: Sequence[int]) -> str:
+        text = source.decode(tokens)
+        return text if kind.calls is None else kind.calls
+
+    episodes = Episodes(
+        section,
+        (),
+        read,
+        lambda tools: observations(data.with_tools(tools), (), source, print),
+        print,
+    )
     [stop] = source.token_ids("The end.")[-1:]
     sampling, engine = SamplingParams(_LONGEST, 0.7, stop_token_ids=(stop,)), TimedSession(sampler)
-    prompts = [Prompt(f"rows:{i}", "", (1, *source.token_ids("Once upon a time")), {}) for i in range(count)]
+    start_tokens = (1, *source.token_ids("Once upon a time"))
+    prompts = [Prompt(f"rows:{i}", "", start_tokens, kind.row) for i in range(count)]
     requests = [Request(prompt.tokens, keyed.key("episode", i)) for i, prompt in enumerate(prompts)]
     with engine.at():
         episodes.play(engine, prompts[:2], requests[:2], sampling)
-        engine.seconds, start = 0.0, time.perf_counter()
+        engine.cpu_s, start, cpu_s, process_s = 0.0, time.perf_counter(), time.process_time(), _children_cpu_s()
         batch = episodes.play(engine, prompts, requests, sampling)
-        seconds = time.perf_counter() - start
-    waiting = int(batch["turns"].max()) * LATENCY_S if kind is AsyncSlow else 0.0
-    rest = seconds - engine.seconds - waiting
+        seconds, around_s = time.perf_counter() - start, time.process_time() - cpu_s - engine.cpu_s
     mean = float(batch["turns"].float().mean())
-    return EpisodeRow(kind.__name__, count, mean, count / seconds, seconds, engine.seconds, waiting, rest / seconds)
+    return EpisodeRow(name, count, mean, count / seconds, engine.cpu_s, around_s, _children_cpu_s() - process_s)
+
+
+def _children_cpu_s() -> float:
+    times = [child.cpu_times() for child in psutil.Process().children()]
+    return sum(one.user + one.system for one in times)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", default=["NoOp", "AsyncNoOp", "AsyncSlow", "Tool"], choices=KINDS)
     parser.add_argument("--count", default="1,50,500")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args(arguments)
     folder = Path(os.environ["LOCKSTEP_ASSETS"]) / "models/stories260K/hf"
+    sys.path.append(str(Path(__file__).parent))  # verifiers finds tasksets by the names of modules
     source, sampler = open_source(folder), TorchSampler(load_causal_lm(folder), 64)
+    source.tokenizer.chat_template = _CHAT
     in_flight = [int(count) for count in options.count.split(",")]
-    rows = [
-        measure(source, sampler, kind, count, options.turns)
-        for kind in (NoOp, AsyncNoOp, AsyncSlow)
-        for count in in_flight
-    ]
-    print("| environment | in flight | turns | episodes/s | s | generation, s | waiting, s | orchestration |")
+    print("| environment | in flight | turns | episodes/s | generation, CPU s | around | its process | orchestration |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    for row in rows:
-        counts = f"{row.count} | {row.turns:.1f} | {row.per_second:.1f}"
-        seconds = f"{row.seconds:.2f} | {row.generation_s:.2f} | {row.waiting_s:.2f}"
-        print(f"| {row.environment} | {counts} | {seconds} | {row.orchestration:.1%} |")
+    rows: list[EpisodeRow] = []
+    for kind in options.kinds:
+        for count in in_flight:
+            row = measure(source, sampler, kind, count, options.turns)
+            rows.append(row)
+            counts = f"{row.count} | {row.turns:.1f} | {row.per_second:.1f}"
+            seconds = f"{row.generation_s:.2f} | {row.around_s:.2f} | {row.process_s:.2f}"
+            print(f"| {row.environment} | {counts} | {seconds} | {row.orchestration:.1%} |", flush=True)
     print(f"\n{environment()}")
     if options.save:
         save("episodes", environment(), rows, {"turns": options.turns})

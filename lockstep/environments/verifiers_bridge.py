@@ -8,11 +8,12 @@ sampled is never rendered again.
 from __future__ import annotations
 
 import asyncio
-import os
+import resource
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -23,9 +24,11 @@ from lockstep.foreign.verifiers_package import open_talk, open_tasks, require_ve
 Messages = list[dict[str, str]]
 HARNESS = "lockstep_chat"
 """The name of the harness, see `_offer_harness`."""
-_HOST = "127.0.0.1"
-_MOST_EPISODES = 1000
-"""Episodes in one process, each with one connection: verifiers' client has no more, and others would wait for them."""
+_CONNECTING = 64
+"""Connections that are made at a time: the backlog of verifiers' server holds 128."""
+_FILES = 8192
+_FILES_OF_AN_EPISODE, _OTHER_FILES = 2, 128
+"""Open files: an episode has the two ends of a connection, both in this process."""
 
 
 class VerifiersEpisode:
@@ -33,9 +36,9 @@ class VerifiersEpisode:
 
     async def reset(self, row: dict[str, Any], seed: int) -> None:
         """Begins the episode, up to its first call of the model."""
-        self._served = await asyncio.shield(_serve(row["taskset"]))
+        served = await asyncio.shield(_serve(row["taskset"]))
         self._calls = _Calls()
-        self._episode = self._served.begin(row["index"], self._calls)
+        self._episode = served.begin(row["index"], self._calls)
         weakref.finalize(self, self._episode.cancel)  # one that a limit has ended is never continued
         self._said: Messages = []
         if await self._hear() != row["messages"]:
@@ -83,20 +86,23 @@ class _Calls:
 
 
 class _Served:
-    """A taskset that is served in this process: verifiers' environment, and the endpoint that it calls for the policy.
+    """A taskset that is served in this process: verifiers' environment, whose calls of the policy wait here.
 
-    Attributes:
-        calls: Those of each episode, by the id of its trace, which verifiers sends along.
+    Args:
+        serving: Has to be held: without a reference to it Python ends what it serves.
     """
 
-    def __init__(self, env: Any, tasks: Sequence[Any], context: Any, calls: dict[str, _Calls]) -> None:
-        self._env, self._tasks, self._context, self._calls = env, tasks, context, calls
-        self._under_way = 0
+    def __init__(
+        self, env: Any, serving: AbstractAsyncContextManager[None], tasks: Sequence[Any], context: Any
+    ) -> None:
+        self._env, self._serving, self._tasks, self._context = env, serving, tasks, context
+        self._calls: dict[str, _Calls] = {}
+        self._under_way, self._most = 0, _most_episodes()
 
     def begin(self, index: int, calls: _Calls) -> asyncio.Task[Any]:
-        if self._under_way == _MOST_EPISODES:
+        if self._under_way == self._most:
             raise RuntimeError(
-                f"verifiers plays at most {_MOST_EPISODES} episodes at once in one process; raise "
+                f"has {self._most} episodes under way in one process, and no open files for another (ulimit -n); raise "
                 "environment.max_concurrency, the number of processes"
             )
 
@@ -111,6 +117,22 @@ class _Served:
 
     def _end(self, episode: asyncio.Task[Any]) -> None:
         self._under_way -= 1
+
+    async def answer(self, trace: str, messages: Sequence[dict[str, Any]]) -> str:
+        """Waits for the policy's response to a call of the episode with this trace."""
+        own = self._calls[trace]
+        own.requests.put_nowait([_plain(message) for message in messages])
+        return await own.responses.get()
+
+
+def _most_episodes() -> int:
+    """Lets this process open more files, where it may; returns for how many episodes they suffice."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    files = max(soft, min(hard, _FILES))
+    if files > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
+    return (files - _OTHER_FILES) // _FILES_OF_AN_EPISODE
 
 
 _SERVED: dict[str, asyncio.Future[_Served]] = {}
@@ -129,24 +151,19 @@ def _drop_failed(taskset: str, served: asyncio.Future[_Served]) -> None:
         del _SERVED[taskset]
 
 
-def _bypass_proxies() -> None:
-    """Has verifiers' client call this process itself, where the environment names a proxy for HTTP."""
-    for name in ("NO_PROXY", "no_proxy"):
-        os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), _HOST])
-
-
 async def _open(taskset: str) -> _Served:
     require_verifiers()
     from verifiers.v1 import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
 
     _offer_harness()
-    _bypass_proxies()
-    tasks = open_tasks(taskset)
-    calls: dict[str, _Calls] = {}
-    client = EvalClientConfig(base_url=await _listen(calls), api_key_var="LOCKSTEP_NO_KEY")
-    env = _open_environment(taskset)
-    await env.serving().__aenter__()  # until the process ends
-    return _Served(env, tasks, ModelContext("policy", client), calls)
+    tasks, env = open_tasks(taskset), _open_environment(taskset)
+    config = EvalClientConfig(base_url="http://policy.invalid/v1", api_key_var="LOCKSTEP_NO_KEY")
+    serving = env.serving()
+    await serving.__aenter__()
+    served = _Served(env, serving, tasks, ModelContext("policy", config))
+    # Verifiers keeps a client for each configuration, and would make one that asks a server.
+    env._interception.clients[config.model_dump_json()] = _policy_client(served.answer)
+    return served
 
 
 def _open_environment(taskset: str) -> Any:
@@ -162,27 +179,23 @@ def _open_environment(taskset: str) -> Any:
     return load_environment(resolve_env_config(config))
 
 
-async def _listen(calls: dict[str, _Calls]) -> str:
-    """Starts an endpoint of chat completions whose replies are the policy's responses. Returns its address."""
-    from aiohttp import web
-    from verifiers.v1.clients.client import SESSION_ID_HEADER  # pyright: ignore[reportMissingImports]
+def _policy_client(answer: Callable[[str, Sequence[dict[str, Any]]], Awaitable[str]]) -> Any:
+    """A model for verifiers, whose responses are the policy's."""
+    from verifiers.v1.clients import Client  # pyright: ignore[reportMissingImports]
 
-    async def complete(request: web.Request) -> web.Response:
-        own = calls[request.headers[SESSION_ID_HEADER]]
-        own.requests.put_nowait([_plain(message) for message in (await request.json())["messages"]])
-        message = {"role": "assistant", "content": await own.responses.get()}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        head = {"id": "policy", "object": "chat.completion", "created": int(time.time()), "model": "policy"}
-        return web.json_response(dict(head, choices=[choice]))
+    class PolicyClient(Client):
+        async def get_response(
+            self, dialect: Any, body: Any, sampling: Any, session_id: Any = None, turn: Any = None, headers: Any = None
+        ) -> Any:
+            message = {"role": "assistant", "content": await answer(session_id, body["messages"])}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            head = {"id": "policy", "object": "chat.completion", "created": int(time.time()), "model": "policy"}
+            raw = dict(head, choices=[choice])
+            response = dialect.parse_response(dialect.validate_response(raw))
+            response.raw = raw
+            return response
 
-    app = web.Application(client_max_size=1 << 30)
-    app.router.add_post("/v1/chat/completions", complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, _HOST, 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    return f"http://{host}:{port}/v1"
+    return PolicyClient()
 
 
 def _plain(message: dict[str, Any]) -> dict[str, str]:
@@ -195,11 +208,18 @@ def _plain(message: dict[str, Any]) -> dict[str, str]:
 def _offer_harness() -> None:
     """Offers a harness to verifiers, which finds them by the names of modules: a conversation without tools, in this
     process. Its own harnesses run programs, for which they install packages."""
-    import httpx
+    from aiohttp import ClientSession, ClientTimeout, TCPConnector
     from verifiers.v1 import Harness, HarnessConfig, ProgramResult  # pyright: ignore[reportMissingImports]
 
-    # One for all, since each reads certificates; as many connections as there are episodes.
-    client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), verify=False, trust_env=False)
+    class PatientConnector(TCPConnector):
+        may_connect = asyncio.Semaphore(_CONNECTING)
+
+        async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+            async with self.may_connect:
+                return await super().connect(req, traces, timeout)
+
+    # httpx, which verifiers uses, works for one request in the square of the number of those under way.
+    client = ClientSession(connector=PatientConnector(limit=0), timeout=ClientTimeout(total=None))
 
     class LockstepChat(Harness[HarnessConfig]):
         APPENDS_SYSTEM_PROMPT, SUPPORTS_RESUME = True, True
@@ -210,8 +230,8 @@ def _offer_harness() -> None:
         ) -> ProgramResult:
             body = {"model": ctx.model, "messages": open_talk(data)}
             head = {"Authorization": f"Bearer {secret}"}
-            reply = await client.post(f"{endpoint}/chat/completions", json=body, headers=head)
-            return ProgramResult(0 if reply.is_success else 1, "", reply.text)
+            async with client.post(f"{endpoint}/chat/completions", json=body, headers=head) as reply:
+                return ProgramResult(0 if reply.ok else 1, "", await reply.text())
 
     module = ModuleType(HARNESS)
     vars(module).update(LockstepChat=LockstepChat, __all__=["LockstepChat"])

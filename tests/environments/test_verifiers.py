@@ -1,7 +1,7 @@
 """Environments of verifiers 0.4, as its users write them: played unmodified, trained on, scored as verifiers scores.
 
 The package needs others than constraints.txt allows, so what plays is a proof, for an interpreter that has it:
-`pip install verifiers==0.4.0`. What surrounds an episode is tested without it: a failed one, too many of them, proxies.
+`pip install verifiers==0.4.0`. What surrounds an episode is tested without it: a failed taskset, too many episodes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.request
+import resource
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import yaml
 from tiny_recipe import GRPO, RECIPE
 
 from lockstep.config.loading import load
-from lockstep.environments import verifiers_bridge
+from lockstep.environments import environment, verifiers_bridge
 from lockstep.environments.verifiers_bridge import VerifiersEpisode
 from lockstep.errors import InputError
+from lockstep.helpers.in_process import build_child
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
@@ -155,6 +157,20 @@ def test_an_environment_of_several_turns_hears_the_policy_and_answers(here: Path
     assert all(sample["score"] == pytest.approx(sample["reward/found"] + sample["reward/turns"]) for sample in ended)
 
 
+@pytest.mark.proof
+def test_more_episodes_at_once_than_verifiers_client_has_connections_are_played_in_one_process(here: Path) -> None:
+    messages = [{"role": "system", "content": "count"}, {"role": "user", "content": "twice 0"}]
+    row = {"taskset": "double_it", "index": 0, "messages": messages}
+    move = {"row": row, "seed": 0, "said": ["0"], "heard": [], "timeout_s": 120.0}
+    child = build_child(environment.__name__, "lockstep.environments.verifiers_bridge:VerifiersEpisode")
+    with child.ask_streaming([move | {"episode": number} for number in range(1100)]) as reply:
+        assert reply(60) == environment.TOGETHER
+        for _ in range(1100):
+            while (answer := reply(120)) == environment.CALLED:
+                continue
+            assert answer["parts"] == {"right": 2.0, "short": 0.05}
+
+
 def await_in_a_thread(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs it where no loop is: a browser of another test has one in the main thread."""
     with ThreadPoolExecutor(1) as thread:
@@ -186,13 +202,20 @@ def test_a_taskset_that_failed_is_opened_again_for_the_next_episode(monkeypatch:
     assert opened == ["double_it"] * 2
 
 
-def test_more_episodes_than_verifiers_has_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifiers_bridge, "_MOST_EPISODES", 2)
+def test_episodes_without_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        most = verifiers_bridge._most_episodes()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 2 * most > 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    monkeypatch.setattr(verifiers_bridge, "_most_episodes", lambda: 2)
 
     async def begin_three() -> None:
-        served = verifiers_bridge._Served(Endless(), ["task"], None, {})
+        served = verifiers_bridge._Served(Endless(), nullcontext(), ["task"], None)
         first, _ = (served.begin(0, verifiers_bridge._Calls()) for _ in range(2))
-        with pytest.raises(RuntimeError, match=r"at most 2 episodes at once in one process; raise .*max_concurrency"):
+        with pytest.raises(RuntimeError, match=r"has 2 episodes under way in one process.*raise .*max_concurrency"):
             served.begin(0, verifiers_bridge._Calls())
         first.cancel()
         await asyncio.wait({first})
@@ -200,12 +223,3 @@ def test_more_episodes_than_verifiers_has_connections_are_refused(monkeypatch: p
         served.begin(0, verifiers_bridge._Calls())
 
     await_in_a_thread(begin_three)
-
-
-@pytest.mark.parametrize("before", ["", "example.com"])
-def test_calls_to_this_machine_pass_by_a_proxy(monkeypatch: pytest.MonkeyPatch, before: str) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.setenv(name, before)
-    verifiers_bridge._bypass_proxies()
-    assert urllib.request.getproxies()["no"] == ",".join(filter(None, [before, "127.0.0.1"]))
