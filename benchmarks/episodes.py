@@ -3,11 +3,11 @@
     python -m benchmarks.episodes [NoOp AsyncNoOp AsyncSlow Tool Verifiers] [--count 1,50,500] [--turns 4] [--save]
 
 A small real model (`models/stories260K` of LOCKSTEP_ASSETS) writes a sentence in each turn, on the CPU. Its environment
-answers at once or after 50 ms, and is an `async def` or a plain one; or it has a tool, which two calls in each turn are
-made of; or it is one of `verifiers` 0.4, in an interpreter that has the package. Orchestration is what the episodes take
-besides the sampler: text, messages to the environment's process, tokens, the loop around, and all that the process does;
-in CPU seconds, which other work on the machine disturbs less. A step of training takes longer than its episodes, so its
-share of a step is below the one that is printed.
+answers at once or after 50 ms, and is an `async def` or a plain one; or it has a tool, which is called
+twice in each turn; or it is one of `verifiers` 0.4, in an interpreter that has the package. Orchestration is what the
+episodes take besides the sampler, in CPU seconds: text, tokens, messages to the environment's process, the loop around,
+and all that the process does. A step of training takes longer than its episodes, so its share of a step is below the
+one that is printed.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from lockstep.errors import InputError
 from lockstep.models.source import ModelSource
 from lockstep.rollouts.episodes import Episodes, Observation, Observed
 
+_SAID = "Tried."
+
 
 def episodes_of(
     section: EnvironmentSection | None, data: DataSection, source: ModelSource, note: Callable[[str], None]
@@ -78,6 +80,7 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
 
     values = data.template_values
     tools = ToolTemplate(source.tokenizer, values, source.stop_token_ids) if "tools" in values else None
+    end, takers = _find_end(source, values) if is_chat(data) else (0, ())
     unknown = source.tokenizer.unk_token_id
     notes: list[str] = []
 
@@ -89,7 +92,7 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
         if inside or not is_chat(data):
             return source.token_ids(text)
         tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer, values))
-        return tokens[tokens.index(last) + 1 :] if last in tokens else tokens
+        return tokens[end:] if last in takers else tokens
 
     def encode_observation(observation: Observation, last: int) -> Sequence[int]:
         tokens = tokens_of(observation, last)
@@ -103,14 +106,32 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
             )
         return tokens
 
+    return encode_observation
+
+
+def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int, Sequence[int]]:
+    """Finds where the chat template ends an answer.
+
+    Returns:
+        The number of tokens behind an answer up to a stop token; 0 where there is none before the next message says
+        something. And the last tokens of responses that take their place: any stop token, where the template ends an
+        answer so; this one alone, where it opens the next message.
+    """
     try:
-        tokens_of("Tried.", source.stop_token_ids[0])
+        before, said, _ = messages.render_follow_up(_SAID, source.tokenizer, values).partition(_SAID)
+        if not said:
+            raise messages.ChatTemplateError("it leaves out what the user then says")
     except messages.ChatTemplateError as error:
         raise InputError(
             f"the chat template in {source.folder} takes no message behind an answer ({error}), so no environment can "
             "answer; use a model whose template does"
         ) from None
-    return encode_observation
+    stops, tokens = source.stop_token_ids, source.token_ids(before)
+    end = next((place for place, token in enumerate(tokens, 1) if token in stops), 0)
+    if not end:
+        return 0, ()
+    ends_answers = tokens[end - 1] == messages.end_of_answer(source.tokenizer, stops, values)
+    return end, stops if ends_answers else tokens[end - 1 : end]
 
 
 def _token(text: str, source: ModelSource) -> int:

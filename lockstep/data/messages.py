@@ -38,6 +38,7 @@ _MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 """A statement that `transformers` alone knows: it marks what the assistant says."""
 
 _QUESTION, _ANSWER = "Question.", "An answer."
+_TALK: Sequence[Message] = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
 _MOST_CHARACTERS = 100_000_000
 _LONGEST_S = 5.0
 _MOST_DIGITS = 4
@@ -170,15 +171,26 @@ def read_answer(row: Row, field: str) -> str:
 
 
 def end_of_answer(
-    tokenizer: PreTrainedTokenizerBase, stops: Collection[int], args: TemplateArgs = NO_ARGS
+    tokenizer: PreTrainedTokenizerBase,
+    stops: Collection[int],
+    args: TemplateValues = NO_ARGS,
+    talk: Sequence[Message] = _TALK,
+    said: str = _ANSWER,
 ) -> int | None:
-    """The first of these tokens that the chat template puts behind an answer; None where it puts none there."""
-    talk = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
+    """The first of these tokens that the chat template puts behind an answer; None where it puts none there.
+
+    Args:
+        tokenizer: Has the chat template.
+        stops: The tokens.
+        args: Arguments of the template.
+        talk: A conversation that ends with the answer.
+        said: What the answer says.
+    """
     try:
         text = _text(talk, tokenizer, False, args)
     except ChatTemplateError:  # the template needs conversations of another shape
         return None
-    behind = tokenizer(text.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
+    behind = tokenizer(text.rpartition(said)[2], add_special_tokens=False)["input_ids"]
     return next((token for token in behind if token in stops), None)
 
 
@@ -189,9 +201,10 @@ def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase, args: Templa
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
-    talk = [("user", _QUESTION), ("assistant", _ANSWER), ("user", text)]
-    messages = [{"role": role, "content": content} for role, content in talk]
-    return render_prompt(messages, tokenizer, args).partition(_ANSWER)[2]
+    follows = render_prompt([*_TALK, {"role": "user", "content": text}], tokenizer, args).partition(_ANSWER)[2]
+    if not follows:
+        raise ChatTemplateError("it leaves out what the assistant says")
+    return follows
 
 
 def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.data.messages import ChatTemplateError, Message, TemplateValues, render_prompt
+from lockstep.data.messages import ChatTemplateError, Message, TemplateValues, end_of_answer, render_prompt
 from lockstep.data.prompts import token_ids
 from lockstep.errors import InputError
 
@@ -33,6 +33,7 @@ class ToolTemplate:
         self._name = values["tools"][0]["function"]["name"]
         call = {"type": "function", "id": "call00000", "function": {"name": self._name, "arguments": {"x": _REPLY}}}
         self._talk: list[Message] = [_QUESTION, {"role": "assistant", "content": _REPLY, "tool_calls": [call]}]
+        self._end = end_of_answer(tokenizer, stops, values, self._talk, _REPLY)
         whose = f"the chat template of {tokenizer.name_or_path}"
         try:
             self._opening = render_prompt([_QUESTION], tokenizer, values)
@@ -44,7 +45,8 @@ class ToolTemplate:
         """The tokens that follow a reply whose last token is `last`, up to where the next reply begins."""
         tokens = token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
         end = next(place for place, token in enumerate(tokens) if token in self._stops)
-        return tokens[end + (last in self._stops) :]
+        takes_its_place = last == tokens[end] or (last in self._stops and tokens[end] == self._end)
+        return tokens[end + takes_its_place :]
 
     def _follow(self, results: Sequence[Mapping[str, Any]]) -> str:
         """The end of a stand-in for the reply, and all that follows it."""

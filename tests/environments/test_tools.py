@@ -341,6 +341,57 @@ CALLS = [hermes(SUM), hermes(SUM, OTHER), WRONG, "<tool_call>"]
 """Whole responses that are single tokens of the tiny model, so that an untrained one calls tools."""
 
 
+LLAMA = """{%- for message in messages %}
+{%- if message.tool_calls %}{% set call = message.tool_calls[0].function %}<s>assistant
+
+{{ '{"name": "' ~ call.name ~ '", "parameters": ' ~ call.arguments | tojson ~ '}' }}</s>
+{%- else %}<s>{{ message.role }}
+
+{{ message.content | trim }}</s>
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}<s>assistant
+
+{% endif %}"""
+"""The shape of Llama 3's templates; `</s>` ends every message."""
+
+
+@pytest.mark.parametrize("template", [CHAT, QWEN.replace("<|im_end|>", "{{ eos_token }}"), LLAMA])
+def test_a_message_follows_a_reply_as_the_template_writes_it_after_any_token_that_ended_it(
+    talker: Callable[[str], ModelSource], template: str
+) -> None:
+    source = talker(template)
+    other, eos = source.stop_token_ids
+    observed = observations(DATA, (), source, pytest.fail)
+    talk = [("user", "Who?"), ("assistant", "Ann."), ("user", "Colder.\n")]
+    whole = render_prompt([{"role": role, "content": said} for role, said in talk], source.tokenizer, {})
+    follows = source.token_ids(whole.partition("Ann.")[2])
+    assert follows[0] == eos
+    assert observed("Colder.\n", eos) == observed("Colder.\n", other) == follows[1:]
+
+
+def test_a_message_stays_whole_where_the_template_ends_those_of_users_alone(
+    talker: Callable[[str], ModelSource],
+) -> None:
+    source = talker(CHAT.replace("{{ eos_token }}", "{{ eos_token if m.role == 'user' }}"))
+    tokens = observations(DATA, (), source, pytest.fail)("Colder.", source.stop_token_ids[1])
+    assert tokens == source.token_ids("\n[user]Colder.</s>\n[assistant]")
+
+
+def test_a_token_that_opens_messages_ends_a_reply_and_is_not_lost_where_another_one_did(
+    talker: Callable[[str], ModelSource],
+) -> None:
+    """As where `<|user|>` and `<|observation|>` are stop tokens."""
+    opened = CHAT.replace("{{ eos_token }}\n", "").replace(
+        "[{{ m.role }}]", "{{ '[assistant]' if m.role == 'assistant' else '</s>' }}"
+    )
+    source = talker("{{ tools }}" + opened)
+    other, eos = source.stop_token_ids
+    observed = observations(DATA.with_tools(SCHEMAS), (), source, pytest.fail)
+    for said in ("Colder.", tool_messages([(ToolCall("add", {}), "Colder.")])):
+        assert observed(said, eos) == source.token_ids("</s>Colder.[assistant]")[1:]
+        assert observed(said, other) == source.token_ids("</s>Colder.[assistant]")
+
+
 def unlearned(sample: dict[str, Any]) -> str:
     """The text of a response that the policy did not write."""
     token = sample["token"]
