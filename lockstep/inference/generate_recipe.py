@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.config import PromptSection
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import Loaded, RecipeError
 from lockstep.config.model_recipe import Command
 from lockstep.inference.generate_options import GenerateRecipe
 
@@ -19,7 +19,17 @@ def generate_recipe(
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution of a run's rollouts, or as much room for a response as its demonstrations had."""
+    """The distribution of a run's rollouts, or as much room for a response as its demonstrations had.
+
+    Raises:
+        RecipeError: The run's prompts named tools, and these would not.
+    """
+    environment = tree.get("environment")
+    if environment is not None and environment["tool_format"] is not None:
+        raise RecipeError(
+            f"the run was trained with the tools of {environment['class_name']}, which generate neither puts into its "
+            "prompts nor calls; say lockstep eval, which plays its episodes, or give the model in its final/"
+        )
     sampling = tree.get("sampling") or room
     return {} if sampling is None else {"sampling": sampling}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bad_inputs import BadInput, own, reward, said
+from bad_inputs import BadInput, a_run, own, reward, said
 from workspace import write
 
 
@@ -18,6 +18,15 @@ def another_sweep(folder: Path) -> None:
     """The folder of a sweep that another version, or another program, has noted."""
     (folder / "sweeps/old").mkdir(parents=True)
     write("sweeps/old/sweep.json", '{"runs": {}}')(folder)
+
+
+def a_run_with_tools(folder: Path) -> None:
+    """A run of a policy that calls tools, which is finished."""
+    a_run(folder)
+    (folder / "run/final").mkdir()
+    tools = "{class_name: lockstep.environments.calculator:CalculatorTool, tool_format: hermes, max_tokens: 24}"
+    with (folder / "run/recipe.yaml").open("a") as recipe:
+        recipe.write(f"environment: {tools}\n")
 
 
 TEMPLATE = "{% if enable_thinking %}<think>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
@@ -55,6 +64,7 @@ OPTIONS = {
     ),
     "rule: pairs of equal answers": BadInput("train online_dpo_arithmetic sampling.temperature=0"),
     "rule: robust against nothing": BadInput("train dpo_arithmetic dpo.preference_loss=robust"),
+    "generate: a run with tools": BadInput("generate run rows.jsonl", a_run_with_tools),
     "environment: no verifiers": said("'data.task={name: verifiers_tasks, taskset: none}'"),
     "environment: tools without a format": said(CALCULATOR),
     "environment: tools without a conversation": said(f"{CALCULATOR} environment.tool_format=hermes"),
