@@ -10,9 +10,6 @@ from lockstep.types import SamplingParams
 _PAIR = 5 * INT64 + FP32
 """Bytes of a token and one before it, for penalties: where they are, and what the backward pass is to know."""
 
-_SEEN = 1 + 4
-"""Bytes of a token of the vocabulary and a response: whether the latter has had it, and how often."""
-
 
 @dataclass(frozen=True)
 class WholeLogits:
@@ -47,8 +44,3 @@ class WholeLogits:
         """Bytes of their gradient; that of penalties is of fp32, and cast."""
         cast = 0 if self.item == FP32 else self.item
         return self.count * (FP32 + cast if self.sampling.penalizes else self.item)
-
-
-def count_seen(responses: int, vocabulary: int) -> int:
-    """Bytes of the tokens that responses have had, which an engine keeps for penalties."""
-    return responses * vocabulary * _SEEN

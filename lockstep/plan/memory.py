@@ -18,7 +18,7 @@ from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models.attention import width_of
 from lockstep.models.heads import scores_tokens
 from lockstep.models.parallelize import gathers_bf16
-from lockstep.plan.logits import WholeLogits, count_seen
+from lockstep.plan.logits import WholeLogits
 from lockstep.plan.sizes import BF16, FP32, Sizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
@@ -347,7 +347,7 @@ class Generation:
         width = sampler.tensor_parallel
         weights = 0 if alone else -(-sizes.policy * backend.dtype(learner).itemsize // width)
         fixed, stays = backend.cache_bytes(sampler), backend.reserves_cache
-        seen = count_seen(sequences, sizes.table // sizes.hidden) if penalizes else 0
+        seen = backend.seen_bytes(sequences, sizes.table // sizes.hidden, penalizes)
         if fixed is not None:
             return cls(weights, fixed, stays=stays, seen=seen)
         # Devices share heads of keys; where there are fewer than devices, several hold the same.

@@ -52,6 +52,10 @@ class InferenceBackend(InferenceOptions):
         """True if it takes the memory of its cache when it starts, so that it needs a size."""
         return False
 
+    @abstractmethod
+    def seen_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
+        """Bytes of the tokens that so many responses at a time have had, which it keeps for penalties."""
+
     def forgets_weights(self, section: SamplerSection) -> bool:
         """True if it drops the weights of a learner while it sleeps, so that it needs them anew."""
         return False

@@ -221,13 +221,20 @@ def test_penalties_and_min_p_have_their_memory(models: Models) -> None:
     assert penalized.kept - policy.kept == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
 
 
-def test_an_engine_that_penalizes_knows_what_responses_have_had(models: Models) -> None:
+def test_an_engine_keeps_what_responses_have_had_for_penalties(models: Models) -> None:
+    """Lockstep's own where something penalizes; vLLM's for all of its places."""
     learner, its = LearnerSection(), sizes(models("llama"))
-    plain, penalizing = (
-        Generation.of(its, learner, SamplerSection(), Load(24, 1, 2, generated=24), 8, penalizes=penalizes)
+    seen = {
+        (backend, penalizes): Generation.of(
+            its, learner, SamplerSection(backend=backend), Load(24, 1, 2, generated=24), 8, penalizes=penalizes
+        )
+        for backend in ("torch", "vllm")
         for penalizes in (False, True)
-    )
-    assert penalizing.size - plain.size == penalizing.seen == 8 * V * 5
+    }
+    own = seen["torch", True]
+    assert own.size - seen["torch", False].size == own.seen == 8 * V * 5
+    assert seen["vllm", True] == seen["vllm", False]
+    assert seen["vllm", True].seen == 8 * (V * 4 + -(-V // 32) * 4)
 
 
 def test_fuller_batches_take_more_passes_and_no_more_memory_than_one(models: Models) -> None:
