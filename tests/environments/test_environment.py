@@ -15,6 +15,7 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.cli import main
 from lockstep.config.loading import load
+from lockstep.errors import InputError
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
@@ -28,6 +29,13 @@ class Even:
     def step(self, response):
         self.turns += 1
         return "3\\n", sum(c in "02468" for c in response) / max(1, len(response)) / 3, self.turns == 3
+
+
+class Split(Even):
+    """The same digits, rewarded and fined by two names that add up to one half."""
+    def step(self, response):
+        said, reward, done = super().step(response)
+        return said, {"even": reward, "odd": 1 / 6 - reward}, done
 
 
 class Moody(Even):
@@ -79,6 +87,14 @@ def test_a_policy_learns_from_what_the_environment_gives(run: Run, recipe: str) 
     assert all(1 < row["train/turns"] <= 3 and row["train/environment_faults"] == 0 for row in rows)
 
 
+def test_dynamic_sampling_compares_the_sums_of_named_rewards(run: Run) -> None:
+    """Which make the advantages: named rewards that differ and add up to the same teach nothing."""
+    differing = "dynamic sampling found 0 of 4 prompts with differing rewards"
+    split = ("environment.class_name=worlds.py:Split", "environment.max_turns=1", "grpo.dynamic_sampling.max_batches=1")
+    with pytest.raises(InputError, match=differing):
+        run("grpo", *split)
+
+
 def test_a_held_out_episode_passes_with_the_score_that_the_recipe_says(run: Run) -> None:
     [row, *_] = [row for row in run("grpo", "run.max_steps=1") if "validation/pass@1" in row]
     assert "validation/reward" in row
@@ -105,7 +121,7 @@ def test_a_fault_is_counted_and_named_and_the_run_goes_on(run: Run, capsys: pyte
     assert 0 < faults < 48
     assert faults == sum(row["train/no_verdict"] for row in rows)
     said = capsys.readouterr().err
-    assert "worlds.py:Moody raised RuntimeError: not today (worlds.py, line 16)" in said
+    assert "worlds.py:Moody raised RuntimeError: not today (worlds.py, line 23)" in said
 
 
 def test_another_reward_may_judge_the_whole_episode_and_it_is_said(
