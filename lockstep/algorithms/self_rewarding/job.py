@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
@@ -41,6 +41,7 @@ from lockstep.data.selection import head
 from lockstep.errors import InputError
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.judge import Judge
+from lockstep.judge.known import KnownScore, KnownWinner
 from lockstep.metrics import Metrics
 from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
 from lockstep.rewards.row_rules import rule_of
@@ -50,72 +51,82 @@ from lockstep.rollouts.sampler_session import SamplerSession
 
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     """Opens the acting policy, the judges, and the learners."""
-    options, source = recipe.self_rewarding, setup.source
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
     engines = tuple(build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference))
     actor = _actor(recipe, *engines)
-    own = Policy(actor, source)
-    judge = setup.attempt(lambda: _open_judge(recipe, own, setup), None)
-    meta = setup.attempt(lambda: _open_meta_judge(recipe, own, setup), None)
-    known = setup.attempt(lambda: read_known(recipe, setup.files), ([], []))
-    limit, wanted = head(recipe.data.limit_train_batches, options.global_batch_size), rule_of(recipe.verifier, True)
-    prompts = open_prompts(setup.files.train, recipe.data, source.tokenizer, wanted, limit)
-    collector = RolloutCollector(
-        actor,
-        prompts,
-        open_reward(setup, recipe.reward_role, recipe.verifier, prompts, "verifier"),
-        source.decode,
-        recipe.seed,
-    )
+    judges = _open_judges(recipe, Policy(actor, setup.source), setup)
+    prompts = _open_prompts(recipe, setup)
+    reward = open_reward(setup, recipe.reward_role, recipe.verifier, prompts, "verifier")
+    collector = RolloutCollector(actor, prompts, reward, setup.source.decode, recipe.seed)
     settings = _build_settings(recipe, prompts, setup)
     first = setup.attempt(lambda: open_first_iteration(recipe, policy, setup), None)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
-    skill = Skill(setup.note)
     workers = SelfRewardingWorkers(
         policy,
         reference,
         collector,
-        _scoring(recipe, judge),
-        meta,
+        _scoring(recipe, judges.judge),
+        judges.meta,
         setup.phase,
-        skill,
-        new_prompts(recipe, prompts, settings.rows, engines[1], source, setup.folder),
+        Skill(setup.note),
+        new_prompts(recipe, prompts, settings.rows, engines[1], setup.source, setup.folder),
         None if first is None else first.step,
         agreement,
     )
-    held_out = open_held_out(recipe, setup, recipe.verifier, options.global_batch_size, judge=True)
-    by_policy = replace(collector, engine=engines[0])  # by the current weights
+    held_out = open_held_out(recipe, setup, recipe.verifier, recipe.self_rewarding.global_batch_size, judge=True)
     return Job(
         step=partial(self_rewarding_step, workers=workers, settings=settings),
         run_length=_run_length(recipe, settings),
         state={
             **({} if first is None else first.state),
-            **({} if meta is None else {"meta_judge": skill}),
+            **({} if judges.meta is None else {"meta_judge": workers.skill}),
             "policy": policy,
             "reference": reference,
         },
         validate=_together(
             _twins(recipe, held_out, workers, settings),
-            validate_figures(_true_worth(recipe, by_policy, setup)),
-            judge
-            and validate_figures(
-                measure_judges(
-                    known,
-                    recipe.known.min_meta_accuracy,
-                    rebind_judge(judge, actor, engines[0]),
-                    None if meta is None else replace(meta, judge=rebind_judge(meta.judge, actor, engines[0])),
-                    engines[0],
-                    setup.note,
-                )
-            ),
+            validate_figures(_true_worth(recipe, replace(collector, engine=engines[0]), setup)),  # by current weights
+            validate_figures(judges.measure(recipe, actor, engines[0], setup)),
         ),
         data=describe(prompts, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
         arithmetic=_arithmetic(recipe, len(prompts), settings),
         agreement=agreement,
         section="self_rewarding",
-        hooks=(Collapse(options, setup.note),),
+        hooks=(Collapse(recipe.self_rewarding, setup.note),),
     )
+
+
+@dataclass(frozen=True)
+class _Judges:
+    """The judge of answers and that of judgements, where there are such, and rows whose worth is known."""
+
+    judge: Judge[float] | None
+    meta: MetaJudging | None
+    known: tuple[Sequence[KnownScore], Sequence[KnownWinner]]
+
+    def measure(
+        self, recipe: SelfRewardingRecipe, actor: SamplerSession, current: SamplerSession, setup: Setup
+    ) -> Callable[[int], Metrics] | None:
+        """Builds the validation of the judges on the known rows, by the current weights in place of the actor's."""
+        if self.judge is None:
+            return None
+        meta = self.meta and replace(self.meta, judge=rebind_judge(self.meta.judge, actor, current))
+        least, judge = recipe.known.min_meta_accuracy, rebind_judge(self.judge, actor, current)
+        return measure_judges(self.known, least, judge, meta, current, setup.note)
+
+
+def _open_judges(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> _Judges:
+    return _Judges(
+        setup.attempt(lambda: _open_judge(recipe, policy, setup), None),
+        setup.attempt(lambda: _open_meta_judge(recipe, policy, setup), None),
+        setup.attempt(lambda: read_known(recipe, setup.files), ([], [])),
+    )
+
+
+def _open_prompts(recipe: SelfRewardingRecipe, setup: Setup) -> Prompts:
+    limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
+    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(recipe.verifier, True), limit)
 
 
 def _open_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> Judge[float] | None:
