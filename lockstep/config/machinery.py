@@ -316,13 +316,13 @@ class SamplerSection(Section):
             if value != default:
                 raise ValueError(
                     f"sampler.{own.name} {own.holds}, but the sampler is {self.backend}; take out "
-                    f"{', '.join(_changed_options(f'sampler.{own.name}', value, default))}"
+                    f"{', '.join(_list_set_options(f'sampler.{own.name}', value, default))}"
                 )
         INFERENCE.find(self.backend).refuse_options(self)
         return self
 
 
-def _changed_options(key: str, value: object, default: object) -> list[str]:
+def _list_set_options(key: str, value: object, default: object) -> list[str]:
     """Returns the keys of what a section has set; its own where it may be left out."""
     if not isinstance(value, Section) or not isinstance(default, Section):
         return [key]
