@@ -347,7 +347,7 @@ class Generation:
         width = sampler.tensor_parallel
         weights = 0 if alone else -(-sizes.policy * backend.dtype(learner).itemsize // width)
         fixed, stays = backend.cache_bytes(sampler), backend.reserves_cache
-        seen = backend.seen_bytes(sequences, sizes.table // sizes.hidden, penalizes)
+        seen = backend.penalty_bytes(sequences, sizes.table // sizes.hidden, penalizes)
         if fixed is not None:
             return cls(weights, fixed, stays=stays, seen=seen)
         # Devices share heads of keys; where there are fewer than devices, several hold the same.

@@ -53,7 +53,7 @@ class InferenceBackend(InferenceOptions):
         return False
 
     @abstractmethod
-    def seen_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
+    def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
         """Bytes of the tokens that so many responses at a time have had, which it keeps for penalties."""
 
     def forgets_weights(self, section: SamplerSection) -> bool:

@@ -57,7 +57,7 @@ class TorchInference(InferenceBackend):
     def cache_bytes(self, section: SamplerSection) -> int | None:
         return None if section.kv_cache_gib is None else int(section.kv_cache_gib * 2**30)
 
-    def seen_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
+    def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
         any_and_times = 1 + 4  # of `seen.Seen`
         return responses * vocabulary * any_and_times if penalizes else 0
 

@@ -64,7 +64,7 @@ class VLLMInference(InferenceBackend):
         gib = section.kv_cache_gib
         return None if gib is None else int(gib * 2**30)
 
-    def seen_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
+    def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
         times, any_of_prompt = 4 * vocabulary, 4 * -(-vocabulary // 32)  # reserved, whether or not a request penalizes
         return responses * (times + any_of_prompt)
 
