@@ -21,7 +21,7 @@ for name in sys.argv[1:]:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name not in ("trl", "verl", "nemo_rl", "tensordict", "verifiers"):  # peers, which users install by hand
+        if error.name not in ("trl", "verl", "nemo_rl", "tensordict", "verifiers"):  # users install them by hand
             raise
 """
 
