@@ -32,6 +32,7 @@ def copy_context(to: Path) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(3600)
 def test_what_a_build_installs_trains(tmp_path: Path) -> None:
     home, source, work = tmp_path / "opt", tmp_path / "src", tmp_path / "work"
     source.mkdir()
