@@ -45,7 +45,7 @@ test-all: test test-rest kernels
 face: $(VENV)/.test
 	$(BIN)/python .ci/face.py
 
-# The tables of keys in docs/coming_from.md, from lockstep/foreign.
+# The tables of keys and metrics in docs/coming_from.md, from lockstep/foreign.
 coming-from: $(VENV)/.test
 	$(BIN)/python .ci/coming_from.py
 

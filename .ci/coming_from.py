@@ -1,50 +1,72 @@
-"""Fills in the tables of keys in docs/coming_from.md, whose first column says what is asked, from lockstep/foreign.
+"""Fills in the tables of docs/coming_from.md, whose first column says what is asked, from lockstep/foreign.
 
 make coming-from
 """
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from lockstep.foreign.conversions import Lookup
 from lockstep.foreign.libraries import LIBRARIES
+from lockstep.foreign.metrics import METRICS, Metric
 from lockstep.foreign.words import Json, Key, Library
 
 PAGE = Path(__file__).parent.parent / "docs/coming_from.md"
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 BY_NAME = {library.name: library for library in LIBRARIES}
 
 
 def fill(page: str) -> str:
-    """The page, with the cells behind each first one written anew, from its keys to its metrics."""
-    start, end = page.index("## Keys of a recipe"), page.index("## Metrics")
-    tables = re.sub(r"(?:^\|.*\n)+", lambda match: fill_table(match[0]), page[start:end], flags=re.MULTILINE)
-    return page[:start] + tables + page[end:]
+    """The page, with the cells behind each first one written anew, of keys and of metrics."""
+    start, middle, end = (page.index(f"## {heading}") for heading in ("Keys of a recipe", "Metrics", "Different on"))
+    keys = TABLE.sub(lambda match: fill_table(match[0], cell), page[start:middle])
+    groups = re.split(r"(?<=^### )(.*)\n", page[middle:end], flags=re.MULTILINE)
+    for at in range(1, len(groups), 2):
+        cells = partial(metrics_cell, METRICS[groups[at]])
+        groups[at + 1] = "\n" + TABLE.sub(lambda match, cells=cells: fill_table(match[0], cells), groups[at + 1])
+    return page[:start] + keys + "".join(groups) + page[end:]
 
 
-def fill_table(table: str) -> str:
-    """A table whose columns are named after libraries."""
+def fill_table(table: str, cell: Callable[[str, str], str]) -> str:
+    """A table whose columns are named after libraries; `cell` is of a library and a first cell."""
     head, rule, *rows = table.splitlines()
-    libraries = [BY_NAME[name.strip()] for name in head.strip("|").split("|")[1:]]
+    libraries = [name.strip() for name in head.strip("|").split("|")[1:]]
     labels = [row.strip("|").split(" |")[0].strip() for row in rows]
     written = (
-        f"| {label} |"
-        + "".join(f" {text} |" if text else " |" for text in (cell(library, label) for library in libraries))
+        f"| {label} |" + "".join(f" {text} |" if text else " |" for text in (cell(name, label) for name in libraries))
         for label in labels
     )
     return "\n".join([head, rule, *written]) + "\n"
 
 
-def cell(library: Library, label: str) -> str:
-    """What a library calls an option, or the value of an option, of ours."""
-    named = re.findall(r"`([^`]+)`", label)[0]
-    key, _, value = named.partition("=")
-    found = [text for row in library.rows for text in texts(library, row, key, value) if text]
+def metrics_cell(metrics: Mapping[str, tuple[Metric, ...]], name: str, label: str) -> str:
+    """What a library calls metrics of ours."""
+    ours = re.findall(r"`([^`]+)`", label)
+    return join([write_metric(metric) for metric in metrics[name] if metric.ours in ours])
+
+
+def write_metric(metric: Metric) -> str:
+    """A metric of theirs, with who logs it and in what it differs."""
+    return f"{f'{metric.of}: ' if metric.of else ''}`{metric.theirs}`{f', {metric.note}' if metric.note else ''}"
+
+
+def join(found: list[str]) -> str:
+    """The texts of a cell, each once."""
     has_notes = any(", " in text or ": " in text for text in found)
     return ("; " if has_notes and len(set(found)) > 1 else ", ").join(dict.fromkeys(found))
+
+
+def cell(name: str, label: str) -> str:
+    """What a library calls an option, or the value of an option, of ours."""
+    library = BY_NAME[name]
+    named = re.findall(r"`([^`]+)`", label)[0]
+    key, _, value = named.partition("=")
+    return join([text for row in library.rows for text in texts(library, row, key, value) if text])
 
 
 def texts(library: Library, row: Key, key: str, value: str) -> Iterator[str]:

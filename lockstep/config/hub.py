@@ -23,6 +23,7 @@ from lockstep.config.hub_copies import (
     ModelFiles,
     cache_folder,
     find_copy,
+    find_doubtful,
     find_noted,
     list_weights,
     note_commit,
@@ -283,6 +284,12 @@ def _without_hub(name: HubName, revision: str | None, error: Exception, weights:
     if path is None or (name.kind == "model" and not seems_whole(path.parent, weights)):
         raise InputError(
             f"{name.text} is not on this machine, and {why}; fetch it where there is a network, or name what is here"
+        ) from None
+    doubtful = find_doubtful(name, path.parent) if name.kind == "model" else None
+    if doubtful is not None:
+        raise InputError(
+            f"{name.text}: this machine's copy has no {doubtful}, which the model may have, and {why}; fetch it where "
+            f"there is a network, or, if it is whole, name its folder: {path.parent}"
         ) from None
     commit = split(path)[1]
     _say(f"{name.text}: {why}; this machine's copy is used, commit {commit}")

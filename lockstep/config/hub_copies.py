@@ -30,6 +30,8 @@ _TOKENIZERS = (
     "tekken.json",
 )
 """Files one of which a model's tokenizer is read from."""
+_OPTIONAL = ("generation_config.json", "tokenizer_config.json")
+"""Files that a model may be without, and that change what it samples: stop tokens, chat template."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,20 @@ def seems_whole(folder: Path, weights: bool) -> bool:
         tokenizer = next((file for file in _TOKENIZERS if (folder / file).is_file()), _TOKENIZERS[0])
         files = ModelFiles((tokenizer,), list_weights(folder) if weights else ())
     return files.are_in(folder, weights)
+
+
+def find_doubtful(name: HubName, folder: Path) -> str | None:
+    """A file that a copy without a note lacks, and that the model may have; None where there is none.
+
+    What other programs fetch bit by bit, the cache remembers files of that the model is without.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    if _read_note(folder) is not None:
+        return None
+    commit = split(folder)[1]
+    known = (try_to_load_from_cache(name.repo, file, cache_folder(), commit) for file in _OPTIONAL)
+    return next((file for file, found in zip(_OPTIONAL, known, strict=True) if found is None), None)
 
 
 def list_weights(folder: Path) -> tuple[str, ...]:

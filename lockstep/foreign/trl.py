@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from lockstep.foreign import sentences as say
+from lockstep.foreign import trl_steps as steps
 from lockstep.foreign import trl_values as values
 from lockstep.foreign.conversions import (
     Lookup,
@@ -19,7 +19,6 @@ from lockstep.foreign.conversions import (
     nothing,
     number,
     optional,
-    positive,
     refuse,
     section,
     share_of_steps,
@@ -30,7 +29,6 @@ from lockstep.foreign.trl_others import OTHERS
 from lockstep.foreign.trl_values import (
     convert_label_smoothing,
     convert_loss_of_pairs,
-    convert_optimizer,
     convert_weights,
     has_adamw,
 )
@@ -77,10 +75,6 @@ def _algorithm(config: Config) -> str | None:
     return named or next((ours for key, ours in OF_KEYS.items() if key in config.given), loss)
 
 
-def _is_rloo(config: Config) -> bool:
-    return "rloo" in config.program.lower()
-
-
 def _always(config: Config) -> Mapping[str, Json]:
     """The columns that its trainers read, the one response of PPO, and RLOO's baseline."""
     columns: dict[str, Json] = {"data.prompt": "{prompt}"}
@@ -90,7 +84,7 @@ def _always(config: Config) -> Mapping[str, Json]:
         columns["data.completion"] = "{completion}"
     if (config.processes or 1) > 1:
         columns["learner.parallel.dp"] = config.processes
-    if _is_rloo(config):
+    if steps.is_rloo(config):
         columns |= {"grpo.baseline": "leave_one_out", "grpo.scale_rewards": "none", "grpo.loss_mean": "constant"}
     return columns
 
@@ -102,15 +96,10 @@ _BALANCED = ("grpo", "sft", "dpo", "kto")
 def _remark(config: Config) -> tuple[str, ...]:
     """Facts about a step and a loss of theirs that no key says."""
     remarks: list[str] = []
-    if _is_rloo(config):
-        remarks.append(
-            "the ratio of their RLOO and its clip are of the whole response, here of each token: the same "
-            "where a response is used once, since no ratio is clipped then"
-        )
+    if steps.is_rloo(config):
         remarks.append(
             "the loss of their RLOO adds up the tokens of a response, and loss_mean: constant divides the sum by "
-            "sampling.max_tokens: gradients here are smaller by that factor. AdamW's steps are the same, but for "
-            "max_grad_norm, which is to be divided by it, too"
+            "sampling.max_tokens, as the recipe does max_grad_norm and eps: AdamW's steps are the same"
         )
     if config.algorithm in _BALANCED and "router_aux_loss_coef" not in config.given:
         remarks.append(
@@ -119,7 +108,7 @@ def _remark(config: Config) -> tuple[str, ...]:
         )
     if config.algorithm == "sft" and config.says("packing"):
         remarks.append(
-            f"with packing, a step of theirs has {_rows(config)} sequences of max_length tokens, each of "
+            f"with packing, a step of theirs has {steps.count_rows(config)} sequences of max_length tokens, each of "
             "several rows, and a step here as many rows: raise sft.global_batch_size to the rows that fill them"
         )
     if config.algorithm == "sft" and not config.says("assistant_only_loss"):
@@ -135,94 +124,6 @@ def _remark(config: Config) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _rows(config: Config) -> int:
-    """Rows of an optimizer step, over all processes."""
-    each = config.whole("per_device_train_batch_size", 8) * config.whole("gradient_accumulation_steps", 1)
-    return max(1, each * (config.processes or 1))
-
-
-def _count_generated(config: Config) -> int:
-    """Responses that GRPO and RLOO generate at a time."""
-    accumulated = config.whole("gradient_accumulation_steps", 1)
-    each = config.whole("per_device_train_batch_size", 8) * config.whole("steps_per_generation", accumulated)
-    return config.whole("generation_batch_size", each * (config.processes or 1))
-
-
-def _updates(config: Config) -> int:
-    """Optimizer steps of one of our steps."""
-    match config.algorithm:
-        case "grpo":
-            return max(1, _count_generated(config) // _rows(config) * config.whole("num_iterations", 1))
-        case "ppo":
-            return max(1, config.whole("num_mini_batches", 1) * config.whole("num_ppo_epochs", 1))
-        case _:
-            return 1
-
-
-def _in_our_steps(steps: float, config: Config) -> int:
-    """GRPO and RLOO count optimizer steps, where ours count what is generated, as PPO does."""
-    return math.ceil(steps / _updates(config)) if config.algorithm == "grpo" else int(steps)
-
-
-def _batch(value: Json, config: Config) -> Answer:
-    rows = _rows(config)
-    if config.algorithm not in ("grpo", "ppo"):
-        own = config.algorithm
-        if own == "online_dpo":
-            return section("online_dpo", num_prompts_per_step=rows)
-        sizes: dict[str, Json] = {f"{own}.global_batch_size": rows}
-        return Several(sizes | {"distill.num_prompts_per_step": rows} if own == "distill" else sizes)
-    if config.algorithm == "ppo":
-        return section("ppo", num_prompts_per_step=rows, global_batch_size=rows // config.whole("num_mini_batches", 1))
-    generated, each = _count_generated(config), config.whole("num_generations", 8)
-    if each < 1 or generated % each:
-        return refuse(f"{generated} responses at a time are no whole number of groups of {each}; say the processes")
-    return section("grpo", num_prompts_per_step=generated // each, global_batch_size=rows)
-
-
-def _steps(config: Config) -> float:
-    """Steps of the run as their trainer counts them; -1 where epochs count."""
-    episodes = config.whole("total_episodes", 0)
-    return config.number("max_steps", -1) if not episodes else math.ceil(episodes / _rows(config))
-
-
-def _count_scheduled(config: Config) -> float:
-    """Optimizer steps of the run, which our schedules count; PPO's scheduler counts batches."""
-    return _steps(config) * (_updates(config) if config.algorithm == "ppo" else 1)
-
-
-def _max_steps(value: Json, config: Config) -> Answer:
-    steps = positive("num_train_epochs decides")(value, config)
-    return _in_our_steps(steps, config) if isinstance(steps, int | float) else steps
-
-
-def _decay(value: Json, config: Config) -> Answer:
-    if value in ("constant", "constant_with_warmup"):
-        return nothing("constant")
-    decay = Lookup({"linear": "linear", "cosine": "cosine", "cosine_with_min_lr": "cosine"})(value, config)
-    if not isinstance(decay, str):
-        return decay
-    steps = int(_count_scheduled(config))
-    if steps <= 0:
-        return refuse("a decay needs decay_steps, and the config does not say max_steps")
-    return section("policy.schedule", decay=decay, decay_steps=steps)
-
-
-def _final(value: Json, config: Config) -> Answer:
-    fraction = value.get("min_lr_rate") if isinstance(value, dict) else None
-    if not value:
-        return nothing("none")
-    if isinstance(fraction, int | float) and _steps(config) > 0:
-        return section("policy.schedule", final_fraction=fraction)
-    return refuse("arguments of a schedule")
-
-
-def _warmup(value: Json, config: Config) -> Answer:
-    if isinstance(value, float) and 0 < value < 1:
-        return share_of_steps(_count_scheduled)(value, config)
-    return value * _updates(config) if config.algorithm == "ppo" and isinstance(value, int | float) else value
-
-
 def _beta(value: Json, config: Config) -> Answer:
     if config.algorithm == "distill":
         if value in (0, 1):
@@ -233,7 +134,7 @@ def _beta(value: Json, config: Config) -> Answer:
 
 def _kl(value: Json, config: Config) -> Answer:
     """A coefficient of the KL, which PPO and RLOO take from the reward."""
-    in_reward = config.algorithm == "ppo" or _is_rloo(config)
+    in_reward = config.algorithm == "ppo" or steps.is_rloo(config)
     return section("ppo.kl", coef=value, placement="reward") if value and in_reward else kl_coefficient(value, config)
 
 
@@ -274,20 +175,6 @@ def _loss_of_groups(value: Json, config: Config) -> Answer:
         return Several({"grpo.loss_mean": "tokens"}, _MEAN_OF_PASSES if passes > 1 else "")
     mean = Lookup({"grpo": "responses", "dr_grpo": "constant", "dapo": "tokens"})(value, config)
     return section("grpo", loss_mean=mean) if isinstance(mean, str) else mean
-
-
-def _evaluates(value: Json, config: Config) -> Answer:
-    if config.get("eval_strategy") not in ("steps", "epoch"):
-        return nothing("eval_strategy is no")
-    if config.get("eval_strategy") == "epoch":
-        return refuse("an evaluation per epoch; run.validate_every counts steps")
-    return _in_our_steps(value, config) if isinstance(value, int) and value > 0 else refuse("a share of all steps")
-
-
-def _saves(value: Json, config: Config) -> Answer:
-    if config.get("save_strategy") not in (None, "steps"):
-        return refuse("checkpoints per epoch or none; run.save_every counts steps")
-    return _in_our_steps(value, config) if isinstance(value, int) and value > 0 else refuse("a share of all steps")
 
 
 SIZE = "`per_device_train_batch_size` × `gradient_accumulation_steps` × processes"
@@ -335,15 +222,17 @@ MAPPED = (
     Key("chat_template_kwargs", ("data.template_args",), optional(off=(None, {})), page="`chat_template_kwargs`"),
     Key("chat_template_kwargs.*", ("data.template_args",), collect("chat_template_kwargs."), page="-"),
     Key("num_generations_eval", ("validation_sampling.num_samples",), optional()),
-    Key("generation_batch_size", ("ppo.num_prompts_per_step",), _batch, "in responses"),
-    Key("steps_per_generation", ("ppo.num_prompts_per_step",), _batch, page="-"),
+    Key("generation_batch_size", ("ppo.num_prompts_per_step",), steps.generated, "in responses"),
+    Key("steps_per_generation", ("ppo.num_prompts_per_step",), steps.generated, page="-"),
     Key("num_generations", ("ppo.num_generations",)),
-    Key("per_device_train_batch_size", BATCHES, _batch, "of one process",
+    Key("per_device_train_batch_size", BATCHES, steps.batch, "of one process",
         "a batch size counts rows or responses, over all ranks", default=8, page=SIZE),
-    Key("gradient_accumulation_steps", BATCHES, _batch,
+    Key("gradient_accumulation_steps", BATCHES, steps.batch,
         differs="a batch size counts rows or responses, over all ranks", page="-"),
-    Key("num_mini_batches", ("ppo.global_batch_size",), _batch, page="-"),
-    Key("num_iterations", ("ppo.ppo_epochs",)),
+    Key("num_mini_batches", ("ppo.global_batch_size",), steps.batch,
+        differs="there a minibatch is an optimizer step where there are more of them than gradient_accumulation_steps",
+        page="-"),
+    Key("num_iterations", ("ppo.ppo_epochs",), steps.iterations),
     Key("num_ppo_epochs", ("ppo.ppo_epochs",), page="PPO: `num_ppo_epochs`"),
     Key("epsilon", ("ppo.clip",), values.clip),
     Key("cliprange", ("ppo.clip",), page="PPO: `cliprange`"),
@@ -399,13 +288,13 @@ MAPPED = (
     Key("learning_rate", ("policy.lr",), number),
     Key("adam_beta1", ("policy.betas",), values.betas),
     Key("adam_beta2", ("policy.betas",), values.betas),
-    Key("adam_epsilon", ("policy.eps",), number),
+    Key("adam_epsilon", ("policy.eps",), steps.of_gradient(number)),
     Key("weight_decay", ("policy.weight_decay",)),
-    Key("max_grad_norm", ("policy.max_grad_norm",), bound),
-    Key("warmup_steps", ("policy.schedule.warmup_steps",), _warmup),
-    Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_count_scheduled), "a share"),
-    Key("lr_scheduler_type", ("policy.schedule.decay",), _decay, default="linear"),
-    Key("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), _final, page="-"),
+    Key("max_grad_norm", ("policy.max_grad_norm",), steps.of_gradient(bound)),
+    Key("warmup_steps", ("policy.schedule.warmup_steps",), steps.warmup),
+    Key("warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(steps.count_scheduled), "a share"),
+    Key("lr_scheduler_type", ("policy.schedule.decay",), steps.decay, default="linear"),
+    Key("lr_scheduler_kwargs", ("policy.schedule.final_fraction",), steps.final, page="-"),
     Key("use_peft", ("learner.lora.rank",), values.lora, page="-"),
     Key("lora_r", ("learner.lora.rank",), values.with_lora(optional())),
     Key("lora_alpha", ("learner.lora.alpha",), values.with_lora(optional())),
@@ -422,16 +311,14 @@ MAPPED = (
     Key("vllm_enable_sleep_mode", ("cluster.offload_idle",), values.with_vllm(optional())),
     Key("vllm_mode", ("cluster.placement",), values.with_vllm(Lookup({"colocate": "colocated", "server": "separate"})),
         page="`vllm_mode`"),
-    Key("max_steps", ("run.max_steps",), _max_steps, note="in optimizer steps"),
-    Key("num_train_epochs", ("run.max_epochs",), lambda value, config:
-        nothing("the run ends after its steps") if _steps(config) > 0 else (int(value) if isinstance(value, int | float)
-        and float(value).is_integer() else refuse("epochs are whole")), default=3),
+    Key("max_steps", ("run.max_steps",), steps.max_steps, note="in optimizer steps"),
+    Key("num_train_epochs", ("run.max_epochs",), steps.max_epochs, default=3),
     Key("total_episodes", ("run.max_steps",), lambda value, config:
-        int(_steps(config)) if isinstance(value, int) else nothing("num_train_epochs decides"), page="-"),
-    Key("eval_steps", ("run.validate_every",), _evaluates),
+        int(steps.count_steps(config)) if isinstance(value, int) else nothing("num_train_epochs decides"), page="-"),
+    Key("eval_steps", ("run.validate_every",), steps.validate_every),
     Key("eval_strategy", ("run.validate_every",), values.strategy, page="-"),
     Key("dataset_test_split", ("data.validation",), values.validation_split, page="-"),
-    Key("save_steps", ("run.save_every",), _saves),
+    Key("save_steps", ("run.save_every",), steps.save_every),
     Key("save_total_limit", ("run.keep",), optional()),
     Key("metric_for_best_model", ("run.best.metric",), values.best),
     Key("greater_is_better", ("run.best.mode",), lambda value, config: nothing("of metric_for_best_model")),
@@ -443,7 +330,7 @@ MAPPED = (
     Key("run_name", ("trackers.wandb.name",), values.run_name),
     Key("fp16", ("learner.dtype",), insist(False, "no model is trained in fp16"), page="-"),
     Key("label_smoothing", ("dpo.label_smoothing",), convert_label_smoothing),
-    Key("optim", ("policy.name",), convert_optimizer),
+    Key("optim", ("policy.name",), steps.optimizer),
 )  # fmt: skip
 
 GATES = (
@@ -452,7 +339,7 @@ GATES = (
     Gate(("ref_model_mixup_alpha", "ref_model_sync_steps"), lambda config: config.says("sync_ref_model"),
          "sync_ref_model is false"),
     Gate(("adam_*",), has_adamw, "the optimizer is not AdamW"),
-    Gate(("num_train_epochs",), lambda config: _steps(config) <= 0, "the run ends after its steps"),
+    Gate(("num_train_epochs",), lambda config: steps.count_steps(config) <= 0, "the run ends after its steps"),
     Gate(("eval_steps",), lambda config: config.get("eval_strategy") == "steps", "eval_strategy is not steps"),
     Gate(("save_steps",), lambda config: config.get("save_strategy") in (None, "steps"), "save_strategy is not steps"),
     Gate(("bnb_4bit_*", "use_bnb_nested_quant"), lambda config: config.says("load_in_4bit"), "load_in_4bit is false"),
@@ -468,11 +355,13 @@ DEFAULTS: dict[str, dict[str, Json]] = {
     "online_dpo": {"learning_rate": 5e-7, "beta": 0.1, "max_new_tokens": 64, "temperature": 0.9},
     "distill": {"beta": 0.5, "max_new_tokens": 128, "lmbda": 0.5, "temperature": 0.9},
 }  # fmt: skip
-OF_RLOO: dict[str, Json] = {**DEFAULTS["grpo"], "num_generations": 2, "beta": 0.05}
+OF_RLOO: dict[str, Json] = {
+    **DEFAULTS["grpo"], "num_generations": 2, "beta": 0.05, "max_grad_norm": 1.0, "adam_epsilon": 1e-8
+}  # fmt: skip
 
 
 def _defaults(config: Config) -> Mapping[str, Json]:
-    return OF_RLOO if _is_rloo(config) and config.algorithm == "grpo" else DEFAULTS.get(config.algorithm, {})
+    return OF_RLOO if steps.is_rloo(config) and config.algorithm == "grpo" else DEFAULTS.get(config.algorithm, {})
 
 
 LIBRARY = Library("TRL", "trl", "f2cd577, July 2026", MAPPED + OTHERS, _algorithm, GATES, _defaults, _always, _remark)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import gzip
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hub_server import HubServer
 from workspace import (
     Spoil,
     adapters_only,
@@ -41,6 +43,7 @@ class BadInput:
         early: Whether it shows before the first step, so that nothing is left behind.
         dry: Whether `--dry-run` says the same.
         code: What the command exits with.
+        hub: Fills a hub that the command asks, and the cache, where it is about names of a hub.
     """
 
     command: str
@@ -48,6 +51,7 @@ class BadInput:
     early: bool = True
     dry: bool = True
     code: int = exit_codes.INPUT
+    hub: Callable[[HubServer, Path], object] | None = None
 
     @property
     def late(self) -> BadInput:
@@ -490,11 +494,6 @@ RUNS = {
         "doctor locate model --url http://127.0.0.1:9 --key-env KEY grid.lengths=[8]"
     ),
     "check: no run": BadInput("check model"),
-    "report: a torn recipe": BadInput(
-        "report run", lambda folder: [a_run(folder), write("run/recipe.yaml", "run: {")(folder)]
-    ),
-    "export: no run": BadInput("export model out"),
-    "export: adapters of none": BadInput("export run out --adapter", a_run),
 }
 
 CATALOGUE = {**RECIPES, **MODELS, **DATA, **REWARDS, **ENVIRONMENTS, **JUDGED, **RUNS}

@@ -35,9 +35,8 @@ OPTIONS = {
     "chat template: arguments": own(
         write("model/chat_template.jinja", TEMPLATE), "data.chat=true 'data.template_args={think: true}'"
     ),
-    "hub: no name": said("model.path=hf:tiny"),
-    "hub: not on this machine": said("model.path=hf:no-owner/tiny"),
-    "hub: where a path belongs": said("run.folder=hf:ada/tiny"),
+    "chat template: an argument without a space": said("data.chat=true 'data.template_args={think:true}'"),
+    "chat template: an argument of no type": said("data.chat=true 'data.template_args={think: [1]}'"),
     "tracker: arguments": said("trackers.function=rewards.py:narrow"),
     "rule: arguments without a template": said("'data.template_args={think: true}'"),
     "data: messages as text": own(
@@ -86,4 +85,9 @@ OPTIONS = {
     "reward: a part of validation's takes too little": said(
         "'validation_reward={type: sum, parts: {format: {type: python, function: rewards.py:narrow}}}'"
     ),
+    "report: a torn recipe": BadInput(
+        "report run", lambda folder: [a_run(folder), write("run/recipe.yaml", "run: {")(folder)]
+    ),
+    "export: no run": BadInput("export model out"),
+    "export: adapters of none": BadInput("export run out --adapter", a_run),
 }

@@ -7,12 +7,15 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bad_conversions import CONVERTED
+from bad_hub import HUB
 from bad_inputs import CATALOGUE as OWN
 from bad_options import OPTIONS
+from hub_server import environment_of, serve_hub
 from safetensors.torch import load_file
 from workspace import furnish
 
@@ -21,7 +24,7 @@ from lockstep.cli import main
 from lockstep.errors import InputError
 from lockstep.run.folder import lock_folder
 
-CATALOGUE = {**OWN, **OPTIONS, **CONVERTED}
+CATALOGUE = {**OWN, **OPTIONS, **HUB, **CONVERTED}
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")
 SENTENCES = {row["name"]: row["sentence"] for row in map(ROW.fullmatch, PAGE.read_text().splitlines()) if row}
@@ -40,6 +43,25 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(furnished: Path, in_tmp: Path) -> Path:
     """A furnished folder of the test's own."""
     return Path(shutil.copytree(furnished, in_tmp, dirs_exist_ok=True))
+
+
+@pytest.fixture
+def spoiled(
+    name: str, here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Path]]:
+    """What is in the folder of a bad input; a hub answers where it asks one."""
+    bad = CATALOGUE[name]
+    if bad.spoil is not None:
+        bad.spoil(here)
+    if bad.hub is None:
+        yield left(here)
+        return
+    cache = tmp_path_factory.mktemp("hub")
+    with serve_hub() as hub:
+        for variable, value in environment_of(hub.url, cache).items():
+            monkeypatch.setenv(variable, value)
+        bad.hub(hub, cache)
+        yield left(here)
 
 
 def is_said(name: str, text: str) -> bool:
@@ -68,30 +90,25 @@ def test_the_page_and_the_catalogue_have_the_same_entries() -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_bad_input_gets_its_sentence_and_leaves_nothing(
-    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+    name: str, here: Path, spoiled: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = CATALOGUE[name]
-    if bad.spoil is not None:
-        bad.spoil(here)
-    before = left(here)
     sentence = refusal(bad.command, capsys, bad.code)
     assert is_said(name, sentence), sentence
     if bad.early:
-        assert left(here) == before
+        assert left(here) == spoiled
 
 
 TRAINED = [name for name, bad in CATALOGUE.items() if bad.dry and bad.command.startswith("train")]
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_dry_run_says_the_same(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = CATALOGUE[name]
-    if bad.spoil is not None:
-        bad.spoil(here)
-    before = left(here)
-    sentence = refusal(f"{bad.command} --dry-run", capsys)
+def test_a_dry_run_says_the_same(
+    name: str, here: Path, spoiled: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = refusal(f"{CATALOGUE[name].command} --dry-run", capsys)
     assert is_said(name, sentence), sentence
-    assert left(here) == before
+    assert left(here) == spoiled
 
 
 def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def test_messages_know_words_of_the_page(word: str) -> None:
     assert FOUND[word] <= {key for key in OPTIONS if explain_word(word, [key])}
 
 
-def test_the_tables_of_keys_are_those_of_the_converter(tmp_path: Path) -> None:
+def test_the_tables_are_those_of_the_code(tmp_path: Path) -> None:
     made = tmp_path / "coming_from.md"
     subprocess.run([sys.executable, str(ROOT / ".ci/coming_from.py"), str(made)], cwd=ROOT, check=True)
     assert made.read_text() == PAGE, "the tables in lockstep/foreign have changed; run `make coming-from`"

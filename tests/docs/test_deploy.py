@@ -18,7 +18,7 @@ import pytest
 import yaml
 from datasets import Dataset
 from gpus import show_gpus
-from hub_server import HubServer, read_files, serve_hub
+from hub_server import HubServer, environment_of, read_files, serve_hub
 
 from lockstep.cli import build_parser, main
 
@@ -64,7 +64,7 @@ def hub(assets: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     )
     rows = Path("rows.parquet").read_bytes()
     with serve_hub() as server:
-        for name, value in {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": "cache", "HF_HUB_OFFLINE": "0"}.items():
+        for name, value in environment_of(server.url, Path("cache")).items():
             monkeypatch.setenv(name, value)
         server.push("models/Qwen/Qwen2.5-1.5B-Instruct", model | {"config.json": json.dumps(config).encode()})
         splits = {f"main/{split}-00000-of-00001.parquet": rows for split in ("train", "test")}

@@ -80,6 +80,32 @@ def test_the_schedule_of_ppo_counts_batches(convert: Convert) -> None:
     assert [found[f"policy.schedule.{name}"] for name in ("decay_steps", "warmup_steps")] == [60, 18]
 
 
+@pytest.mark.parametrize(
+    ("parts", "accumulated", "batch"), [(1, 1, 16), (4, 1, 4), (2, 4, 64), (4, 4, 64), (4, 2, 16), (8, 2, 8)]
+)
+def test_a_minibatch_of_ppo_is_a_step_where_there_are_more_than_accumulated_passes(
+    parts: int, accumulated: int, batch: int, convert: Convert
+) -> None:
+    counts = f" --num_mini_batches {parts} --gradient_accumulation_steps {accumulated} --num_ppo_epochs 3"
+    found = convert("run.sh", f"{PPO}{counts} --max_steps 10{SCHEDULE}").options
+    assert (found["ppo.num_prompts_per_step"], found["ppo.global_batch_size"]) == (16 * accumulated, batch)
+    assert found["policy.schedule.decay_steps"] == 30 * 16 * accumulated // batch
+
+
+def test_steps_of_ppo_that_reach_into_the_next_batch_are_refused(convert: Convert) -> None:
+    converted = convert("run.sh", f"{PPO} --num_mini_batches 2 --gradient_accumulation_steps 3")
+    reasons = {entry.theirs: entry.reason for entry in converted.list_kind(Kind.REFUSED)}
+    assert "2 minibatches, and 3 backward passes a step" in reasons["num_mini_batches"]
+
+
+def test_gradients_of_rloo_are_measured_in_its_scale(convert: Convert) -> None:
+    found = convert("run.sh", f"{RLOO} --max_completion_length 256").options
+    assert [found[f"policy.{name}"] for name in ("max_grad_norm", "eps")] == [1 / 256, 1e-8 / 256]
+    found = convert("run.sh", f"{RLOO} --max_grad_norm 0.5 --adam_epsilon 1e-6").options
+    assert [found[f"policy.{name}"] for name in ("max_grad_norm", "eps")] == [0.5 / 512, 1e-6 / 512]
+    assert "policy.max_grad_norm" not in convert("run.sh", GRPO).options
+
+
 AVERAGES = ("preference_average_log_probs", "sft_average_log_probs")
 
 
@@ -174,6 +200,11 @@ def test_what_its_trainers_mean(command: str, expected: dict[str, Json], convert
         (f"{GRPO} --top_entropy_quantile 0.2", ["top_entropy_quantile = 0.2"]),
         (f"{GRPO} --top_entropy_quantile 1.0", []),
         ("python dpo.py --f_divergence_type js_divergence", ["f_divergence_type = js_divergence"]),
+        (f"{RLOO} --num_iterations 1 --steps_per_generation 1", []),
+        (f"{RLOO} --num_iterations 2", ["num_iterations = 2"]),
+        (f"{RLOO} --steps_per_generation 4", ["steps_per_generation = 4"]),
+        (f"{RLOO} --generation_batch_size 64", ["generation_batch_size = 64"]),
+        (f"{RLOO} --optim sgd", ["optim = sgd"]),
         ("python sft.py --neftune_noise_alpha 5", ["neftune_noise_alpha = 5"]),
     ],
 )
@@ -186,10 +217,9 @@ def test_what_no_key_says_is_noted(convert: Convert) -> None:
             (("rloo", RLOO), ("packed", "python sft.py --packing true --gradient_accumulation_steps 4"),
              ("sft", "python sft.py --assistant_only_loss true"),
              ("without", "python sft.py --assistant_only_loss true --router_aux_loss_coef 0.0"))}  # fmt: skip
-    assert "of the whole response" in said["rloo"]
     assert "has 32 sequences of max_length tokens" in said["packed"]
     assert "they learn all tokens" in said["packed"]
-    assert "smaller by that factor" in said["rloo"]
+    assert "AdamW's steps are the same" in said["rloo"]
     assert "0.001 times their balance" in said["sft"]
     assert said["without"] == ""
     refused = {entry.theirs: entry for entry in convert("run.sh", f"{GRPO} --use_vllm").list_kind(Kind.REFUSED)}
