@@ -29,7 +29,7 @@ from lockstep.doctor.backends.hf import CHUNK
 from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, kinds_of, scores_kind
 from lockstep.doctor.options import DoctorGrid
-from lockstep.doctor.plan import ROOM, Cell, drawers_of, range_of, rescore_limit
+from lockstep.doctor.plan import ROOM, Cell, count_sequences, drawers_of, rescore_limit
 from lockstep.plan.sizes import Sizes, readable
 from lockstep.types import Request, SamplingParams
 
@@ -65,19 +65,16 @@ class TableEstimate:
     """Cost of a table.
 
     Attributes:
-        seconds: With as few sequences as the grid allows.
-        most: With as many.
         memory: Bytes that this process, or its GPU, holds at most.
     """
 
     seconds: float
-    most: float
     memory: int
 
     @property
     def sentence(self) -> str:
         """The figures in words."""
-        return f"predicted: {self.seconds / 60:.1f} to {self.most / 60:.1f} minutes, {readable(self.memory)} here"
+        return f"predicted: {self.seconds / 60:.1f} minutes, {readable(self.memory)} here"
 
 
 def count_operations(sizes: Sizes, tokens: int) -> float:
@@ -117,10 +114,8 @@ class TableCost:
 
     def estimate(self, cells: Sequence[Cell]) -> TableEstimate:
         """Sums up cells."""
-        ranges = [(cell, *range_of(cell, self.grid)) for cell in cells]
-        fewest = sum(self.count_seconds(cell, low) for cell, low, _ in ranges)
-        most = sum(self.count_seconds(cell, high) for cell, _, high in ranges)
-        return TableEstimate(fewest, most, peak_bytes() + self.count_bytes(cells))
+        seconds = sum(self.count_seconds(cell, count_sequences(cell, self.grid)) for cell in cells)
+        return TableEstimate(seconds, peak_bytes() + self.count_bytes(cells))
 
     def count_seconds(self, cell: Cell, count: int) -> float:
         """Seconds of a cell with so many sequences."""

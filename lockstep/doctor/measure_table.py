@@ -23,16 +23,15 @@ from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
 from lockstep.doctor.estimate import TableCost, TableEstimate, peak_bytes
-from lockstep.doctor.judging import TableRow, judge_row, judge_rows, pairs_of, samples_for
+from lockstep.doctor.judging import TableRow, judge_rows, pairs_of
 from lockstep.doctor.measure import Bench, Repeated, find_generating, repeat
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.page import write_page
-from lockstep.doctor.plan import ROOM, Cell, cells_of, put_text_before, requests_for, rescore_limit, sequences_for
+from lockstep.doctor.plan import ROOM, Cell, cells_of, count_sequences, put_text_before, requests_for, rescore_limit
 from lockstep.doctor.prompts import PromptSource
 from lockstep.doctor.render import markdown
 from lockstep.doctor.report import TableResult, columns_of, describe, tree_of
 from lockstep.doctor.session import open_session
-from lockstep.doctor.verdict import Clause
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
 from lockstep.report.doctor_folder import COLUMNS, REPORT
@@ -87,7 +86,6 @@ class _Measurement:
         self._witness = HFBackend(recipe.model.path, device=recipe.learner.device)
         self._bench = Bench(backends, self._witness, recipe.grid)
         self._begun = time.monotonic()
-        self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}
         self._repeats: list[Repeated] = []
 
     def measure(self) -> TableResult:
@@ -134,13 +132,12 @@ class _Measurement:
             return TableRow(cell, "cut by budget")
         row, repeats = known or self._measure_row(number, cell)
         self._repeats += repeats
-        self._note_spread(row)
         return row
 
     def _measure_row(self, number: int, cell: Cell) -> tuple[TableRow, list[Repeated]]:
         begun = time.monotonic()
         prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
-        requests = requests_for(cell, prompts, self._sequences(cell), self._recipe.seed)
+        requests = requests_for(cell, prompts, count_sequences(cell, self._recipe.grid), self._recipe.seed)
         requests = put_text_before(requests, cell, prompts, rescore_limit(cell, self._recipe.grid))
         with self._shown.phase(cell.name):
             row = TableRow(cell, "measured", tuple(self._bench.draw(cell, requests)))
@@ -156,28 +153,6 @@ class _Measurement:
         if self._kept is not None:
             self._kept.keep(number, row, repeats)
         return row, repeats
-
-    def _sequences(self, cell: Cell) -> int:
-        shorter = self._shorter.get((cell.data, cell.method, cell.batch_size), [])
-        return sequences_for(cell, self._recipe.grid, shorter, self._level)
-
-    def _note_spread(self, row: TableRow) -> None:
-        """Notes the spread of a cell, which sizes the same cell at other lengths."""
-        cell = row.cell
-        judgements = [judge_row(row, pair, self._recipe.limits, self._judged_together) for pair in self._pairs]
-        self._shorter[cell.data, cell.method, cell.batch_size] = [
-            (judgement.clauses[f"{side}.mismatch"], int(drawn.batch.mask.sum()))
-            for judgement, pair in zip(judgements, self._pairs, strict=True)
-            for side, drawn in samples_for(row, pair).items()
-        ]
-
-    @property
-    def _judged_together(self) -> int:
-        return len(self._inside) * len(self._pairs)
-
-    @property
-    def _level(self) -> float:
-        return (1 - self._recipe.limits.confidence) / self._judged_together
 
     def _arithmetic(self) -> str:
         beyond = len(self._cells) - len(self._inside)

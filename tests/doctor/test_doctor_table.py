@@ -331,7 +331,6 @@ def mismatch_limit(tree: Mapping[str, Any]) -> float:
     [
         ("grid.data=[counting]", lambda tree: tree["cells"][0]["data"], "counting"),
         ("grid.sequences=9", lambda tree: tree["cells"][0]["sequences"], 9),
-        ("grid.max_sequences=20", lambda tree: tree["cells"][0]["sequences"], 20),
         ("grid.max_steps=2", lambda tree: tree["cells"][0]["sequences"], 8),
         ("grid.max_tokens=8", lambda tree: tree["cells"][0]["sequences"], 4),
         ("grid.all_draw_to=1", lambda tree: list(tree["cells"][0]["pairs"][0]["drawn"]), ["infer"]),
