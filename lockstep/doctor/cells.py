@@ -23,7 +23,7 @@ from lockstep.doctor.plan import Cell
 from lockstep.doctor.report import columns_of
 from lockstep.whole_files import write_whole
 
-_OURS = ("tokens", "lengths", "mask", "cluster", "decoded")
+_OURS = ("tokens", "lengths", "mask", "cluster")
 
 
 class Cells:
@@ -64,9 +64,6 @@ class Cells:
 def _read_samples(said: Mapping[str, Any], cell: Cell, tensors: Mapping[str, Tensor]) -> Drawn:
     start = f"0.{said['drawer']}."
     own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-    tokens, lengths, mask, cluster, decoded = (own.pop(name) for name in _OURS)
-    named: list[tuple[list[str], Tensor]] = [(name.split("."), column) for name, column in own.items()]
-    scores: dict[Any, Tensor] = {(kind, *rest): column for (kind, *rest), column in named if rest[0] != "rounding"}
-    roundings: dict[Any, Tensor] = {(kind, rest[1]): column for (kind, *rest), column in named if rest[0] == "rounding"}
+    tokens, lengths, mask, cluster = (own.pop(name) for name in _OURS)
     batch = Batch(tokens.long(), lengths, {"mask": mask}, sampling=cell.sampling)
-    return Drawn(said["drawer"], batch, cluster, decoded, scores, roundings, said["dtypes"])
+    return Drawn(said["drawer"], batch, cluster, own, said["dtypes"])

@@ -22,9 +22,9 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import TORCH_TYPES
 from lockstep.doctor.locate_estimate import LocateEstimate, estimate_locate, free_bytes
 from lockstep.doctor.options import DoctorRecipe, ranks_of
-from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
 from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.render import write_page
 from lockstep.doctor.session import choose_results
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device

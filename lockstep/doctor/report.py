@@ -93,7 +93,7 @@ def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
         for drawn in row.drawn:
             batch = drawn.batch
             own = {"tokens": batch.tokens.int(), "lengths": batch.lengths, "mask": batch.mask}
-            own |= {"cluster": drawn.cluster} | drawn.tensors()
+            own |= {"cluster": drawn.cluster, **drawn.tensors}
             tensors |= {f"{number}.{drawn.drawer}.{name}": tensor.contiguous() for name, tensor in own.items()}
     return tensors
 
