@@ -1,14 +1,11 @@
-"""The analysis of two columns of log-probabilities without a model: figures, strata, and what they look like."""
+"""The analysis of two columns of log-probabilities without a model, in words: figures, and what they look like."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from lockstep_doctor.column.columns import TokenColumns
-from lockstep_doctor.column.examine import examine_columns
-from lockstep_doctor.column.finding import ColumnSide, Finding
-from lockstep_doctor.statistics import Compared, by_index, by_surprise, figures
+from lockstep_doctor.column import Finding
+from lockstep_doctor.column.columns import SIDES
 
 _SHOWN = (
     ("token_mult_prob_error", "mean e^abs(Δ)"),
@@ -33,53 +30,21 @@ _SHOWN = (
 )
 
 
-@dataclass(frozen=True)
-class Analysis:
-    """Result of the comparison of two columns."""
-
-    compared: Compared
-    figures: Mapping[str, float]
-    findings: Sequence[Finding]
-    names: Mapping[ColumnSide, str]
+def describe_figures(numbers: Mapping[str, float]) -> str:
+    """Returns figures as a table of Markdown."""
+    return markdown_table(("figure", "", "value"), ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN))
 
 
-def analyze(columns: TokenColumns) -> Analysis:
-    """Analyzes two columns of log-probabilities.
-
-    Raises:
-        ValueError: No token was generated.
-    """
-    compared = columns.compare()
-    return Analysis(compared, figures(compared), examine_columns(columns), columns.names)
-
-
-def describe_figures(analysis: Analysis) -> Iterator[str]:
-    """Yields figures and strata as tables of Markdown, and empty lines between them."""
-    numbers = analysis.figures
-    yield markdown_table(("figure", "", "value"), ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN))
-    shown = ("token_mult_prob_error", "median_abs", "p99")
-    for title, parts in (
-        ("place in the response", by_index(analysis.compared)),
-        ("surprise, −log p of the inference side", by_surprise(analysis.compared)),
-    ):
-        found = ((name, figures(part)) for name, part in parts.items())
-        rows = ((name, f"{one['tokens']:,.0f}", *(f"{one[key]:.4g}" for key in shown)) for name, one in found)
-        yield ""
-        yield markdown_table((title, "tokens", "mean e^abs(Δ)", "median abs(Δ)", "99 % within"), rows)
-    yield ""
-
-
-def describe_findings(analysis: Analysis) -> Iterator[str]:
+def describe_findings(findings: Iterable[Finding]) -> Iterator[str]:
     """Yields what was found, line by line, and what usually leaves such marks; none of it is proven to be the cause."""
-    for one in analysis.findings:
-        side = "" if one.side is None else f" ({analysis.names[one.side]} side)"
+    for one in findings:
+        side = "" if one.side is None else f" ({SIDES[one.side]} side)"
         yield f"**{one.kind}**{side}: {one.what}."
         yield ""
         yield f"- {one.tokens_in_words}; {one.share:.0%} of the squares of Δ"
         yield from (f"- consistent with {cause}" for cause in one.consistent)
         yield ""
-    if analysis.findings:
-        yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."
+    yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
