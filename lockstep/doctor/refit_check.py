@@ -187,13 +187,9 @@ class _Check:
         gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[self._probe.mask].abs()
         bound, names, held = LARGEST_GAP[self._engine.dtype], set(tensors), self._now.held
         if bool(gap.mean() <= bound) != equal and not found:
-            why = (
-                "gives other log-probabilities with equal weights"
-                if equal
-                else "has other weights, and does not show it"
-            )
-            hint = ": positions, masks or its own tables differ" if equal else ""
-            what = f"{why} (mean |Δ| {gap.mean():.2g} nats, the limit is {bound:g}){hint}"
+            same = "gives other log-probabilities with equal weights: positions, masks or its own tables differ"
+            what = same if equal else "has other weights, and does not show it"
+            what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {bound:g})"
             found.append(RefitFinding("the engine", what))
         kernel, received = len(held.columns.keys() & names), len(held.received & names)
         whole, mean, most = len(names) - kernel - received, float(gap.mean()), float(gap.max())
