@@ -33,6 +33,8 @@ from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config, skeleton
 from lockstep.models.heads import PLAIN
 from lockstep.models.weight_files import check_weights
+from lockstep.samplers.torch.model_sampler import lay_behind
+from lockstep.samplers.torch.rows import Response
 from lockstep.types import Request, SamplingParams
 
 Sequences = Sequence[Tensor]
@@ -132,11 +134,12 @@ class HFBackend:
             raise InputError("the doctor draws responses of full length; leave stop_token_ids out")
         asked = self._usual.but(conditions)
         model, size = self.model(asked), asked.batch_size or 1
-        rows: list[tuple[Request, Tensor, Tensor]] = []
+        rows: list[Response] = []
         for start in range(0, len(requests), size):
-            chunk = requests[start : start + size]
-            rows += zip(chunk, *self.draw(model, chunk, sampling, asked), strict=True)
-        return _join(rows, sampling)
+            tokens_BK, logprob_BK = self.draw(model, requests[start : start + size], sampling, asked)
+            pairs = zip(tokens_BK.tolist(), logprob_BK.tolist(), strict=True)
+            rows += [Response(tokens, logprobs, stopped=False) for tokens, logprobs in pairs]
+        return lay_behind(requests, rows, 0, sampling)
 
     def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
         """Computes the logits of each sequence, [T, V], side by side with padding."""
@@ -251,20 +254,3 @@ class _Drawing(LogitsProcessor):
         return torch.stack(
             [penalize(row_V, torch.cat([own, made]), made, self._sampling) for row_V, own, made in sides]
         )
-
-
-def _join(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:
-    """Joins each prompt with its response, as samplers do."""
-    tokens, masks, columns = [], [], []
-    for request, tokens_K, logprob_K in rows:
-        prompt = torch.tensor(request.tokens)
-        tokens.append(torch.cat([prompt, tokens_K]))
-        masks.append(torch.arange(len(tokens[-1])) >= len(prompt))
-        columns.append(torch.cat([torch.zeros(len(prompt)), logprob_K.float()]))
-    return Batch(
-        torch.cat(tokens),
-        torch.tensor([len(own) for own in tokens]),
-        {"mask": torch.cat(masks), "sampler_logprob": torch.cat(columns)},
-        {"truncated": torch.ones(len(rows), dtype=torch.bool), "version": torch.zeros(len(rows), dtype=torch.int64)},
-        sampling,
-    )
