@@ -13,8 +13,7 @@ from torch import Tensor
 from lockstep_doctor.column import Finding, TokenColumns, examine_columns
 from lockstep_doctor.column.finding import ColumnSide
 from lockstep_doctor.column.halves import TEMPERATURES
-from lockstep_doctor.dumps.errors import DumpError
-from lockstep_doctor.dumps.names import FieldNames
+from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
 from lockstep_doctor.hf import load
 from lockstep_doctor.locate import FLOORS
