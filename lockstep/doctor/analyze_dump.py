@@ -89,5 +89,8 @@ def _document(file: Path, dump: Dump, analysis: DumpAnalysis) -> dict[str, Any]:
         "reasons": judgement.reasons,
         "clauses": {name: asdict(clause) for name, clause in judgement.clauses.items()},
         "figures": analysis.figures,
-        "findings": [asdict(one) | {"where": one.where and str(one.where)} for one in analysis.findings],
+        "findings": [
+            asdict(one) | {"where": one.where and str(one.where), "consistent": one.consistent}
+            for one in analysis.findings
+        ],
     }
