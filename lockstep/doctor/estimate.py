@@ -30,8 +30,9 @@ from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, kinds_of, scores_kind
 from lockstep.doctor.options import DoctorGrid
 from lockstep.doctor.plan import ROOM, Cell, count_sequences, drawers_of, rescore_limit
-from lockstep.plan.sizes import Sizes, readable
+from lockstep.plan.sizes import Sizes
 from lockstep.types import Request, SamplingParams
+from lockstep.units import readable
 
 _SHORT, _LONG, _STEPS = 16, 512, 8
 _FP32 = 4

@@ -29,9 +29,9 @@ from lockstep.doctor.session import choose_results
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config
-from lockstep.plan.sizes import readable
 from lockstep.report.doctor_folder import REPORT
 from lockstep.report.progress import Progress, show_progress
+from lockstep.units import readable
 from lockstep.whole_files import write_whole
 from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import Pair, PairExamination, examine

@@ -9,9 +9,9 @@ from lockstep.doctor.judging import counts_segments
 from lockstep.doctor.report import TableResult
 from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
-from lockstep.plan.sizes import readable
 from lockstep.report.doctor_folder import DoctorFolder
 from lockstep.report.doctor_page import write_doctor_page
+from lockstep.units import readable
 from lockstep_doctor.analyze import markdown_table
 
 PAGE = "report.html"
