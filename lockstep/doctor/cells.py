@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,14 @@ class Cells:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "cells"
 
-    def keep(self, number: int, row: TableRow, repeats: Sequence[Repeated]) -> None:
+    def keep(self, number: int, row: TableRow) -> None:
         """Writes a measured cell, whole or not at all."""
         self._folder.mkdir(exist_ok=True)
         drawers = [{"drawer": one.drawer, "dtypes": dict(one.dtypes)} for one in row.drawn]
-        said = {"drawers": drawers, "repeats": [asdict(one) for one in repeats], "seconds": row.seconds}
+        said = {"drawers": drawers, "repeats": [asdict(one) for one in row.repeats], "seconds": row.seconds}
         write_whole(self._file(number), [save(columns_of([row]), {"said": json.dumps(said)})])
 
-    def read(self, number: int, cell: Cell) -> tuple[TableRow, list[Repeated]] | None:
+    def read(self, number: int, cell: Cell) -> TableRow | None:
         """A cell as it was measured; None where it was not."""
         if not self._file(number).is_file():
             return None
@@ -51,7 +51,8 @@ class Cells:
             said: dict[str, Any] = json.loads(file.metadata()["said"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         drawn = tuple(_read_samples(one, cell, tensors) for one in said["drawers"])
-        return TableRow(cell, "measured", drawn, said["seconds"]), [Repeated(**one) for one in said["repeats"]]
+        repeats = tuple(Repeated(**one) for one in said["repeats"])
+        return TableRow(cell, "measured", drawn, repeats, said["seconds"])
 
     def drop(self) -> None:
         """Takes the files away; the report holds what was in them."""

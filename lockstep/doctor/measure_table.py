@@ -10,8 +10,7 @@ recipe.yaml, inputs.json, environment.json   every option, digests of model and 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -85,16 +84,16 @@ class _Measurement:
         self._witness = HFBackend(recipe.model.path, device=recipe.learner.device)
         self._bench = Bench(backends, self._witness, recipe.grid)
         self._begun = time.monotonic()
-        self._repeats: list[Repeated] = []
 
     def measure(self) -> TableResult:
         """Measures and judges all."""
+        read = [None if self._kept is None else self._kept.read(*cell) for cell in enumerate(self._cells)]
         with self._shown.phase("estimate"):
-            predicted = self._estimate()
+            predicted = self._estimate([cell for cell, known in zip(self._cells, read, strict=True) if known is None])
         self._shown.total(len(self._inside), f"{self._arithmetic()}; {predicted.sentence}", unit="cells")
-        self._begun, rows = time.monotonic(), []
-        for number, cell in enumerate(self._cells):
-            rows.append(self._row(number, cell))
+        self._begun, rows = time.monotonic(), list[TableRow]()
+        for number, (cell, known) in enumerate(zip(self._cells, read, strict=True)):
+            rows.append(known or self._row(number, cell))
             if rows[-1].state != "beyond context":
                 tokens = sum(int(drawn.batch.mask.sum()) for drawn in rows[-1].drawn)
                 self._shown.step(sum(row.state != "beyond context" for row in rows), {}, tokens)
@@ -102,7 +101,6 @@ class _Measurement:
             rows,
             self._pairs,
             judge_rows(rows, self._pairs, self._recipe.limits),
-            self._repeats,
             {name: describe(backend) for name, backend in self._backends.items()},
             list(find_missing(self._recipe)),
             self._notes(sum(row.state == "cut by budget" for row in rows)),
@@ -111,47 +109,33 @@ class _Measurement:
             peak_bytes(),
         )
 
-    def _estimate(self) -> TableEstimate:
-        """Estimates the cost of the remaining cells."""
-        left = [
-            cell
-            for number, cell in enumerate(self._cells)
-            if cell in self._inside and (self._kept is None or self._kept.read(number, cell) is None)
-        ]
+    def _estimate(self, cells: Sequence[Cell]) -> TableEstimate:
+        """Estimates the cost of some cells, those beyond the context aside."""
         folder, dtypes = self._recipe.model.path, sorted(set(self._bench.dtypes.values()))
-        sizes = Sizes.of(skeleton(read_config(folder), folder))
-        return TableCost.measure(self._backends, self._witness, dtypes, self._recipe.grid, sizes).estimate(left)
+        cost = TableCost.measure(
+            self._backends, self._witness, dtypes, self._recipe.grid, Sizes.of(skeleton(read_config(folder), folder))
+        )
+        return cost.estimate([cell for cell in cells if cell in self._inside])
 
     def _row(self, number: int, cell: Cell) -> TableRow:
+        begun, grid = time.monotonic(), self._recipe.grid
         if cell not in self._inside:
             return TableRow(cell, "beyond context")
-        known = None if self._kept is None else self._kept.read(number, cell)
-        budget = self._recipe.grid.budget_s
-        if known is None and budget is not None and time.monotonic() - self._begun >= budget:
+        if grid.budget_s is not None and begun - self._begun >= grid.budget_s:
             return TableRow(cell, "cut by budget")
-        row, repeats = known or self._measure_row(number, cell)
-        self._repeats += repeats
-        return row
-
-    def _measure_row(self, number: int, cell: Cell) -> tuple[TableRow, list[Repeated]]:
-        begun = time.monotonic()
         prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
-        requests = requests_for(cell, prompts, count_sequences(cell, self._recipe.grid), self._recipe.seed)
-        requests = put_text_before(requests, cell, prompts, rescore_limit(cell, self._recipe.grid))
+        requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
+        requests = put_text_before(requests, cell, prompts, rescore_limit(cell, grid))
         with self._shown.phase(cell.name):
-            row = TableRow(cell, "measured", tuple(self._bench.draw(cell, requests)))
-        repeats: list[Repeated] = []
+            drawn, repeats = tuple(self._bench.draw(cell, requests)), list[Repeated]()
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
-                repeats = [
-                    repeat(cell, name, backend, requests, self._recipe.grid.repeats)
-                    for name, backend in self._backends.items()
-                    if name in find_generating(self._backends)
-                ]
-        row = replace(row, seconds=time.monotonic() - begun)
+                drawers = [(name, self._backends[name]) for name in find_generating(self._backends)]
+                repeats += [repeat(cell, *drawer, requests, grid.repeats) for drawer in drawers]
+        row = TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
         if self._kept is not None:
-            self._kept.keep(number, row, repeats)
-        return row, repeats
+            self._kept.keep(number, row)
+        return row
 
     def _arithmetic(self) -> str:
         beyond = len(self._cells) - len(self._inside)

@@ -29,7 +29,6 @@ class TableResult:
     """All that a table found.
 
     Attributes:
-        repeats: Of the shortest cells.
         refused: Backends that were asked for and that the machine cannot have.
         notes: What was asked otherwise than one would think.
         memory: Bytes that this process held at most.
@@ -38,13 +37,17 @@ class TableResult:
     rows: Sequence[TableRow]
     pairs: Sequence[Pair]
     judged: Mapping[tuple[int, Pair], CellJudgement]
-    repeats: Sequence[Repeated]
     backends: Mapping[str, Mapping[str, Any]]
     refused: Sequence[str]
     notes: Sequence[str]
     seconds: float
     predicted: TableEstimate
     memory: int
+
+    @property
+    def repeats(self) -> list[Repeated]:
+        """Those of all cells."""
+        return [repeat for row in self.rows for repeat in row.repeats]
 
     @property
     def verdict(self) -> Verdict:
