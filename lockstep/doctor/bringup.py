@@ -35,10 +35,10 @@ from lockstep.doctor.session import open_session
 from lockstep.doctor.verdict import DUST
 from lockstep.errors import InputError
 from lockstep.report.progress import Progress
+from lockstep.report.terminal import markdown_table
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Request, SamplingParams
 from lockstep.whole_files import write_whole
-from lockstep_doctor.analyze import markdown_table
 
 Outcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
 _SEQUENCES, _TOKENS = 8, 64

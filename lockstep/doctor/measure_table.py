@@ -17,8 +17,8 @@ import orjson
 from safetensors.torch import save
 
 from lockstep.config.loading import Loaded
+from lockstep.doctor.backends.build import find_missing
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
 from lockstep.doctor.cells import Cells
 from lockstep.doctor.estimate import TableCost, TableEstimate, peak_bytes

@@ -11,8 +11,8 @@ from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 from lockstep.report.doctor_folder import DoctorFolder
 from lockstep.report.doctor_page import write_doctor_page
+from lockstep.report.terminal import markdown_table
 from lockstep.units import readable
-from lockstep_doctor.analyze import markdown_table
 
 PAGE = "report.html"
 
