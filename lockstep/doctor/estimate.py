@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 import resource
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from timeit import timeit
 
 import torch
 
@@ -164,7 +164,9 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
     asked = conditions or Conditions()
     short, long = (min(tokens, backend.context - ROOM) for tokens in (_SHORT, _LONG))
     backend.score(_sequence(short, sizes), asked)  # opens models and kernels
-    seconds = {tokens: _time(partial(backend.score, _sequence(tokens, sizes), asked)) for tokens in (short, long)}
+    seconds = {
+        tokens: timeit(partial(backend.score, _sequence(tokens, sizes), asked), number=1) for tokens in (short, long)
+    }
     more = count_operations(sizes, long) - count_operations(sizes, short)
     rate = max(more, 1.0) / max(seconds[long] - seconds[short], 1e-6)
     steps = dict[int, float]()
@@ -173,7 +175,7 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
         beside = Conditions(batch_size=size)
         sampling = SamplingParams(min(_STEPS, backend.context - 1))
         backend.generate(requests, SamplingParams(1), beside)
-        steps[size] = _time(partial(backend.generate, requests, sampling, beside)) / sampling.max_tokens
+        steps[size] = timeit(partial(backend.generate, requests, sampling, beside), number=1) / sampling.max_tokens
     return Speed(max(0.0, seconds[short] - count_operations(sizes, short) / rate), rate, steps)
 
 
@@ -181,12 +183,6 @@ def peak_bytes() -> int:
     """Most bytes that this process has held so far, and its GPU."""
     on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + on_gpu
-
-
-def _time(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
 
 
 def _sequence(tokens: int, sizes: Sizes) -> Batch:
