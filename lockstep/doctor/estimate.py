@@ -27,7 +27,7 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import CHUNK
 from lockstep.doctor.base import Backend, Conditions, DType
-from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, kinds_of, scores_kind
+from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, scorers_of
 from lockstep.doctor.options import DoctorGrid
 from lockstep.doctor.plan import ROOM, Cell, count_sequences, drawers_of, rescore_limit
 from lockstep.plan.sizes import Sizes
@@ -123,14 +123,8 @@ class TableCost:
         rescored, repeated, seconds = min(count, rescore_limit(cell, self.grid)), min(REPEATED, cell.decoded), 0.0
         steps = {name: self.speeds[name].step_s(self.sizes, cell.batch_size, cell.length) for name in self._generating}
         for drawer in drawers_of(cell, self.grid, self._generating):
-            kinds = kinds_of(cell.sampling, self.backends, drawer)
-            passes = [
-                self.speeds[name]
-                for name, backend in self.backends.items()
-                for kind in kinds
-                if scores_kind(backend, kind, cell.sampling)
-            ]
-            passes += [speed for speed in self.floor for _ in kinds]
+            scorers = scorers_of(cell.sampling, self.backends, drawer)
+            passes = [self.speeds[name] for names in scorers.values() for name in names] + [*self.floor] * len(scorers)
             seconds += math.ceil(count / cell.batch_size) * cell.decoded * steps[drawer]
             seconds += rescored * sum(speed.pass_s(self.sizes, cell.length) for speed in passes)
             seconds += rescored * self.speeds[drawer].pass_s(self.sizes, cell.beginning) if cell.beginning else 0.0

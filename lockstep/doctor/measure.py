@@ -102,11 +102,11 @@ class Bench:
 
     def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
         said = {"decoded": batch["sampler_logprob"][batch.mask]}
-        for kind in kinds_of(cell.sampling, self._backends, drawer):
-            for name, backend in self._backends.items():
-                if scores_kind(backend, kind, cell.sampling):
-                    logprob = backend.score(_adapt(backend, kind, batch), self._side_by_side(cell, batch))
-                    said[f"{kind}.{name}"] = logprob[batch.mask]
+        for kind, names in scorers_of(cell.sampling, self._backends, drawer).items():
+            for name in names:
+                asked = _adapt(self._backends[name], kind, batch)
+                logprob = self._backends[name].score(asked, self._side_by_side(cell, batch))
+                said[f"{kind}.{name}"] = logprob[batch.mask]
             for dtype in sorted(set(self.dtypes.values())):
                 said[f"{kind}.rounding.{dtype}"] = self._rounding(_adapt(self._witness, kind, batch), dtype, cell)
         return Drawn(drawer, batch, cluster, said, self.dtypes)
@@ -125,20 +125,15 @@ class Bench:
         return (first - second).abs()[batch.mask]
 
 
-def kinds_of(sampling: SamplingParams, backends: Mapping[str, Backend], drawer: str) -> tuple[Kind, ...]:
-    """Returns the kinds of scores: also at temperature 1 if a backend supports no other.
+def scorers_of(sampling: SamplingParams, backends: Mapping[str, Backend], drawer: str) -> dict[Kind, list[str]]:
+    """Returns the backends that score what one drew, by kind: also at temperature 1 if one supports nothing else.
 
     The last one that generates is the inference side of its pairs: where it draws, its decoding is compared.
     """
-    decoding = drawer if drawer == find_generating(backends)[-1] else None
-    scoring = [backend for name, backend in backends.items() if name != decoding]
-    same = sampling.unshaped or all("shaped" in backend.capabilities for backend in scoring)
-    return ("shaped",) if same else ("shaped", "plain")
-
-
-def scores_kind(backend: Backend, kind: Kind, sampling: SamplingParams) -> bool:
-    """Returns True if a backend can give scores of a kind."""
-    return kind == "plain" or sampling.unshaped or "shaped" in backend.capabilities
+    shaped = [name for name, backend in backends.items() if sampling.unshaped or "shaped" in backend.capabilities]
+    decoding = {drawer} & {find_generating(backends)[-1]}
+    alike = backends.keys() <= {*shaped, *decoding}
+    return {"shaped": shaped} if alike else {"shaped": shaped, "plain": list(backends)}
 
 
 def find_generating(backends: Mapping[str, Backend]) -> list[str]:
