@@ -53,7 +53,7 @@ class Finding:
 
     @property
     def consistent(self) -> tuple[str, ...]:
-        """What leaves such marks, the likeliest first; empty: nothing in particular."""
+        """Causes that leave such marks, the likeliest first; empty: none in particular."""
         return _CONSISTENT[self.kind]
 
     @property
