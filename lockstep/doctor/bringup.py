@@ -75,12 +75,12 @@ class Observation:
 def bring_up(loaded: Loaded) -> int:
     """Runs all checks, prints their rows, and writes `bringup.json`. Returns the exit code."""
     found: list[Observation] = []
-    with open_session(loaded) as session:
-        for one in observe(session.recipe, session.backends, session.shown):
-            session.shown.note(f"{one.check} of {one.what}: {one.outcome}")
+    with open_session(loaded) as (results, backends, shown):
+        for one in observe(loaded.expect(DoctorRecipe), backends, shown):
+            shown.note(f"{one.check} of {one.what}: {one.outcome}")
             found.append(one)
         content = orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2)
-        write_whole(session.folder / "bringup.json", [content + b"\n"])
+        write_whole(results.folder / "bringup.json", [content + b"\n"])
     rows = [[one.check, one.what, one.outcome, one.said] for one in found]
     print(markdown_table(["Check", "Of", "Outcome", ""], rows))
     outcomes = {one.outcome for one in found}

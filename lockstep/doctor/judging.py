@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.doctor.base import Backend, Side
 from lockstep.doctor.measure import Drawn, Repeated, find_generating
 from lockstep.doctor.options import DoctorLimits
-from lockstep.doctor.plan import FEWEST, Cell
+from lockstep.doctor.plan import Cell
 from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, judge, judge_tails
 from lockstep.errors import InputError
 from lockstep_doctor.statistics import Compared
@@ -20,6 +20,8 @@ from lockstep_doctor.statistics import Compared
 State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]
 """Training side and inference side."""
+_FEWEST = 2 * LEAST_CLUSTERS
+"""Clusters of a cell. Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never."""
 SHORTEST_SEGMENT = 250
 """Tokens of a sequence that stand for an independent one, where a cell has fewer than `LEAST_CLUSTERS` of those."""
 
@@ -83,7 +85,7 @@ def counts_segments(row: TableRow, pair: Pair) -> bool:
 def make_independent(compared: Compared) -> Compared:
     """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long ones."""
     few = compared.lengths.numel() < LEAST_CLUSTERS
-    count = max(LEAST_CLUSTERS, min(FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
+    count = max(LEAST_CLUSTERS, min(_FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
     return compared.in_segments(count, SHORTEST_SEGMENT) if few else compared
 
 

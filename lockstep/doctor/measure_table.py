@@ -45,12 +45,12 @@ def measure_and_report(loaded: Loaded) -> TableResult:
         ChangedError: If the folder holds a report on something else.
         ValueError: If the model or its prompts cannot be used.
     """
-    with open_session(loaded) as session:
-        cells = Cells(session.folder)
-        found = measure_table(session.recipe, session.backends, session.shown, cells)
-        with session.shown.phase("write"):
-            _write(session.folder, tree_of(found, loaded, session.inputs), found)
-            page = write_page(session.folder)
+    with open_session(loaded) as (results, backends, shown):
+        cells = Cells(results.folder)
+        found = measure_table(loaded.expect(DoctorRecipe), backends, shown, cells)
+        with shown.phase("write"):
+            _write(results.folder, tree_of(found, loaded, results.inputs), found)
+            page = write_page(results.folder)
             cells.drop()
     print(markdown(found), end="")
     print(f"report: {page}")
@@ -89,7 +89,9 @@ class _Measurement:
         read = [None if self._kept is None else self._kept.read(*cell) for cell in enumerate(self._cells)]
         with self._shown.phase("estimate"):
             predicted = self._estimate([cell for cell, known in zip(self._cells, read, strict=True) if known is None])
-        self._shown.total(len(self._inside), f"{self._arithmetic()}; {predicted.sentence}", unit="cells")
+        beyond = len(self._cells) - len(self._inside)
+        left = f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
+        self._shown.total(len(self._inside), f"{len(self._inside)} cells{left}; {predicted.sentence}", unit="cells")
         self._begun, rows = time.monotonic(), list[TableRow]()
         for number, (cell, known) in enumerate(zip(self._cells, read, strict=True)):
             rows.append(known or self._row(number, cell))
@@ -135,12 +137,6 @@ class _Measurement:
         if self._kept is not None:
             self._kept.keep(number, row)
         return row
-
-    def _arithmetic(self) -> str:
-        beyond = len(self._cells) - len(self._inside)
-        return f"{len(self._inside)} cells" + (
-            f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
-        )
 
     def _notes(self, cut: int) -> list[str]:
         notes = [f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()]

@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from lockstep.doctor.options import DoctorGrid, Method
-from lockstep.doctor.verdict import LEAST_CLUSTERS
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Prompt, Request, SamplingParams
 
 ROOM = 1
 """Tokens behind a sequence that vLLM wants room for in its context when it scores the sequence."""
-
-FEWEST = 2 * LEAST_CLUSTERS
-"""Clusters of a cell. Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never."""
 
 
 @dataclass(frozen=True)
