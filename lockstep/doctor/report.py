@@ -143,7 +143,7 @@ def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
 
 
 class Cells:
-    """The files.
+    """Measured cells of a table that is not whole yet, as files.
 
     Args:
         folder: Of the report; it is that of one grid, model and prompts alone.
