@@ -236,9 +236,12 @@ class _Drawing(LogitsProcessor):
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        drawn_BK = torch.stack(self.tokens, 1).cpu() if self.tokens else torch.zeros(len(scores), 0, dtype=torch.int64)
-        seen = ((torch.cat([own, made]), made) for own, made in zip(self._prompts, drawn_BK, strict=True))
-        scores = _penalize_rows(scores, seen, self._sampling)
+        if self._sampling.penalizes:
+            drawn = (
+                torch.stack(self.tokens, 1).cpu() if self.tokens else [torch.zeros(0, dtype=torch.int64)] * len(scores)
+            )
+            seen = ((torch.cat([own, made]), made) for own, made in zip(self._prompts, drawn, strict=True))
+            scores = _penalize_rows(scores, seen, self._sampling)
         token_B, _ = draw(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
         self.logprobs.append(self._backend.logprob(scores, token_B, self._sampling, self._conditions))
         self.tokens.append(token_B)
