@@ -237,10 +237,9 @@ class _Drawing(LogitsProcessor):
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         if self._sampling.penalizes:
-            drawn = (
-                torch.stack(self.tokens, 1).cpu() if self.tokens else [torch.zeros(0, dtype=torch.int64)] * len(scores)
-            )
-            seen = ((torch.cat([own, made]), made) for own, made in zip(self._prompts, drawn, strict=True))
+            none = torch.zeros(len(scores), 0, dtype=torch.int64)
+            drawn_BK = torch.cat([none, *(token_B.cpu()[:, None] for token_B in self.tokens)], 1)
+            seen = ((torch.cat([own, made]), made) for own, made in zip(self._prompts, drawn_BK, strict=True))
             scores = _penalize_rows(scores, seen, self._sampling)
         token_B, _ = draw(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
         self.logprobs.append(self._backend.logprob(scores, token_B, self._sampling, self._conditions))
