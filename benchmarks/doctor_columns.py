@@ -25,8 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from lockstep_doctor.column import Finding, TokenColumns, examine_columns
-from lockstep_doctor.column.columns import RowFact
-from lockstep_doctor.column.features import list_features
+from lockstep_doctor.column.columns import RowFact, list_features
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]

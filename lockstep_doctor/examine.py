@@ -20,7 +20,6 @@ from lockstep_doctor.modules import find_watched
 from lockstep_doctor.settings import (
     Difference,
     ShowsModules,
-    can_undo,
     find_differences,
     select_inside,
     undo,
@@ -249,7 +248,7 @@ def _compare_settings(reference: Tap, other: Tap, tokens_T: Tensor, found: Locat
     gap = nats(right, other.run(tokens_T, mended).logits, tokens_T)
 
     def remove(some: Sequence[Difference]) -> float | None:
-        some = [one for one in some if can_undo(one)]
+        some = [one for one in some if one.can_undo]
         if not some:
             return None
         try:

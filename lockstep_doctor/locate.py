@@ -465,8 +465,8 @@ def _find_loaders(reference: Tap, other: Tap, segment: Segment) -> list[Suspect]
 
 def _find_numbers(tap: Tap) -> set[float]:
     """The settings of an engine that are numbers, as far as they are known."""
-    every = find_settings(tap.model) if isinstance(tap, ShowsModules) else ()
-    return {float(one.value) for one in every if type(one.value) in (int, float)}
+    every = find_settings(tap.model).values() if isinstance(tap, ShowsModules) else ()
+    return {float(one) for one in every if type(one) in (int, float)}
 
 
 def _say_around(trace: OperatorTrace) -> Operator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,20 +24,14 @@ class ShowsModules(Protocol):
     def model(self) -> nn.Module: ...
 
 
-@dataclass(frozen=True)
-class ModelSetting:
-    """A value that a model holds.
+class _Absent:
+    """Value of a setting that one engine has not."""
 
-    Attributes:
-        owner: Path of its module; `config`: the configuration.
-    """
+    def __repr__(self) -> str:
+        return "absent"
 
-    owner: str
-    name: str
-    value: Any
 
-    def __str__(self) -> str:
-        return f"{self.owner}.{self.name}".lstrip(".")
+ABSENT = _Absent()
 
 
 @dataclass(frozen=True)
@@ -44,53 +39,59 @@ class Difference:
     """A setting that two engines have otherwise.
 
     Attributes:
-        right: The reference's; None: it has none.
-        own: The other engine's; None: it has none.
+        owner: Path of its module; `config`: the configuration.
+        right: The reference's value; `ABSENT`: it has none.
+        own: The other engine's.
     """
 
-    right: ModelSetting | None
-    own: ModelSetting | None
+    owner: str
+    name: str
+    right: Any
+    own: Any
 
     @property
-    def setting(self) -> ModelSetting:
-        """Either of them."""
-        one = self.own or self.right
-        assert one is not None
-        return one
+    def setting(self) -> str:
+        """Owner and name in one."""
+        return f"{self.owner}.{self.name}".lstrip(".")
+
+    @property
+    def can_undo(self) -> bool:
+        """True where both engines hold the setting, in one shape."""
+        held = self.right is not ABSENT and self.own is not ABSENT and self.name != "class"
+        both = isinstance(self.right, Tensor) and isinstance(self.own, Tensor)
+        return held and (not both or self.right.shape == self.own.shape)
 
     @property
     def only_type(self) -> bool:
         """True for the same numbers in another dtype."""
-        match self:
-            case Difference(ModelSetting(value=Tensor() as a), ModelSetting(value=Tensor() as b)) if a.shape == b.shape:
+        match self.right, self.own:
+            case Tensor() as a, Tensor() as b if a.shape == b.shape and a.dtype != b.dtype:
                 a, b = a.detach().cpu(), b.detach().cpu()
-                return a.dtype != b.dtype and (torch.equal(a.to(b.dtype), b) or torch.equal(b.to(a.dtype), a))
+                return torch.equal(a.to(b.dtype), b) or torch.equal(b.to(a.dtype), a)
             case _:
                 return False
 
     def __str__(self) -> str:
-        own, right = ("absent" if one is None else _show(one.value) for one in (self.own, self.right))
-        match self:
-            case Difference(ModelSetting(value=Tensor() as a), ModelSetting(value=Tensor() as b)) if a.shape == b.shape:
-                if a.dtype != b.dtype and self.only_type:
-                    return f"{self.setting} is {name_type(b)}, {name_type(a)} in the reference"
+        match self.right, self.own:
+            case Tensor() as a, Tensor() as b if self.only_type:
+                return f"{self.setting} is {name_type(b)}, {name_type(a)} in the reference"
+            case Tensor() as a, Tensor() as b if a.shape == b.shape:
                 off = (b.detach().double().cpu() - a.detach().double().cpu()).abs()
                 hit = f"{int((off > 0).sum())} of {off.numel()} numbers"
                 return f"{self.setting} differs in {hit}, by up to {off.max():.3g}"
             case _:
-                return f"{self.setting} is {own}, {right} in the reference"
+                return f"{self.setting} is {_show(self.own)}, {_show(self.right)} in the reference"
 
 
-def find_settings(model: nn.Module) -> Iterator[ModelSetting]:
-    """Yields all settings: fields of the configuration, then modules, each with class, attributes, weights, buffers."""
+def find_settings(model: nn.Module) -> dict[tuple[str, str], Any]:
+    """Returns all settings by owner and name: of the configuration, then of modules, with class, weights, buffers."""
     config = getattr(model, CONFIG, None)
-    fields = vars(config) if hasattr(config, "__dict__") else {}
-    yield from (ModelSetting(CONFIG, name, value) for name, value in _plain(fields))
+    found = {(CONFIG, name): value for name, value in _plain(vars(config) if hasattr(config, "__dict__") else {})}
     for path, module in model.named_modules():
-        yield ModelSetting(path, "class", type(module).__qualname__)
-        yield from (ModelSetting(path, name, value) for name, value in _plain(vars(module)))
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            yield ModelSetting(path, name, tensor)
+        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        own = [("class", type(module).__qualname__), *_plain(vars(module)), *tensors]
+        found |= {(path, name): value for name, value in own}
+    return found
 
 
 def _plain(fields: Mapping[str, Any], depth: int = 2) -> Iterator[tuple[str, Any]]:
@@ -109,14 +110,10 @@ def _plain(fields: Mapping[str, Any], depth: int = 2) -> Iterator[tuple[str, Any
 
 def find_differences(reference: nn.Module, other: nn.Module) -> list[Difference]:
     """Finds the settings that differ between two models, of modules that both have."""
-    right, own = ({(one.owner, one.name): one for one in find_settings(model)} for model in (reference, other))
+    right, own = find_settings(reference), find_settings(other)
     shared = {owner for owner, _ in right} & {owner for owner, _ in own}
-    keys = [key for key in {**right, **own} if key[0] in shared]
-    return [
-        Difference(right.get(key), own.get(key))
-        for key in keys
-        if not _equal(right[key].value if key in right else None, own[key].value if key in own else None)
-    ]
+    every = [Difference(*key, right.get(key, ABSENT), own.get(key, ABSENT)) for key in right | own if key[0] in shared]
+    return [one for one in every if not _equal(one.right, one.own)]
 
 
 def select_inside(differences: Iterable[Difference], ends: Sequence[str], given: Sequence[str]) -> list[Difference]:
@@ -129,7 +126,7 @@ def select_inside(differences: Iterable[Difference], ends: Sequence[str], given:
     return [
         one
         for one in differences
-        if (owner := one.setting.owner) == CONFIG
+        if (owner := one.owner) == CONFIG
         or (owner not in given and any(_is_within(owner, end) or _is_within(end, owner) for end in ends))
     ]
 
@@ -140,46 +137,26 @@ def _is_within(path: str, outer: str) -> bool:
 
 @contextmanager
 def undo(model: nn.Module, differences: Sequence[Difference]) -> Iterator[None]:
-    """Gives a model the reference's settings in the block."""
+    """Gives a model the reference's settings in the block; those that can be undone."""
     with ExitStack() as back:
         for one in differences:
-            if one.right is not None and one.own is not None:
-                back.callback(_put(model, one.right, one.own.value))
+            back.callback(_put(model, one))
         yield
 
 
-def _put(model: nn.Module, right: ModelSetting, own: Any) -> Callable[[], None]:
+def _put(model: nn.Module, one: Difference) -> Callable[[], object]:
     """Sets one; returns what puts it back."""
-    if isinstance(own, Tensor):
-        kept = own.detach().clone()
-        with torch.no_grad():
-            own.copy_(right.value)
-
-        def restore() -> None:
-            with torch.no_grad():
-                own.copy_(kept)
-
-        return restore
-    owner: Any = model.config if right.owner == CONFIG else model.get_submodule(right.owner)
-    *inner, name = right.name.split(".")
-    if inner:
-        for part in inner:
-            owner = vars(owner)[part] if not isinstance(owner, Mapping) else owner[part]
-        owner[name] = right.value
-        return lambda: owner.__setitem__(name, own)
-    setattr(owner, name, right.value)
-    return lambda: setattr(owner, name, own)
-
-
-def can_undo(one: Difference) -> bool:
-    """True where both engines hold the setting, in one shape."""
-    match one:
-        case Difference(None, _) | Difference(_, None) | Difference(right=ModelSetting(name="class")):
-            return False
-        case Difference(ModelSetting(value=Tensor() as a), ModelSetting(value=Tensor() as b)):
-            return a.shape == b.shape
-        case _:
-            return True
+    if isinstance(one.own, Tensor):
+        own, kept = one.own.detach(), one.own.detach().clone()
+        own.copy_(one.right)
+        return lambda: own.copy_(kept)
+    owner: Any = model.config if one.owner == CONFIG else model.get_submodule(one.owner)
+    *inner, name = one.name.split(".")
+    for part in inner:
+        owner = owner[part] if isinstance(owner, Mapping) else vars(owner)[part]
+    put = owner.__setitem__ if inner else partial(setattr, owner)
+    put(name, one.right)
+    return lambda: put(name, one.own)
 
 
 def _equal(a: Any, b: Any) -> bool:

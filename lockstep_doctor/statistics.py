@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,8 +17,6 @@ CAP = 3.0
 """Nats; |Δ| beyond it counts as this in `capped_mult_prob_error`, which so has a variance."""
 OUTLIERS = (0.1, 0.5, 1.0, 3.0)
 """Nats; the share of tokens beyond each is a figure."""
-_INDEX_EDGES = (1, 8, 64, 512, 4096)
-_SURPRISE_EDGES = (0.05, 0.5, 2.0, 5.0)  # nats
 _KEPT = 0.95  # of the tokens, those with the least |Δ|, in `trimmed_rms`
 _QUANTILES = {"median_abs": 0.5, "p99": 0.99, "p999": 0.999, "max_abs": 1.0}
 _LARGEST = 300.0  # nats
@@ -204,24 +201,6 @@ def effective_share(log_weight: Tensor) -> float:
     if not count or log_weight.max() == -math.inf:
         return 0.0 if count else math.nan
     return float((2 * torch.logsumexp(log_weight, 0) - torch.logsumexp(2 * log_weight, 0)).exp() / count)
-
-
-def by_index(compared: Compared) -> dict[str, Compared]:
-    """Cut by place in the response: 1, 2–8, 9–64, 65–512, 513–4096, beyond; only strata that have tokens."""
-    names = ["1", *(f"{low + 1}–{high}" for low, high in pairwise(_INDEX_EDGES)), f">{_INDEX_EDGES[-1]}"]
-    return _strata(compared, compared.index, _INDEX_EDGES, names)
-
-
-def by_surprise(compared: Compared) -> dict[str, Compared]:
-    """Cut by the inference side's −log p, nats: up to 0.05, 0.5, 2, 5, beyond; only strata that have tokens."""
-    edges = _SURPRISE_EDGES
-    names = [*(f"{low:g}–{high:g}" for low, high in pairwise((0.0, *edges))), f">{edges[-1]:g}"]
-    return _strata(compared, -_without_nan(compared.infer), edges, names)
-
-
-def _strata(compared: Compared, value: Tensor, edges: Sequence[float], names: Sequence[str]) -> dict[str, Compared]:
-    place = torch.bucketize(value, torch.tensor(edges, dtype=value.dtype))
-    return {name: compared.select(place == i) for i, name in enumerate(names) if bool((place == i).any())}
 
 
 def _sizes(size_M: Tensor) -> dict[str, float]:

@@ -796,7 +796,6 @@ class DoctorGridKeys(TypedDict, total=False):
     methods: Sequence[MethodKeys]
     batch_sizes: Sequence[int]
     sequences: int
-    max_sequences: int
     all_draw_to: int
     decoded_tokens: int
     max_steps: int

@@ -7,8 +7,9 @@ result of one among those that compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import PreTrainedConfig
 
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.transport import Factory
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.worker_proxy import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
@@ -99,23 +101,30 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: 
     Raises:
         ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
     """
-    parallel = spec.section.parallel
     require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
-    places = workers.place_ranks(parallel.ranks, spec.section)
-    host = Host(workers.address, parallel.ranks, timeout_s + _RANKS_WAIT_LONGER_S)
-    ranks = [
-        workers.start(
-            RankSpec(spec, host.meeting.of(rank)),
-            f"{spec.head} learner rank {rank}",
-            timeout_s,
-            place,
-            of=parallel.ranks,
-        )
-        for rank, place in enumerate(places)
-    ]
+    ranks, host = start_ranks(spec.section, f"{spec.head} learner", partial(RankSpec, spec), timeout_s, workers)
     learner = MeshLearner(ranks, spec.section, host, turns)
     learner.ready()
     return learner
+
+
+def start_ranks(
+    section: LearnerSection, name: str, make: Callable[[Meeting], Factory], timeout_s: float, workers: Workers
+) -> tuple[list[Remote], Host]:
+    """Starts the ranks of a learner, in their order; they find each other by the host as long as it lives.
+
+    Args:
+        make: The factory of a rank, from its meeting.
+        timeout_s: The longest that one verb may take.
+    """
+    count = section.parallel.ranks
+    places = workers.place_ranks(count, section)
+    host = Host(workers.address, count, timeout_s + _RANKS_WAIT_LONGER_S)
+    ranks = [
+        workers.start(make(host.meeting.of(rank)), f"{name} rank {rank}", timeout_s, place, of=count)
+        for rank, place in enumerate(places)
+    ]
+    return ranks, host
 
 
 class RankSender(OwnsFiles):

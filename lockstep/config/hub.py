@@ -37,6 +37,7 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
 from lockstep.paths import HUB
 from lockstep.process_defaults import may_ask_hub
+from lockstep.units import readable
 from lockstep.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -213,10 +214,10 @@ def _fetch_model(api: HfApi, name: HubName, info: ModelInfo, commit: str, weight
     left = sum(sizes[file] for file in files.weights if find_copy(name, file, commit) is None)
     if weights:
         if left:
-            _say(f"fetching the weights of {name.text}: {_readable(left)}")
+            _say(f"fetching the weights of {name.text}: {readable(left)}")
         _download(api, name, files.weights, commit)
     elif left:
-        _say(f"{name.text}: {_readable(left)} of weights are not on this machine yet; lockstep train fetches them")
+        _say(f"{name.text}: {readable(left)} of weights are not on this machine yet; lockstep train fetches them")
     note_files(folder, files)
     return folder
 
@@ -253,7 +254,7 @@ def _fetch_rows(api: HfApi, name: HubName, info: DatasetInfo, commit: str) -> Pa
     if find_copy(name, name.file, commit) is None:
         entries = api.get_paths_info(name.repo, [name.file], revision=commit, repo_type="dataset")
         size = sum(entry.size for entry in entries if isinstance(entry, RepoFile))
-        _say(f"fetching {name.text}: {_readable(size)}")
+        _say(f"fetching {name.text}: {readable(size)}")
     _download(api, name, [name.file], commit)
     path = find_copy(name, name.file, commit)
     assert path is not None, "it has just been fetched"
@@ -309,10 +310,6 @@ def _reason(error: Exception) -> str:
             return f"the hub answered with the code {error.response.status_code}"
         case _:
             return f"the hub could not be read ({type(error).__name__})"
-
-
-def _readable(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 10**8 else f"{size / 1e6:.2f} MB"
 
 
 def _say(text: str) -> None:

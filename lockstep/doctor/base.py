@@ -41,13 +41,7 @@ class Conditions:
 
     def but(self, other: Conditions) -> Conditions:
         """These, and over them what the other ones say."""
-        return replace(
-            other,
-            dtype=other.dtype or self.dtype,
-            batch_size=other.batch_size or self.batch_size,
-            kernel=other.kernel or self.kernel,
-            fresh=other.fresh or self.fresh,
-        )
+        return replace(self, **{name: said for name, said in vars(other).items() if said})
 
 
 USUAL = Conditions()

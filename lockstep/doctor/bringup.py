@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 import torch
+from torch import Tensor, nn
 
 from lockstep import exit_codes
 from lockstep.batch import Batch
@@ -29,16 +31,14 @@ from lockstep.doctor.measure import floor_conditions
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.plan import ROOM
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.routing import count_experts, record_experts
 from lockstep.doctor.session import open_session
-from lockstep.doctor.untrained import find_untrained
 from lockstep.doctor.verdict import DUST
 from lockstep.errors import InputError
 from lockstep.report.progress import Progress
+from lockstep.report.terminal import markdown_table
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Request, SamplingParams
 from lockstep.whole_files import write_whole
-from lockstep_doctor.analyze import markdown_table
 
 Outcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
 _SEQUENCES, _TOKENS = 8, 64
@@ -48,6 +48,13 @@ _CACHED_BF16 = 0.25
 """Nats that one log-probability out of the cache may be off in a narrow type."""
 _FLIPS: Mapping[DType, float] = {"fp32": 0.01, "bf16": 0.2, "fp16": 0.2}
 """Share of tokens whose experts may differ, in a layer: near ties are decided by rounding."""
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_ROUTERS = (".gate", ".router")
+_NEAR_ZERO = 0.05
+"""Share of the median norm below which a row is near zero."""
+_FAR, _SPREADS = 3.0, 8.0
+"""Limits for a norm of another size: factor from the median, and robust standard deviations of its logarithm."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +75,12 @@ class Observation:
 def bring_up(loaded: Loaded) -> int:
     """Runs all checks, prints their rows, and writes `bringup.json`. Returns the exit code."""
     found: list[Observation] = []
-    with open_session(loaded) as session:
-        for one in observe(session.recipe, session.backends, session.shown):
-            session.shown.note(f"{one.check} of {one.what}: {one.outcome}")
+    with open_session(loaded) as (results, backends, shown):
+        for one in observe(loaded.expect(DoctorRecipe), backends, shown):
+            shown.note(f"{one.check} of {one.what}: {one.outcome}")
             found.append(one)
         content = orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2)
-        write_whole(session.folder / "bringup.json", [content + b"\n"])
+        write_whole(results.folder / "bringup.json", [content + b"\n"])
     rows = [[one.check, one.what, one.outcome, one.said] for one in found]
     print(markdown_table(["Check", "Of", "Outcome", ""], rows))
     outcomes = {one.outcome for one in found}
@@ -118,6 +125,35 @@ def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observat
             if ids:
                 said.append(f"{len(ids)} {kind} ({len(own)} in the tokenizer): {', '.join(map(str, ids[:8]))}")
         yield Observation("embeddings", name, "LOOK" if inside else "PASS", "; ".join(said) or "none stands out")
+
+
+def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
+    """Ids by what is odd about their rows: not finite, near zero, of another size than the others, or alike.
+
+    Args:
+        weight_VC: One row for each token.
+    """
+    rows = weight_VC.float().cpu()
+    finite = rows.isfinite().all(1)
+    norm = rows.norm(dim=1)
+    size = norm.clamp(min=1e-30).log() - norm[finite].median().clamp(min=1e-30).log()
+    spread = 1.4826 * float(size[finite].abs().median())
+    zero = norm <= _NEAR_ZERO * norm[finite].median()
+    far = finite & ~zero & (size.abs() > max(math.log(_FAR), _SPREADS * spread))
+    return {
+        "not finite": (~finite).nonzero()[:, 0].tolist(),
+        "near zero": zero.nonzero()[:, 0].tolist(),
+        "of another size": far.nonzero()[:, 0].tolist(),
+        "alike": [] if bool(zero.all()) else _find_alike(rows, finite & ~zero),
+    }
+
+
+def _find_alike(rows_VC: Tensor, wanted_V: Tensor) -> list[int]:
+    """Ids whose row another one has, too: equal projections on a random direction, to the bit."""
+    direction = torch.randn(rows_VC.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    place = (rows_VC.double() * direction).sum(1)
+    _, number, count = torch.unique(place, return_inverse=True, return_counts=True)
+    return ((count[number] > 1) & wanted_V).nonzero()[:, 0].tolist()
 
 
 def check_context(name: str, backend: Backend, asked: int | None) -> Observation:
@@ -175,7 +211,7 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
 def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) -> Iterator[Observation]:
     """Checks the routers of a mixture: experts never chosen, and choices that differ between backends."""
     sequences = [torch.tensor(request.tokens) for request in requests]
-    chosen: dict[str, Mapping[str, torch.Tensor]] = {}
+    chosen: dict[str, Mapping[str, Tensor]] = {}
     for name, backend in backends.items():
         experts = count_experts(backend.config())
         if not experts:
@@ -198,6 +234,37 @@ def check_experts(backends: Mapping[str, Backend], requests: Sequence[Request]) 
         yield Observation("experts", f"{one} vs {other}", "FAIL" if max(flips.values()) > allowed else "PASS", said)
 
 
+def count_experts(config: Mapping[str, Any]) -> int:
+    """Routed experts of a layer; 0 where a model is no mixture."""
+    return next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
+
+
+def record_experts(backend: Backend, network: nn.Module, sequences: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
+
+    Args:
+        sequences: Token ids [T], each read alone.
+    """
+    chosen = int(backend.config()["num_experts_per_tok"])  # where a router only gives logits
+    found: dict[str, list[Tensor]] = {}
+
+    def note(name: str, output: Any) -> None:
+        parts = output if isinstance(output, tuple) else (output,)
+        ids = next((part for part in parts if not part.is_floating_point()), None)
+        ids = parts[0].topk(chosen, -1).indices if ids is None else ids
+        found.setdefault(name, []).append(ids.reshape(-1, ids.shape[-1]).cpu())
+
+    with ExitStack() as hooks:
+        for name, module in network.named_modules():
+            if name.endswith(_ROUTERS):
+                handle = module.register_forward_hook(lambda _, inputs, output, *, name=name: note(name, output))
+                hooks.callback(handle.remove)
+        for tokens_T in sequences:
+            mask_T = torch.arange(len(tokens_T)) > 0
+            backend.score(Batch(tokens_T, torch.tensor([len(tokens_T)]), {"mask": mask_T}), Conditions(batch_size=1))
+    return {name: torch.cat(ids) for name, ids in found.items()}
+
+
 def check_matrix(
     recipe: DoctorRecipe, witness: HFBackend, requests: Sequence[Request], shown: Progress
 ) -> Iterator[Observation]:
@@ -205,7 +272,7 @@ def check_matrix(
     asked = _without_sampling(witness.generate(requests, SamplingParams(_TOKENS)))
     exact = witness.score(asked).double()
 
-    def error(column: torch.Tensor) -> float:
+    def error(column: Tensor) -> float:
         return float((column.double() - exact)[asked.mask].abs().exp().mean())
 
     dtypes: tuple[DType, ...] = ("fp32", "bf16")
@@ -224,7 +291,7 @@ def check_matrix(
 
 def _compute(
     recipe: DoctorRecipe, name: str, dtype: DType, compiled: bool, batch: Batch, shown: Progress
-) -> torch.Tensor | str:
+) -> Tensor | str:
     """Scores a batch with a freshly built backend; returns log-probabilities or the error."""
     if compiled and not name.startswith(("vllm", "torch")):
         return f"{name} has no compiled form here"

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 import resource
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from timeit import timeit
 
 import torch
 
@@ -27,11 +27,12 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import CHUNK
 from lockstep.doctor.base import Backend, Conditions, DType
-from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, kinds_of, scores_kind
+from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, scorers_of
 from lockstep.doctor.options import DoctorGrid
-from lockstep.doctor.plan import ROOM, Cell, drawers_of, range_of, rescore_limit
-from lockstep.plan.sizes import Sizes, readable
+from lockstep.doctor.plan import ROOM, Cell, count_sequences, drawers_of, rescore_limit
+from lockstep.plan.sizes import Sizes
 from lockstep.types import Request, SamplingParams
+from lockstep.units import readable
 
 _SHORT, _LONG, _STEPS = 16, 512, 8
 _FP32 = 4
@@ -65,19 +66,16 @@ class TableEstimate:
     """Cost of a table.
 
     Attributes:
-        seconds: With as few sequences as the grid allows.
-        most: With as many.
         memory: Bytes that this process, or its GPU, holds at most.
     """
 
     seconds: float
-    most: float
     memory: int
 
     @property
     def sentence(self) -> str:
         """The figures in words."""
-        return f"predicted: {self.seconds / 60:.1f} to {self.most / 60:.1f} minutes, {readable(self.memory)} here"
+        return f"predicted: {self.seconds / 60:.1f} minutes, {readable(self.memory)} here"
 
 
 def count_operations(sizes: Sizes, tokens: int) -> float:
@@ -117,24 +115,16 @@ class TableCost:
 
     def estimate(self, cells: Sequence[Cell]) -> TableEstimate:
         """Sums up cells."""
-        ranges = [(cell, *range_of(cell, self.grid)) for cell in cells]
-        fewest = sum(self.count_seconds(cell, low) for cell, low, _ in ranges)
-        most = sum(self.count_seconds(cell, high) for cell, _, high in ranges)
-        return TableEstimate(fewest, most, peak_bytes() + self.count_bytes(cells))
+        seconds = sum(self.count_seconds(cell, count_sequences(cell, self.grid)) for cell in cells)
+        return TableEstimate(seconds, peak_bytes() + self.count_bytes(cells))
 
     def count_seconds(self, cell: Cell, count: int) -> float:
         """Seconds of a cell with so many sequences."""
         rescored, repeated, seconds = min(count, rescore_limit(cell, self.grid)), min(REPEATED, cell.decoded), 0.0
         steps = {name: self.speeds[name].step_s(self.sizes, cell.batch_size, cell.length) for name in self._generating}
         for drawer in drawers_of(cell, self.grid, self._generating):
-            kinds = kinds_of(cell.sampling, self.backends, drawer)
-            passes = [
-                self.speeds[name]
-                for name, backend in self.backends.items()
-                for kind in kinds
-                if scores_kind(backend, kind, cell.sampling)
-            ]
-            passes += [speed for speed in self.floor for _ in kinds]
+            scorers = scorers_of(cell.sampling, self.backends, drawer)
+            passes = [self.speeds[name] for names in scorers.values() for name in names] + [*self.floor] * len(scorers)
             seconds += math.ceil(count / cell.batch_size) * cell.decoded * steps[drawer]
             seconds += rescored * sum(speed.pass_s(self.sizes, cell.length) for speed in passes)
             seconds += rescored * self.speeds[drawer].pass_s(self.sizes, cell.beginning) if cell.beginning else 0.0
@@ -168,7 +158,9 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
     asked = conditions or Conditions()
     short, long = (min(tokens, backend.context - ROOM) for tokens in (_SHORT, _LONG))
     backend.score(_sequence(short, sizes), asked)  # opens models and kernels
-    seconds = {tokens: _time(partial(backend.score, _sequence(tokens, sizes), asked)) for tokens in (short, long)}
+    seconds = {
+        tokens: timeit(partial(backend.score, _sequence(tokens, sizes), asked), number=1) for tokens in (short, long)
+    }
     more = count_operations(sizes, long) - count_operations(sizes, short)
     rate = max(more, 1.0) / max(seconds[long] - seconds[short], 1e-6)
     steps = dict[int, float]()
@@ -177,7 +169,7 @@ def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], condition
         beside = Conditions(batch_size=size)
         sampling = SamplingParams(min(_STEPS, backend.context - 1))
         backend.generate(requests, SamplingParams(1), beside)
-        steps[size] = _time(partial(backend.generate, requests, sampling, beside)) / sampling.max_tokens
+        steps[size] = timeit(partial(backend.generate, requests, sampling, beside), number=1) / sampling.max_tokens
     return Speed(max(0.0, seconds[short] - count_operations(sizes, short) / rate), rate, steps)
 
 
@@ -185,12 +177,6 @@ def peak_bytes() -> int:
     """Most bytes that this process has held so far, and its GPU."""
     on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + on_gpu
-
-
-def _time(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
 
 
 def _sequence(tokens: int, sizes: Sizes) -> Batch:

@@ -10,16 +10,18 @@ from typing import Literal
 from torch import Tensor
 
 from lockstep.doctor.base import Backend, Side
-from lockstep.doctor.measure import Drawn, find_generating
+from lockstep.doctor.measure import Drawn, Repeated, find_generating
 from lockstep.doctor.options import DoctorLimits
-from lockstep.doctor.plan import FEWEST, Cell
-from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
+from lockstep.doctor.plan import Cell
+from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, judge, judge_tails
 from lockstep.errors import InputError
 from lockstep_doctor.statistics import Compared
 
 State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]
 """Training side and inference side."""
+_FEWEST = 2 * LEAST_CLUSTERS
+"""Clusters of a cell. Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never."""
 SHORTEST_SEGMENT = 250
 """Tokens of a sequence that stand for an independent one, where a cell has fewer than `LEAST_CLUSTERS` of those."""
 
@@ -30,11 +32,13 @@ class TableRow:
 
     Attributes:
         drawn: By each backend that generates.
+        repeats: Of each backend that generates, where the cell is one of the shortest.
     """
 
     cell: Cell
     state: State
     drawn: tuple[Drawn, ...] = ()
+    repeats: tuple[Repeated, ...] = ()
     seconds: float = 0.0
 
     def by(self, drawer: str) -> Drawn | None:
@@ -63,20 +67,14 @@ def judge_rows(
     found: dict[tuple[int, Pair], CellJudgement] = {}
     for pair in pairs if measured else ():
         tails = judge_tails([part for _, row in measured for part in _parts(row, pair)], limits)
-        cells = len(measured) * len(pairs)
-        found |= {(number, pair): judge_row(row, pair, limits, cells, tails) for number, row in measured}
+        for number, row in measured:
+            samples = samples_for(row, pair)
+            drawn: dict[Side, tuple[Compared, Tensor | None]] = {
+                side: (make_independent(one.compare(*pair)), one.floor(*pair)) for side, one in samples.items()
+            }
+            sampling = samples["infer"].distribution(*pair)
+            found[number, pair] = judge(drawn, limits, len(measured) * len(pairs), sampling, tails)
     return found
-
-
-def judge_row(
-    row: TableRow, pair: Pair, limits: DoctorLimits, cells: int, tails: Clause | None = None
-) -> CellJudgement:
-    """Judges one of so many cells."""
-    samples = samples_for(row, pair)
-    drawn: dict[Side, tuple[Compared, Tensor | None]] = {
-        side: (make_independent(one.compare(*pair)), one.floor(*pair)) for side, one in samples.items()
-    }
-    return judge(drawn, limits, cells, samples["infer"].distribution(*pair), tails)
 
 
 def counts_segments(row: TableRow, pair: Pair) -> bool:
@@ -87,7 +85,7 @@ def counts_segments(row: TableRow, pair: Pair) -> bool:
 def make_independent(compared: Compared) -> Compared:
     """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long ones."""
     few = compared.lengths.numel() < LEAST_CLUSTERS
-    count = max(LEAST_CLUSTERS, min(FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
+    count = max(LEAST_CLUSTERS, min(_FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
     return compared.in_segments(count, SHORTEST_SEGMENT) if few else compared
 
 

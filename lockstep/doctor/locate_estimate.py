@@ -23,7 +23,8 @@ from lockstep.doctor.estimate import peak_bytes
 from lockstep.errors import InputError
 from lockstep.learners.saving import free_memory_bytes
 from lockstep.models.folder import read_config, skeleton
-from lockstep.plan.sizes import Sizes, readable
+from lockstep.plan.sizes import Sizes
+from lockstep.units import readable
 from lockstep_doctor.hf import read_type
 from lockstep_doctor.witness import find_blocks
 

@@ -22,16 +22,16 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import TORCH_TYPES
 from lockstep.doctor.locate_estimate import LocateEstimate, estimate_locate, free_bytes
 from lockstep.doctor.options import DoctorRecipe, ranks_of
-from lockstep.doctor.page import write_page
 from lockstep.doctor.plan import Cell, requests_for
 from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.render import write_page
 from lockstep.doctor.session import choose_results
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config
-from lockstep.plan.sizes import readable
 from lockstep.report.doctor_folder import REPORT
 from lockstep.report.progress import Progress, show_progress
+from lockstep.units import readable
 from lockstep.whole_files import write_whole
 from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import Pair, PairExamination, examine

@@ -29,23 +29,21 @@ class Drawn:
 
     Attributes:
         cluster: Which sequences answer the same prompt, int64 [B].
-        decoded: Log-probabilities that the drawer's decoding gave, nats, fp32 [M].
-        scores: By kind and backend: log-probabilities by prefill, fp32 [M].
-        roundings: By kind and type: how far rounding alone takes a log-probability, in absolute value, fp32 [M].
+        tensors: By the names that they have in files, fp32 [M]: `decoded`, log-probabilities that the drawer's decoding
+            gave, nats; `kind.backend`, those by prefill; `kind.rounding.type`, how far rounding alone takes one, in
+            absolute value.
     """
 
     drawer: str
     batch: Batch
     cluster: Tensor
-    decoded: Tensor
-    scores: Mapping[tuple[Kind, str], Tensor]
-    roundings: Mapping[tuple[Kind, DType], Tensor]
+    tensors: Mapping[str, Tensor]
     dtypes: Mapping[str, DType]
 
     def kind(self, train: str, infer: str) -> Kind:
         """Returns the kind of a comparison: under the sampling distribution where both sides support it."""
         needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
-        return "shaped" if all(("shaped", name) in self.scores for name in needed) else "plain"
+        return "shaped" if all(f"shaped.{name}" in self.tensors for name in needed) else "plain"
 
     def columns(self, train: str, infer: str) -> tuple[str, str]:
         """Returns the names of a pair's two columns in `tensors`."""
@@ -55,7 +53,7 @@ class Drawn:
 
     def compare(self, train: str, infer: str) -> Compared:
         """A pair's two columns: of decoding for what the inference side drew itself, else of prefill."""
-        of_train, of_infer = (self.tensors()[name] for name in self.columns(train, infer))
+        of_train, of_infer = (self.tensors[name] for name in self.columns(train, infer))
         mask = self.batch.mask
         return Compared(
             of_train.double(),
@@ -79,13 +77,7 @@ class Drawn:
     def floor(self, train: str, infer: str) -> Tensor:
         """Returns a pair's |Δ| from rounding alone, per token, nats, fp32 [M]."""
         kind = self.kind(train, infer)
-        return torch.hypot(*(self.roundings[kind, self.dtypes[name]] for name in (train, infer)))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that is known, by names that can be kept in a file."""
-        named = {f"{kind}.{name}": column for (kind, name), column in self.scores.items()}
-        named |= {f"{kind}.rounding.{dtype}": column for (kind, dtype), column in self.roundings.items()}
-        return named | {"decoded": self.decoded}
+        return torch.hypot(*(self.tensors[f"{kind}.rounding.{self.dtypes[name]}"] for name in (train, infer)))
 
 
 class Bench:
@@ -109,27 +101,15 @@ class Bench:
         return found
 
     def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
-        scores: dict[tuple[Kind, str], Tensor] = {}
-        kinds = kinds_of(cell.sampling, self._backends, drawer)
-        for name, backend in self._backends.items():
-            for kind in kinds:
-                if not scores_kind(backend, kind, cell.sampling):
-                    continue
-                logprob = backend.score(_adapt(backend, kind, batch), self._side_by_side(cell, batch))
-                scores[kind, name] = logprob[batch.mask]
-        return Drawn(
-            drawer,
-            batch,
-            cluster,
-            batch["sampler_logprob"][batch.mask],
-            scores,
-            {
-                (kind, dtype): self._rounding(_adapt(self._witness, kind, batch), dtype, cell)
-                for kind in kinds
-                for dtype in sorted(set(self.dtypes.values()))
-            },
-            self.dtypes,
-        )
+        said = {"decoded": batch["sampler_logprob"][batch.mask]}
+        for kind, names in scorers_of(cell.sampling, self._backends, drawer).items():
+            for name in names:
+                asked = _adapt(self._backends[name], kind, batch)
+                logprob = self._backends[name].score(asked, self._side_by_side(cell, batch))
+                said[f"{kind}.{name}"] = logprob[batch.mask]
+            for dtype in sorted(set(self.dtypes.values())):
+                said[f"{kind}.rounding.{dtype}"] = self._rounding(_adapt(self._witness, kind, batch), dtype, cell)
+        return Drawn(drawer, batch, cluster, said, self.dtypes)
 
     def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
         """The cell's batch size, or as many of its sequences as a pass has room for."""
@@ -145,20 +125,15 @@ class Bench:
         return (first - second).abs()[batch.mask]
 
 
-def kinds_of(sampling: SamplingParams, backends: Mapping[str, Backend], drawer: str) -> tuple[Kind, ...]:
-    """Returns the kinds of scores: also at temperature 1 if a backend supports no other.
+def scorers_of(sampling: SamplingParams, backends: Mapping[str, Backend], drawer: str) -> dict[Kind, list[str]]:
+    """Returns the backends that score what one drew, by kind: also at temperature 1 if one supports nothing else.
 
     The last one that generates is the inference side of its pairs: where it draws, its decoding is compared.
     """
-    decoding = drawer if drawer == find_generating(backends)[-1] else None
-    scoring = [backend for name, backend in backends.items() if name != decoding]
-    same = sampling.unshaped or all("shaped" in backend.capabilities for backend in scoring)
-    return ("shaped",) if same else ("shaped", "plain")
-
-
-def scores_kind(backend: Backend, kind: Kind, sampling: SamplingParams) -> bool:
-    """Returns True if a backend can give scores of a kind."""
-    return kind == "plain" or sampling.unshaped or "shaped" in backend.capabilities
+    shaped = [name for name, backend in backends.items() if sampling.unshaped or "shaped" in backend.capabilities]
+    decoding = {drawer} & {find_generating(backends)[-1]}
+    alike = backends.keys() <= {*shaped, *decoding}
+    return {"shaped": shaped} if alike else {"shaped": shaped, "plain": list(backends)}
 
 
 def find_generating(backends: Mapping[str, Backend]) -> list[str]:

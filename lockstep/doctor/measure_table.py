@@ -10,29 +10,25 @@ recipe.yaml, inputs.json, environment.json   every option, digests of model and 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
 from safetensors.torch import save
 
 from lockstep.config.loading import Loaded
+from lockstep.doctor.backends.build import find_missing
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.missing import find_missing
 from lockstep.doctor.base import Backend
-from lockstep.doctor.cells import Cells
 from lockstep.doctor.estimate import TableCost, TableEstimate, peak_bytes
-from lockstep.doctor.judging import TableRow, judge_row, judge_rows, pairs_of, samples_for
+from lockstep.doctor.judging import TableRow, judge_rows, pairs_of
 from lockstep.doctor.measure import Bench, Repeated, find_generating, repeat
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.page import write_page
-from lockstep.doctor.plan import ROOM, Cell, cells_of, put_text_before, requests_for, rescore_limit, sequences_for
+from lockstep.doctor.plan import ROOM, Cell, cells_of, count_sequences, put_text_before, requests_for, rescore_limit
 from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.render import markdown
-from lockstep.doctor.report import TableResult, columns_of, describe, tree_of
+from lockstep.doctor.render import markdown, write_page
+from lockstep.doctor.report import Cells, TableResult, columns_of, describe, tree_of
 from lockstep.doctor.session import open_session
-from lockstep.doctor.verdict import Clause
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
 from lockstep.report.doctor_folder import COLUMNS, REPORT
@@ -49,12 +45,12 @@ def measure_and_report(loaded: Loaded) -> TableResult:
         ChangedError: If the folder holds a report on something else.
         ValueError: If the model or its prompts cannot be used.
     """
-    with open_session(loaded) as session:
-        cells = Cells(session.folder)
-        found = measure_table(session.recipe, session.backends, session.shown, cells)
-        with session.shown.phase("write"):
-            _write(session.folder, tree_of(found, loaded, session.inputs), found)
-            page = write_page(session.folder)
+    with open_session(loaded) as (results, backends, shown):
+        cells = Cells(results.folder)
+        found = measure_table(loaded.expect(DoctorRecipe), backends, shown, cells)
+        with shown.phase("write"):
+            _write(results.folder, tree_of(found, loaded, results.inputs), found)
+            page = write_page(results.folder)
             cells.drop()
     print(markdown(found), end="")
     print(f"report: {page}")
@@ -87,17 +83,18 @@ class _Measurement:
         self._witness = HFBackend(recipe.model.path, device=recipe.learner.device)
         self._bench = Bench(backends, self._witness, recipe.grid)
         self._begun = time.monotonic()
-        self._shorter: dict[tuple[object, ...], list[tuple[Clause, int]]] = {}
-        self._repeats: list[Repeated] = []
 
     def measure(self) -> TableResult:
         """Measures and judges all."""
+        read = [None if self._kept is None else self._kept.read(*cell) for cell in enumerate(self._cells)]
         with self._shown.phase("estimate"):
-            predicted = self._estimate()
-        self._shown.total(len(self._inside), f"{self._arithmetic()}; {predicted.sentence}", unit="cells")
-        self._begun, rows = time.monotonic(), []
-        for number, cell in enumerate(self._cells):
-            rows.append(self._row(number, cell))
+            predicted = self._estimate([cell for cell, known in zip(self._cells, read, strict=True) if known is None])
+        beyond = len(self._cells) - len(self._inside)
+        left = f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
+        self._shown.total(len(self._inside), f"{len(self._inside)} cells{left}; {predicted.sentence}", unit="cells")
+        self._begun, rows = time.monotonic(), list[TableRow]()
+        for number, (cell, known) in enumerate(zip(self._cells, read, strict=True)):
+            rows.append(known or self._row(number, cell))
             if rows[-1].state != "beyond context":
                 tokens = sum(int(drawn.batch.mask.sum()) for drawn in rows[-1].drawn)
                 self._shown.step(sum(row.state != "beyond context" for row in rows), {}, tokens)
@@ -105,7 +102,6 @@ class _Measurement:
             rows,
             self._pairs,
             judge_rows(rows, self._pairs, self._recipe.limits),
-            self._repeats,
             {name: describe(backend) for name, backend in self._backends.items()},
             list(find_missing(self._recipe)),
             self._notes(sum(row.state == "cut by budget" for row in rows)),
@@ -114,76 +110,33 @@ class _Measurement:
             peak_bytes(),
         )
 
-    def _estimate(self) -> TableEstimate:
-        """Estimates the cost of the remaining cells."""
-        left = [
-            cell
-            for number, cell in enumerate(self._cells)
-            if cell in self._inside and (self._kept is None or self._kept.read(number, cell) is None)
-        ]
+    def _estimate(self, cells: Sequence[Cell]) -> TableEstimate:
+        """Estimates the cost of some cells, those beyond the context aside."""
         folder, dtypes = self._recipe.model.path, sorted(set(self._bench.dtypes.values()))
-        sizes = Sizes.of(skeleton(read_config(folder), folder))
-        return TableCost.measure(self._backends, self._witness, dtypes, self._recipe.grid, sizes).estimate(left)
+        cost = TableCost.measure(
+            self._backends, self._witness, dtypes, self._recipe.grid, Sizes.of(skeleton(read_config(folder), folder))
+        )
+        return cost.estimate([cell for cell in cells if cell in self._inside])
 
     def _row(self, number: int, cell: Cell) -> TableRow:
+        begun, grid = time.monotonic(), self._recipe.grid
         if cell not in self._inside:
             return TableRow(cell, "beyond context")
-        known = None if self._kept is None else self._kept.read(number, cell)
-        budget = self._recipe.grid.budget_s
-        if known is None and budget is not None and time.monotonic() - self._begun >= budget:
+        if grid.budget_s is not None and begun - self._begun >= grid.budget_s:
             return TableRow(cell, "cut by budget")
-        row, repeats = known or self._measure_row(number, cell)
-        self._repeats += repeats
-        self._note_spread(row)
-        return row
-
-    def _measure_row(self, number: int, cell: Cell) -> tuple[TableRow, list[Repeated]]:
-        begun = time.monotonic()
         prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
-        requests = requests_for(cell, prompts, self._sequences(cell), self._recipe.seed)
-        requests = put_text_before(requests, cell, prompts, rescore_limit(cell, self._recipe.grid))
+        requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
+        requests = put_text_before(requests, cell, prompts, rescore_limit(cell, grid))
         with self._shown.phase(cell.name):
-            row = TableRow(cell, "measured", tuple(self._bench.draw(cell, requests)))
-        repeats: list[Repeated] = []
+            drawn, repeats = tuple(self._bench.draw(cell, requests)), list[Repeated]()
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
-                repeats = [
-                    repeat(cell, name, backend, requests, self._recipe.grid.repeats)
-                    for name, backend in self._backends.items()
-                    if name in find_generating(self._backends)
-                ]
-        row = replace(row, seconds=time.monotonic() - begun)
+                drawers = [(name, self._backends[name]) for name in find_generating(self._backends)]
+                repeats += [repeat(cell, *drawer, requests, grid.repeats) for drawer in drawers]
+        row = TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
         if self._kept is not None:
-            self._kept.keep(number, row, repeats)
-        return row, repeats
-
-    def _sequences(self, cell: Cell) -> int:
-        shorter = self._shorter.get((cell.data, cell.method, cell.batch_size), [])
-        return sequences_for(cell, self._recipe.grid, shorter, self._level)
-
-    def _note_spread(self, row: TableRow) -> None:
-        """Notes the spread of a cell, which sizes the same cell at other lengths."""
-        cell = row.cell
-        judgements = [judge_row(row, pair, self._recipe.limits, self._judged_together) for pair in self._pairs]
-        self._shorter[cell.data, cell.method, cell.batch_size] = [
-            (judgement.clauses[f"{side}.mismatch"], int(drawn.batch.mask.sum()))
-            for judgement, pair in zip(judgements, self._pairs, strict=True)
-            for side, drawn in samples_for(row, pair).items()
-        ]
-
-    @property
-    def _judged_together(self) -> int:
-        return len(self._inside) * len(self._pairs)
-
-    @property
-    def _level(self) -> float:
-        return (1 - self._recipe.limits.confidence) / self._judged_together
-
-    def _arithmetic(self) -> str:
-        beyond = len(self._cells) - len(self._inside)
-        return f"{len(self._inside)} cells" + (
-            f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
-        )
+            self._kept.keep(number, row)
+        return row
 
     def _notes(self, cut: int) -> list[str]:
         notes = [f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()]

@@ -71,9 +71,8 @@ class DoctorGrid(Section):
     )
     batch_sizes: tuple[PositiveInt, ...] = Field(default=(1, 8, 32), description="sequences side by side")
     sequences: PositiveInt = Field(
-        default=32, description="of a cell of the shortest length, at least; longer ones get as many as they need"
+        default=32, description="of a cell; fewer where max_steps or max_tokens allow no more, and one batch at least"
     )
-    max_sequences: PositiveInt = Field(default=256, description="of any cell, at most")
     all_draw_to: PositiveInt = Field(
         default=100,
         description="up to this length every backend that generates draws; beyond, the last of them draws for all",

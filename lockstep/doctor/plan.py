@@ -6,23 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, product
-from statistics import NormalDist
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lockstep.doctor.options import DoctorGrid, Method
-from lockstep.doctor.verdict import LEAST_CLUSTERS, Clause
 from lockstep.rollouts.rollout import requests_of
 from lockstep.types import Prompt, Request, SamplingParams
 
 ROOM = 1
 """Tokens behind a sequence that vLLM wants room for in its context when it scores the sequence."""
-
-FEWEST = 2 * LEAST_CLUSTERS
-"""Sequences of a cell. Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never."""
-_POWER = 0.9
 
 
 @dataclass(frozen=True)
@@ -64,31 +58,11 @@ def cells_of(grid: DoctorGrid) -> list[Cell]:
     return [Cell(*row, beginning=max(0, row[0] - grid.decoded_tokens)) for row in every]
 
 
-def sequences_for(cell: Cell, grid: DoctorGrid, shorter: Sequence[tuple[Clause, int]], level: float) -> int:
-    """Returns the number of sequences that separates the mismatch from its limit, within the grid's steps.
-
-    n = n₀ · (width / (limit − value))² tokens, where a shorter cell's n₀ tokens had bounds of that width. As the width
-    is z · sd · √(design effect) / √n₀, this is the usual rule, with all that goes into the bounds; it is widened so
-    that the bound lies within the limit nine times in ten, not every second time.
-
-    Args:
-        shorter: Of the same cell at a shorter length: each pair's clause on the mismatch, and its tokens; none where
-            this is the shortest.
-        level: Of the one-sided bounds.
-    """
-    least, most = range_of(cell, grid)
-    return int(max(least, min(most, _count_needed(cell, shorter, level))))
-
-
-def range_of(cell: Cell, grid: DoctorGrid) -> tuple[int, int]:
-    """Returns the least and the largest number of a cell's sequences."""
-    if cell.length == min(grid.lengths):
-        least = most = max(grid.sequences, cell.batch_size)
-    else:
-        least, most = (max(FEWEST, cell.batch_size, count) for count in (0, grid.max_sequences))
+def count_sequences(cell: Cell, grid: DoctorGrid) -> int:
+    """Returns the number of a cell's sequences: as many as the grid asks for and its bounds allow, and one batch."""
     rescored = math.ceil(rescore_limit(cell, grid) / cell.batch_size)
     rounds = max(1, min(grid.max_steps // cell.decoded, rescored))
-    return min(least, rounds * cell.batch_size), min(most, rounds * cell.batch_size)
+    return min(max(grid.sequences, cell.batch_size), rounds * cell.batch_size)
 
 
 def drawers_of(cell: Cell, grid: DoctorGrid, generating: Sequence[str]) -> Sequence[str]:
@@ -99,22 +73,6 @@ def drawers_of(cell: Cell, grid: DoctorGrid, generating: Sequence[str]) -> Seque
 def rescore_limit(cell: Cell, grid: DoctorGrid) -> int:
     """Returns the largest number of a cell's sequences to rescore."""
     return max(1, grid.max_tokens // cell.length)
-
-
-def _count_needed(cell: Cell, shorter: Sequence[tuple[Clause, int]], level: float) -> float:
-    if not shorter:
-        return 0
-    z = NormalDist().inv_cdf(1 - level)
-    widening = (z + NormalDist().inv_cdf(_POWER)) / z
-    tokens = max(_tokens(clause, count, widening) for clause, count in shorter) / cell.decoded
-    return math.ceil(tokens) if math.isfinite(tokens) else tokens
-
-
-def _tokens(clause: Clause, tokens: int, widening: float) -> float:
-    """Returns the tokens that a clause needs; being above or below the limit by as much takes the same number."""
-    room = abs(clause.limit - clause.value)
-    width = max(clause.high - clause.value, clause.value - clause.low)
-    return math.inf if room == 0 else tokens * (widening * width / room) ** 2
 
 
 def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:

@@ -20,6 +20,8 @@ from lockstep.types import Prompt
 
 COUNT = 64
 """Prompts of numbers, or of random tokens."""
+_MOST = 256
+"""Real prompts that are read, at most."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class PromptSource:
 
     def _real(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
         prompts = open_prompts(files_of(self.rows), self.recipe.data.cut(self.rows, room), tokenizer)
-        return [prompt for prompt in prompts.first(self.recipe.grid.max_sequences) if prompt.tokens]
+        return [prompt for prompt in prompts.first(_MOST) if prompt.tokens]
 
     def _counting(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
         """Numbers in a row, each prompt from another one on, and of other lengths, so that a batch is ragged."""

@@ -27,7 +27,6 @@ from lockstep.cluster.workers import workers_of
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.config.loading import Loaded
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.refit_findings import RefitFinding, Refitted, find_faults
 from lockstep.errors import InputError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
@@ -35,13 +34,30 @@ from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import context_of, read_config
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.terminal import summary_table
-from lockstep.weight_sync.sync import LARGEST_GAP, HasWeights, Outgoing, Sent, random_probe
+from lockstep.weight_sync.attestation import Attestation
+from lockstep.weight_sync.sync import LARGEST_GAP, HasWeights, Outgoing, Sent, differing, random_probe
 from lockstep.whole_files import write_whole
 
 REPORT = "refit.json"
 STAGES = ("noise", "refit", "step", "again")
 _STEP = Optimizer(lr=1e-3)
 """AdamW's first step moves every weight by about the learning rate, so this one shows in any type."""
+
+
+_FEWER_BITS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class RefitFinding:
+    """Something that is wrong after a refit.
+
+    Attributes:
+        what: A tensor by its name, a cache, or what else was compared.
+    """
+
+    what: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -117,10 +133,8 @@ def check_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown:
     check = _Check(learner, engine, probe)
     for name in STAGES:
         with shown.phase(name):
-            if name == "step":
-                stage = check.step(name)
-            else:
-                stage = check.refit(name, Noise(learner) if name == "noise" else learner)
+            source = Noise(learner) if name == "noise" else learner
+            stage = check.step(name) if name == "step" else check.refit(name, source)
         shown.note(f"{name}: {stage.verdict}")
         yield stage
 
@@ -142,12 +156,10 @@ class _Check:
         self._now = Refitted(source, outgoing.sent, held)
         found = list(find_faults(self._now, self._before, self._engine))
         self._before = {name: outgoing.sent, **self._before}
-        answers, before = self._engine.logprobs(self._probe), self._answers
-        self._answers = answers
-        if torch.equal(answers, before):
-            found.append(
-                RefitFinding("the engine", "answers with the very numbers of before the refit: out of a cache")
-            )
+        before, self._answers = self._answers, self._engine.logprobs(self._probe)
+        if torch.equal(self._answers, before):
+            why = "answers with the very numbers of before the refit: out of a cache"
+            found.append(RefitFinding("the engine", why))
         return self._stage(name, held.fingerprints, seconds, found, source is self._learner)
 
     def step(self, name: str) -> RefitStage:
@@ -175,25 +187,85 @@ class _Check:
         gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[self._probe.mask].abs()
         bound, names, held = LARGEST_GAP[self._engine.dtype], set(tensors), self._now.held
         if bool(gap.mean() <= bound) != equal and not found:
-            what = f"(mean |Δ| {gap.mean():.2g} nats, the limit is {bound:g})"
-            unequal = (
-                f"gives other log-probabilities with equal weights {what}: positions, masks or its own tables differ"
-            )
-            found.append(
-                RefitFinding("the engine", unequal if equal else f"has other weights, and it does not show {what}")
-            )
+            same = "gives other log-probabilities with equal weights: positions, masks or its own tables differ"
+            what = same if equal else "has other weights, and does not show it"
+            what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {bound:g})"
+            found.append(RefitFinding("the engine", what))
         kernel, received = len(held.columns.keys() & names), len(held.received & names)
-        return RefitStage(
-            name,
-            len(names),
-            len(names) - kernel - received,
-            kernel,
-            received,
-            float(gap.mean()),
-            float(gap.max()),
-            seconds,
-            tuple(found),
-        )
+        whole, mean, most = len(names) - kernel - received, float(gap.mean()), float(gap.max())
+        return RefitStage(name, len(names), whole, kernel, received, mean, most, seconds, tuple(found))
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """One refit.
+
+    Attributes:
+        source: Whose weights went out; it still has them.
+    """
+
+    source: HasWeights
+    sent: Mapping[str, Sent]
+    held: Attestation
+
+    def name_of(self, name: str) -> str:
+        """Name under which a tensor was sent."""
+        return self.held.tied.get(name, name)
+
+    def holds(self, name: str, sent: Mapping[str, Sent]) -> bool:
+        """True if the engine holds a tensor as it was sent then, as far as it attests."""
+        one = sent[self.name_of(name)]
+        if name in self.held.columns:
+            return self.held.columns[name] == one.columns
+        return self.held.fingerprints[name] == one.whole
+
+
+def find_faults(now: Refitted, before: Mapping[str, Mapping[str, Sent]], engine: SamplerPool) -> Iterator[RefitFinding]:
+    """Describes what differs.
+
+    Args:
+        before: By the names of earlier states of the engine, newest first, what was sent for them.
+    """
+    for name, why in (_behind_kernels(now, engine) | differing(now.sent, now.held)).items():
+        is_known = name in now.held.fingerprints and now.name_of(name) in now.sent
+        yield RefitFinding(name, _describe(name, why, now, before, engine) if is_known else why)
+
+
+def _behind_kernels(now: Refitted, engine: SamplerPool) -> dict[str, str]:
+    """The tensors that an attestation knows by some columns, and that differ when they are read whole."""
+    differ: dict[str, str] = {}
+    for source, tensor in now.source.weights():
+        for name in (name for name in now.held.columns if now.name_of(name) == source):
+            held = engine.show(name).cpu()
+            if not torch.equal(held, tensor.cpu().to(held.dtype)):
+                differ[name] = "arrived, but is not what is computed with"
+    return differ
+
+
+def _describe(name: str, why: str, now: Refitted, before: Mapping[str, Mapping[str, Sent]], engine: SamplerPool) -> str:
+    """Says what is in the place of a tensor that has other bits."""
+    for state, sent in before.items():
+        if now.holds(name, sent):
+            return f"is still that of {state}"
+    for other in now.sent:
+        if other != now.name_of(name) and now.holds(name, {now.name_of(name): now.sent[other]}):
+            return f"holds {other}"
+    tensor = next(tensor for own, tensor in now.source.weights() if own == now.name_of(name)).cpu()
+    sent, held = tensor.to(engine.dtype) if tensor.is_floating_point() else tensor, engine.show(name).cpu()
+    if sent.numel() == held.numel() and torch.equal(_sort_bits(sent), _sort_bits(held)):
+        return "has the numbers that were sent in another order"
+    if sent.shape != held.shape:
+        return f"has the shape {tuple(held.shape)} instead of {tuple(sent.shape)}"
+    if any(torch.equal(sent.to(low).to(held.dtype), held) for low in _FEWER_BITS if sent.is_floating_point()):
+        return "has what was sent, rounded to fewer bits"
+    gap = (sent.double() - held.double()).abs()
+    return f"{why}: {int((gap > 0).sum())} of {gap.numel()} numbers, by up to {gap.max():.2g}"
+
+
+def _sort_bits(tensor: Tensor) -> Tensor:
+    """The numbers as integers, in order; 0 and −0 are the same."""
+    flat = (tensor + 0.0 if tensor.is_floating_point() else tensor).contiguous().reshape(-1)
+    return flat.view(_BITS[flat.element_size()]).sort().values
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,28 @@
-"""A table for people, as Markdown."""
+"""A table for people, as Markdown, and as a page with tokens as text where the model still lies where it was."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from lockstep.doctor.judging import counts_segments
 from lockstep.doctor.report import TableResult
 from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement
-from lockstep.plan.sizes import readable
-from lockstep_doctor.analyze import markdown_table
+from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
+from lockstep.report.doctor_folder import DoctorFolder
+from lockstep.report.doctor_page import write_doctor_page
+from lockstep.report.terminal import markdown_table
+from lockstep.units import readable
+
+PAGE = "report.html"
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path:
+    """Writes the page of what `lockstep doctor` left in a folder: to a file, or beside it. Returns its path."""
+    model, path = DoctorFolder(folder).report["model"]["path"], out or folder / PAGE
+    tokenizer = load_tokenizer(model) if has_tokenizer(model) else None
+    write_doctor_page(folder, None if tokenizer is None else lambda ids: str(tokenizer.decode(list(ids))), path)
+    return path
 
 
 def markdown(found: TableResult) -> str:

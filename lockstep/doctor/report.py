@@ -1,27 +1,40 @@
-"""Output of `lockstep doctor table` for programs; `docs/doctor_report.md` says what is where."""
+"""Output of `lockstep doctor table` for programs; `docs/doctor_report.md` says what is where.
+
+Cells are kept as they are measured, a file each, so that a stopped table resumes: tokens and log-probabilities as in
+`columns.safetensors`, and in the header what is no tensor.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
+from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import TableEstimate
 from lockstep.doctor.judging import Pair, TableRow, samples_for
 from lockstep.doctor.measure import Drawn, Repeated
 from lockstep.doctor.options import DoctorRecipe
+from lockstep.doctor.plan import Cell
 from lockstep.doctor.verdict import EXIT_CODES, CellJudgement, Verdict, worst_of
 from lockstep.report.doctor_folder import SCHEMA
 from lockstep.run.doctor_reports import weights_digest
 from lockstep.run.identity import Identity
 from lockstep.run.machine import describe_machine
+from lockstep.whole_files import write_whole
 from lockstep_doctor.statistics import figures
+
+_OURS = ("tokens", "lengths", "mask", "cluster")
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,6 @@ class TableResult:
     """All that a table found.
 
     Attributes:
-        repeats: Of the shortest cells.
         refused: Backends that were asked for and that the machine cannot have.
         notes: What was asked otherwise than one would think.
         memory: Bytes that this process held at most.
@@ -38,13 +50,17 @@ class TableResult:
     rows: Sequence[TableRow]
     pairs: Sequence[Pair]
     judged: Mapping[tuple[int, Pair], CellJudgement]
-    repeats: Sequence[Repeated]
     backends: Mapping[str, Mapping[str, Any]]
     refused: Sequence[str]
     notes: Sequence[str]
     seconds: float
     predicted: TableEstimate
     memory: int
+
+    @property
+    def repeats(self) -> list[Repeated]:
+        """Those of all cells."""
+        return [repeat for row in self.rows for repeat in row.repeats]
 
     @property
     def verdict(self) -> Verdict:
@@ -93,7 +109,7 @@ def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
         for drawn in row.drawn:
             batch = drawn.batch
             own = {"tokens": batch.tokens.int(), "lengths": batch.lengths, "mask": batch.mask}
-            own |= {"cluster": drawn.cluster} | drawn.tensors()
+            own |= {"cluster": drawn.cluster, **drawn.tensors}
             tensors |= {f"{number}.{drawn.drawer}.{name}": tensor.contiguous() for name, tensor in own.items()}
     return tensors
 
@@ -124,3 +140,47 @@ def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
         "floor_rms": float(drawn.floor(*pair).double().square().mean().sqrt()),
         "figures": figures(compared if drawn.drawer == pair[1] else compared.swap()),
     }
+
+
+class Cells:
+    """Measured cells of a table that is not whole yet, as files.
+
+    Args:
+        folder: Of the report; it is that of one grid, model and prompts alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "cells"
+
+    def keep(self, number: int, row: TableRow) -> None:
+        """Writes a measured cell, whole or not at all."""
+        self._folder.mkdir(exist_ok=True)
+        drawers = [{"drawer": one.drawer, "dtypes": dict(one.dtypes)} for one in row.drawn]
+        said = {"drawers": drawers, "repeats": [asdict(one) for one in row.repeats], "seconds": row.seconds}
+        write_whole(self._file(number), [save(columns_of([row]), {"said": json.dumps(said)})])
+
+    def read(self, number: int, cell: Cell) -> TableRow | None:
+        """A cell as it was measured; None where it was not."""
+        if not self._file(number).is_file():
+            return None
+        with safe_open(self._file(number), "pt") as file:
+            said: dict[str, Any] = json.loads(file.metadata()["said"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        drawn = tuple(_read_samples(one, cell, tensors) for one in said["drawers"])
+        repeats = tuple(Repeated(**one) for one in said["repeats"])
+        return TableRow(cell, "measured", drawn, repeats, said["seconds"])
+
+    def drop(self) -> None:
+        """Takes the files away; the report holds what was in them."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number:02}.safetensors"
+
+
+def _read_samples(said: Mapping[str, Any], cell: Cell, tensors: Mapping[str, Tensor]) -> Drawn:
+    start = f"0.{said['drawer']}."
+    own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    tokens, lengths, mask, cluster = (own.pop(name) for name in _OURS)
+    batch = Batch(tokens.long(), lengths, {"mask": mask}, sampling=cell.sampling)
+    return Drawn(said["drawer"], batch, cluster, own, said["dtypes"])

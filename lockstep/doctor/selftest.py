@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep import exit_codes
+from lockstep.report.terminal import markdown_table
 from lockstep_doctor import ModuleTap, PairExamination, examine
-from lockstep_doctor.analyze import markdown_table
 
 _SIZES = {
     "vocab_size": 97,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from lockstep.algorithms.rows import files_of
 from lockstep.config.loading import Loaded
@@ -16,22 +14,6 @@ from lockstep.doctor.prompts import PromptSource
 from lockstep.inference.results import Results, results_of
 from lockstep.models.folder import read_config
 from lockstep.report.progress import Progress, show_progress
-from lockstep.run.identity import Identity
-
-
-@dataclass(frozen=True)
-class DoctorSession:
-    """An examination that has begun.
-
-    Attributes:
-        inputs: All that they depend on.
-    """
-
-    recipe: DoctorRecipe
-    folder: Path
-    inputs: Identity
-    backends: Mapping[str, Backend]
-    shown: Progress
 
 
 def choose_results(loaded: Loaded) -> Results:
@@ -47,8 +29,8 @@ def choose_results(loaded: Loaded) -> Results:
 
 
 @contextmanager
-def open_session(loaded: Loaded) -> Iterator[DoctorSession]:
-    """Makes the folder, and starts the backends; raises as `choose_results`."""
+def open_session(loaded: Loaded) -> Iterator[tuple[Results, dict[str, Backend], Progress]]:
+    """Makes the folder of results, and starts the backends, while progress is shown; raises as `choose_results`."""
     recipe, results = loaded.expect(DoctorRecipe), choose_results(loaded)
     with (
         results.open() as started,
@@ -58,4 +40,4 @@ def open_session(loaded: Loaded) -> Iterator[DoctorSession]:
         with shown.phase("start backends"):
             backends = open_.enter_context(backends_of(recipe, shown))
         started()
-        yield DoctorSession(recipe, results.folder, results.inputs, backends, shown)
+        yield results, backends, shown

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.cluster.learner_group import RankSpec, require_computable
+from lockstep.cluster.learner_group import RankSpec, require_computable, start_ranks
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import Remote, outcomes
-from lockstep.cluster.workers import LOOPBACK, Workers
+from lockstep.cluster.workers import Workers
 from lockstep.config import LearnerSection, Parallel
-from lockstep.distributed.meeting import Host
+from lockstep.distributed.meeting import Meeting
 from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.tap import RankTap
@@ -123,18 +123,11 @@ def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Att
         yield attach(spec.build, name, options.neighbors)
         return
     with Workers() as workers:
-        count = section.parallel.ranks
-        host = Host(LOOPBACK, count, _TIMEOUT_S)
-        ranks = [
-            workers.start(
-                TapSpec(RankSpec(spec, host.meeting.of(rank)), attach, name, options.neighbors),
-                f"tap of {name}, rank {rank}",
-                _TIMEOUT_S,
-                place,
-                of=count,
-            )
-            for rank, place in enumerate(workers.place_ranks(count, section))
-        ]
+
+        def make(meeting: Meeting) -> TapSpec:
+            return TapSpec(RankSpec(spec, meeting), attach, name, options.neighbors)
+
+        ranks, _host = start_ranks(section, f"tap of {name},", make, _TIMEOUT_S, workers)
         for rank in ranks:
             workers.callback(rank.close)
         outcomes([rank.pending for rank in ranks])

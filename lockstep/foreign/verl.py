@@ -141,7 +141,7 @@ MAPPED = (
         page="-"),
     Key("", ("ppo.correction.kind",), Lookup({"token": "token_tis", "sequence": "sequence_tis"}),
         page="=algorithm.rollout_correction.rollout_is"),
-    Key(f"{CORRECTION}.rollout_is_threshold", ("ppo.correction.high",), values.threshold,
+    Key(f"{CORRECTION}.rollout_is_threshold", ("ppo.correction.high",), values.correction_bound,
         page="`algorithm.rollout_correction.rollout_is_threshold`"),
     Key("", ("ppo.correction.kind", "ppo.correction.low"), Lookup({"": "icepop"}),
         page="`algorithm.rollout_correction.rollout_is_threshold`, a text with both bounds"),

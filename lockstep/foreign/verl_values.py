@@ -281,7 +281,7 @@ def correction(value: Json, config: Config) -> Answer:
     return Lookup({"token": "token_tis", "sequence": "sequence_tis"})(value, config)
 
 
-def threshold(value: Json, config: Config) -> Answer:
+def correction_bound(value: Json, config: Config) -> Answer:
     """The bound of a correction, or both bounds of a mask."""
     if config.get(f"{CORRECTION}.rollout_is") is None:
         return nothing("rollout_is is null")

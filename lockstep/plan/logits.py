@@ -28,7 +28,7 @@ class WholeLogits:
     pairs: int
 
     @property
-    def kept(self) -> int:
+    def saved_tensors(self) -> int:
         """Bytes that wait for the backward pass; with penalties in fp32, and with the tokens before each token."""
         return self.count * FP32 + self.pairs * _PAIR if self.sampling.penalizes else self.count * self.item
 

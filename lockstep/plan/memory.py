@@ -174,7 +174,7 @@ class Rank:
         ]
 
     @property
-    def kept(self) -> int:
+    def saved_tensors(self) -> int:
         """Bytes that a forward pass leaves for its backward."""
         return self.activations + self._head() + self._copies()
 
@@ -276,7 +276,7 @@ class Rank:
         norm, states = self._of_norm * self._between * hidden * FP32, tokens * hidden * FP32
         if not scores_tokens(self.head):
             return norm + states
-        return norm + states + tokens * hidden * self.type + self.logits.kept
+        return norm + states + tokens * hidden * self.type + self.logits.saved_tensors
 
     @property
     def logits(self) -> WholeLogits:

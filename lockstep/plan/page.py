@@ -11,9 +11,9 @@ from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Changes, Search, cache_override, overrides
-from lockstep.plan.sizes import readable
 from lockstep.plan.time import Engines, Rates, StepTime
 from lockstep.report.terminal import summary_table
+from lockstep.units import readable
 
 _SHOWN = 12
 

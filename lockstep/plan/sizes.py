@@ -19,8 +19,6 @@ from lockstep.types import Head
 FP32, BF16, INT64 = 4, 2, 8
 """Bytes of a number."""
 
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -145,12 +143,3 @@ def _matrix(module: nn.Module | None) -> int:
 
 def _count(block: nn.Module, kind: type[nn.Module]) -> int:
     return sum(p.numel() for module in block.modules() if isinstance(module, kind) for p in module.parameters())
-
-
-def readable(size: float) -> str:
-    """A number of bytes with its unit."""
-    for unit in _UNITS[:-1]:
-        if size < 1000:
-            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:,.3g} {_UNITS[-1]}"

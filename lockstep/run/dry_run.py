@@ -38,7 +38,7 @@ from lockstep.models.weight_files import are_on_hub, check_weights, require_fini
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.memory import FP32
 from lockstep.plan.page import describe_layouts
-from lockstep.plan.sizes import Sizes, readable
+from lockstep.plan.sizes import Sizes
 from lockstep.rewards.build import build as build_reward
 from lockstep.run.doctor_reports import examination
 from lockstep.run.dry_setup import DrySetup, machine_bytes
@@ -49,6 +49,7 @@ from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.samplers.cache_budget import USABLE
+from lockstep.units import readable
 
 
 @dataclass(frozen=True)

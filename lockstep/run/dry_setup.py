@@ -30,7 +30,6 @@ from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.models.source import ModelSource, open_source
-from lockstep.plan.sizes import readable
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rollouts.episodes import Episodes
@@ -38,6 +37,7 @@ from lockstep.run.findings import Findings
 from lockstep.run.live_setup import role_folder
 from lockstep.samplers.base import Piece, Sampler
 from lockstep.types import Prompt, Request, SamplingParams, skip_timing
+from lockstep.units import readable
 from lockstep.weight_sync.attestation import Attestation
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify

@@ -1,4 +1,4 @@
-"""Two columns of log-probabilities of the same tokens, as plain arrays, as a dump of any program has them."""
+"""Two columns of log-probabilities of the same tokens, as a dump of any program has them, and features of tokens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep_doctor.column.finding import ColumnSide
+from lockstep_doctor.column.predicates import Feature
 from lockstep_doctor.statistics import Compared
 
 RowFact = Literal["weight version", "temperature", "top_p", "prompt", "length of the prompt"]
 """Numbers that a dump may say of each row; rows with the same `prompt` answer the same one."""
 
+_CONSEQUENCE = 6.0
+"""Cost of a side's own value as a feature, which a damage may have made itself."""
 
 SIDES: Mapping[ColumnSide, str] = {"train": "training", "infer": "inference"}
 """Names of both sides where nothing else is said."""
@@ -92,3 +96,39 @@ class TokenColumns:
             ids=None if self.ids is None else self.ids[:end],
             facts=facts,
         )
+
+
+def name_value(side: str) -> str:
+    """Returns the name of the feature that is the value of a side with this name."""
+    return f"{side}'s log-probability"
+
+
+def list_features(columns: TokenColumns) -> list[Feature]:
+    """Returns the features of the tokens that are compared; those that never vary are left out."""
+    mask = columns.mask.numpy()
+    row, position = columns.row.numpy()[mask], columns.position.numpy()[mask]
+    first = np.searchsorted(row, row)  # of the tokens in the row of each
+    place = np.arange(row.size) - first
+    stretch = np.cumsum((np.diff(position, prepend=-1) > 1) | (place == 0))
+    length = np.bincount(row, minlength=1)[row]
+    found = [
+        Feature("row", row, repeats=True),
+        Feature("place in the response", place + 1, repeats=True),
+        Feature("position", position, repeats=True),
+        Feature("places before the last token", length - 1 - place, repeats=True),
+        Feature("turn", stretch - stretch[first] + 1),
+        Feature("place in the turn", np.arange(row.size) - np.searchsorted(stretch, stretch) + 1),
+        Feature("length of the response", length),
+        Feature("length of the prompt", position[first]),
+        Feature("place in the batch", np.arange(row.size), repeats=True),
+    ]
+    if columns.ids is not None:
+        ids = columns.ids.numpy()
+        before = np.where(position > 0, np.roll(ids, 1)[mask], -1)
+        found += [Feature("id", ids[mask]), Feature("id before", before, cost=2.0)]
+    told = {name: Feature(name, value.double().numpy()[row]) for name, value in columns.facts.items()}
+    found = [one for one in found if one.name not in told] + list(told.values())
+    for side, values in ((columns.names["train"], columns.train), (columns.names["infer"], columns.infer)):
+        finite = np.nan_to_num(values.double().numpy()[mask], nan=-1e30, posinf=1e30, neginf=-1e30)
+        found.append(Feature(name_value(side), finite, cost=_CONSEQUENCE))
+    return [one for one in found if one.varies]

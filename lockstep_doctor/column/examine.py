@@ -9,16 +9,15 @@ from itertools import chain
 import numpy as np
 import torch
 
-from lockstep_doctor.column.columns import TokenColumns
+from lockstep_doctor.column.columns import TokenColumns, list_features, name_value
 from lockstep_doctor.column.exact import FAR, LEAST_SIZE, ValueGrid, find_grids, find_repeated, measure_excess
-from lockstep_doctor.column.features import list_features, name_value
 from lockstep_doctor.column.finding import ColumnSide, Finding
 from lockstep_doctor.column.fits import find_fits, find_trends
 from lockstep_doctor.column.formulas import EXACT, OTHERS, find_formula, find_row_order
 from lockstep_doctor.column.predicates import Bools, Feature, Floats, Predicate, find_predicate
 from lockstep_doctor.statistics import CAP, Compared
 
-_THRESHOLDS = (FAR, 20.0, 100.0, 1000.0)
+_BOUNDS = (FAR, 20.0, 100.0, 1000.0)
 _ROUNDS = 3
 _LEAST_OFF = 1e-3  # nats
 _WHOLE_GRID = 0.97
@@ -153,7 +152,7 @@ def _whole(examined: _ColumnState) -> Iterator[Finding]:
 def _separate(examined: _ColumnState) -> Iterator[Finding]:
     """Tokens that a predicate separates by how far they are off, and the formula for their values."""
     for _ in range(_ROUNDS):
-        found = [examined.find(examined.excess > limit) for limit in _THRESHOLDS]
+        found = [examined.find(examined.excess > bound) for bound in _BOUNDS]
         where = max((one for one in found if one and one.atoms), key=lambda one: one.score, default=None)
         if where is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from lockstep_doctor.column.predicates import Predicate
@@ -42,7 +42,6 @@ class Finding:
         where: Which tokens; None: no predicate separates them.
         share: Of the squares of the differences, each counting at most 3 nats, that lie in these tokens, or that a
             line explains.
-        consistent: What leaves such marks, the likeliest first; empty: nothing in particular.
     """
 
     kind: str
@@ -51,10 +50,11 @@ class Finding:
     where: Predicate | None
     tokens: int
     share: float
-    consistent: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "consistent", _CONSISTENT[self.kind])
+    @property
+    def consistent(self) -> tuple[str, ...]:
+        """Causes that leave such marks, the likeliest first; empty: none in particular."""
+        return _CONSISTENT[self.kind]
 
     @property
     def tokens_in_words(self) -> str:

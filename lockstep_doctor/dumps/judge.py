@@ -13,8 +13,7 @@ from torch import Tensor
 from lockstep_doctor.column import Finding, TokenColumns, examine_columns
 from lockstep_doctor.column.finding import ColumnSide
 from lockstep_doctor.column.halves import TEMPERATURES
-from lockstep_doctor.dumps.errors import DumpError
-from lockstep_doctor.dumps.names import FieldNames
+from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
 from lockstep_doctor.hf import load
 from lockstep_doctor.locate import FLOORS
@@ -146,6 +145,7 @@ def _score(
     columns: TokenColumns,
     temperatures: Mapping[str, Tensor | float],
     change: Callable[[Tensor], Tensor] = torch.clone,
+    rows: int | None = None,
 ) -> dict[str, Tensor]:
     """Returns log-probabilities of all entries by name, float64; NaN for an id with none in front.
 
@@ -155,19 +155,19 @@ def _score(
         model: Called with `input_ids`; its result has `logits`.
         temperatures: By name, of all rows or of each, [B].
         change: Puts other ids in front of a row's.
+        rows: So many are computed, those in front; None: all.
     """
     assert columns.ids is not None
     device = next(model.parameters()).device
-    found: dict[str, list[Tensor]] = {name: [] for name in temperatures}
-    for row, ids in enumerate(columns.ids.split(columns.lengths.tolist())):
-        given = change(ids)
+    found = {name: torch.full_like(columns.train, torch.nan) for name in temperatures}
+    for row, ids in enumerate(columns.ids.split(columns.lengths.tolist())[:rows]):
+        given, end = change(ids), int(columns.offsets[row + 1])
         logits = model(input_ids=given[None].to(device), use_cache=False).logits[0, :-1].float()
         for name, each in temperatures.items():
             scaled = logits / (float(each[row]) if isinstance(each, Tensor) else each)
-            own = score_tokens(scaled, given[1:].to(device)).double().cpu()
-            lacking = own.new_full((max(0, ids.numel() - own.numel()),), torch.nan)
-            found[name].append(torch.cat([lacking, own])[-ids.numel() :])
-    return {name: torch.cat(some) for name, some in found.items()}
+            own = score_tokens(scaled, given[1:].to(device)).double().cpu()[-ids.numel() :]
+            found[name][end - own.numel() : end] = own
+    return found
 
 
 def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
@@ -198,9 +198,8 @@ class _Judge:
 
     def measure_floor(self, rounded: Any) -> float:
         """Returns how far the model in bf16 is from itself, in the first rows."""
-        few = self._columns.take(min(_FEW_ROWS, self._columns.lengths.numel()))
-        again = _score(rounded, few, {"": 1.0})[""]
-        floor = max(_LEAST_FLOOR, self._measure(again, self._by[""]))
+        again = _score(rounded, self._columns, {"": 1.0}, rows=_FEW_ROWS)[""]
+        floor = max(_LEAST_FLOOR, self._measure(self._by[""], again))
         if not FLOORS * floor < CAP:
             raise DumpError(f"the model in bf16 is {floor:.2g} nats from itself in fp32; no side can be judged by it")
         return floor
@@ -232,21 +231,18 @@ class _Judge:
         best = min(off, key=off.__getitem__)
         return best if off[best] < _CLOSER * off[""] else "", off
 
-    def _measure(self, a: Tensor, b: Tensor) -> float:
-        """The distance of two columns in the rows that both have."""
-        size = min(a.numel(), b.numel())
-        return _rms(a[:size], b[:size], self.compared[:size])
+    def _measure(self, column: Tensor, own: Tensor) -> float:
+        """The distance of a column from one of the model's, where that one has numbers."""
+        return _rms(column, own, self.compared & ~own.isnan())
 
     def _find_front(self, column: Tensor, left: float) -> tuple[str, float] | Literal[""]:
         """The other ids in front that bring the first rows closer, and what is left then."""
-        few = self._columns.take(min(_FEW_ROWS, self._columns.lengths.numel()))
         fronts: dict[str, Callable[[Tensor], Tensor]] = {"without the first id": lambda ids: ids[1:]}
         bos = self._model.config.bos_token_id
         if isinstance(bos, int):
             fronts[f"with id {bos} in front"] = lambda ids: torch.cat([ids.new_tensor([bos]), ids])
         for what, change in fronts.items():
-            own = _score(self._model, few, {"": 1.0}, change)[""]
-            off = _rms(own, column[: own.numel()], self.compared[: own.numel()] & ~own.isnan())
+            off = self._measure(column, _score(self._model, self._columns, {"": 1.0}, change, _FEW_ROWS)[""])
             if off < _CLOSER * left:
                 return what, off
         return ""

@@ -46,6 +46,11 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
 }
 """Names by what they are. Of a mask all that are there count together; of the others the first."""
 
+
+class DumpError(ValueError):
+    """A dump, a model's folder or a server's reply is not what it should be: one sentence, with what to do."""
+
+
 TEXT_ALONE = {
     frozenset({"input", "output", "gts", "score"}): "verl's rollout_data_dir",
     frozenset({"prompt", "completion", "advantage"}): "TRL's log_completions",

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from lockstep_doctor.column.columns import RowFact, TokenColumns
 from lockstep_doctor.column.predicates import Bools, Floats
-from lockstep_doctor.dumps.errors import DumpError
-from lockstep_doctor.dumps.names import KNOWN, TEXT_ALONE, FieldNames
+from lockstep_doctor.dumps.names import KNOWN, TEXT_ALONE, DumpError, FieldNames
 from lockstep_doctor.dumps.tables import Row, read_rows
 
 Zeros = Literal["ask", "context", "generated"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep_doctor.column import TokenColumns
-from lockstep_doctor.dumps.errors import DumpError
+from lockstep_doctor.dumps.names import DumpError
 from lockstep_doctor.dumps.read import LARGEST, Dump, is_number
 
 _MOST_BYTES = 256 * 2**20

@@ -26,8 +26,8 @@ from lockstep.doctor.bringup import (
     check_embeddings,
     check_experts,
     check_prefix_cache,
+    find_untrained,
 )
-from lockstep.doctor.untrained import find_untrained
 from lockstep.types import Request, SamplingParams
 
 Models = Callable[..., Path]

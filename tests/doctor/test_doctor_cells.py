@@ -13,8 +13,7 @@ from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.cells import Cells
-from lockstep.doctor.report import columns_of
+from lockstep.doctor.report import Cells, columns_of
 from lockstep.types import Request, SamplingParams
 
 

@@ -84,7 +84,7 @@ def test_bytes_are_those_of_the_largest_pass_or_batch(both: dict[str, Backend]) 
 
 def test_a_table_says_it_and_what_it_took(both: dict[str, Backend], models: Models) -> None:
     what = found(asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"])
-    assert 0 < what.predicted.seconds <= what.predicted.most
+    assert what.predicted.seconds > 0
     assert what.predicted.sentence.startswith("predicted: ")
     assert what.memory > 10**8
 
@@ -93,7 +93,7 @@ def test_a_table_names_the_rows_that_are_judged_by_segments(
     both: dict[str, Backend], models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.doctor.judging.SHORTEST_SEGMENT", 2)
-    options = "grid.lengths=[24]", "grid.max_sequences=3", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
+    options = "grid.lengths=[24]", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
     few = found(asked(models("llama"), *options, "grid.batch_sizes=[1]"), both["hf"], both["torch"])
     assert "judged by segments of fewer than 8 long sequences" in markdown(few)
     many = found(asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"])
@@ -103,7 +103,7 @@ def test_a_table_names_the_rows_that_are_judged_by_segments(
 def test_a_table_beyond_the_context_takes_nothing(both: dict[str, Backend], models: Models) -> None:
     what = found(asked(models("llama"), "grid.lengths=[4000]", "grid.repeats=1"), both["hf"], both["torch"])
     assert {row.state for row in what.rows} == {"beyond context"}
-    assert what.predicted.most == 0
+    assert what.predicted.seconds == 0
 
 
 def test_one_long_sequence_is_judged_by_its_segments() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.doctor.bounds import bound, bound_rate, mean, standard_errors, student
 from lockstep_doctor import statistics
 from lockstep_doctor.column import TokenColumns
-from lockstep_doctor.statistics import Compared, by_index, by_surprise, effective_share, figures, pool
+from lockstep_doctor.statistics import Compared, effective_share, figures, pool
 
 INF = math.inf
 logprobs = st.floats(-8, 0)
@@ -128,18 +128,6 @@ def test_only_masked_tokens_are_compared() -> None:
     assert found.delta.tolist() == [1.0, 1.0, 1.0]
     assert (found.lengths.tolist(), found.position.tolist()) == ([2, 1], [1, 2, 1])
     assert (found.row.tolist(), found.index.tolist()) == ([0, 0, 1], [1, 2, 1])
-
-
-def test_strata_hold_every_token_once() -> None:
-    long = compared([[(-i / 100, -i / 100 - 0.1) for i in range(700)], [(-1.0, -1.1)] * 9])
-    places = by_index(long)
-    assert {name: part.train.numel() for name, part in places.items()} == {
-        "1": 2, "2–8": 14, "9–64": 57, "65–512": 448, "513–4096": 188,
-    }  # fmt: skip
-    surprise = by_surprise(compared([[(-9.0, -0.05), (-9.0, -0.06), (-9.0, -3.0), (-9.0, -INF)]]))
-    assert {name: part.infer.tolist() for name, part in surprise.items()} == {
-        "0–0.05": [-0.05], "0.05–0.5": [-0.06], "2–5": [-3.0], ">5": [-INF],
-    }  # fmt: skip
 
 
 def test_the_error_of_a_mean_counts_clusters_not_tokens() -> None:

@@ -203,10 +203,10 @@ def test_a_backend_that_rescores_at_temperature_1_only_is_compared_there(models:
     drawn = {one.drawer: one for one in what.rows[1].drawn}
     assert drawn["torch"].columns("hf", "torch") == ("shaped.hf", "decoded")
     assert drawn["hf"].columns("hf", "torch") == ("plain.hf", "plain.torch")
-    assert torch.allclose(drawn["hf"].scores["plain", "hf"], drawn["hf"].scores["plain", "torch"], atol=1e-3)
-    assert not torch.allclose(drawn["hf"].scores["plain", "hf"], drawn["hf"].scores["shaped", "hf"], atol=1e-3)
+    assert torch.allclose(drawn["hf"].tensors["plain.hf"], drawn["hf"].tensors["plain.torch"], atol=1e-3)
+    assert not torch.allclose(drawn["hf"].tensors["plain.hf"], drawn["hf"].tensors["shaped.hf"], atol=1e-3)
     assert set(verdicts(what).values()) == {"PASS"}
-    assert {kind for kind, _ in drawn["torch"].scores} == {"shaped"}, "its decoding is compared, as it was asked for"
+    assert not any("plain" in name for name in drawn["torch"].tensors), "its decoding is compared, as it was asked for"
 
 
 class Forgetful(LearnerBackend):
@@ -310,11 +310,11 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path]) -> None
     exact, rounded = (
         witness.score(drawn.batch, Conditions(dtype=dtype))[drawn.batch.mask] for dtype in ("fp32", "bf16")
     )
-    assert torch.allclose(drawn.roundings["shaped", "bf16"], (exact - rounded).abs())
-    assert float(drawn.roundings["shaped", "fp32"].max()) < 1e-4
+    assert torch.allclose(drawn.tensors["shaped.rounding.bf16"], (exact - rounded).abs())
+    assert float(drawn.tensors["shaped.rounding.fp32"].max()) < 1e-4
     both = found(recipe, HFBackend(folder, "bf16"), rounded_learner).rows[0].by("torch")
     assert both is not None
-    ratio = both.floor("hf", "torch") / both.roundings["shaped", "bf16"].clamp(min=1e-9)
+    ratio = both.floor("hf", "torch") / both.tensors["shaped.rounding.bf16"].clamp(min=1e-9)
     assert torch.allclose(ratio, torch.full_like(ratio, 2**0.5), rtol=1e-3)
 
 
@@ -331,7 +331,6 @@ def mismatch_limit(tree: Mapping[str, Any]) -> float:
     [
         ("grid.data=[counting]", lambda tree: tree["cells"][0]["data"], "counting"),
         ("grid.sequences=9", lambda tree: tree["cells"][0]["sequences"], 9),
-        ("grid.max_sequences=20", lambda tree: tree["cells"][0]["sequences"], 20),
         ("grid.max_steps=2", lambda tree: tree["cells"][0]["sequences"], 8),
         ("grid.max_tokens=8", lambda tree: tree["cells"][0]["sequences"], 4),
         ("grid.all_draw_to=1", lambda tree: list(tree["cells"][0]["pairs"][0]["drawn"]), ["infer"]),

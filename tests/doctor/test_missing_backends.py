@@ -13,7 +13,7 @@ from gpus import show_gpus
 
 from lockstep.cli import main
 from lockstep.cluster.workers import HERE
-from lockstep.doctor.backends import build, missing
+from lockstep.doctor.backends import build
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.errors import InputError
 
@@ -35,30 +35,30 @@ def recipe(*names: str, device: str = "cpu") -> DoctorRecipe:
 @pytest.mark.parametrize("name", ["vllm-fp8", "vllm-fp8kv", "vllm-tp2-fp8"])
 def test_fp8_needs_vllm_and_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     show_gpus(monkeypatch, 1)
-    monkeypatch.setattr(missing, "find_spec", lambda _: None)
-    assert missing.explain_missing(name, GPU) == "vLLM is not installed"
-    monkeypatch.setattr(missing, "find_spec", lambda _: "there")
-    assert missing.explain_missing(name, GPU) is None
-    assert "on GPUs alone" in str(missing.explain_missing(name, CPU))
+    monkeypatch.setattr(build, "find_spec", lambda _: None)
+    assert build.explain_missing(name, GPU) == "vLLM is not installed"
+    monkeypatch.setattr(build, "find_spec", lambda _: "there")
+    assert build.explain_missing(name, GPU) is None
+    assert "on GPUs alone" in str(build.explain_missing(name, CPU))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    assert "8.9" in str(missing.explain_missing(name, GPU))
+    assert "8.9" in str(build.explain_missing(name, GPU))
 
 
 def test_transformer_engine_is_missed_or_said_to_be_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing, "find_spec", lambda _: None)
-    assert missing.explain_missing("megatron-te", GPU) == "TransformerEngine is not installed"
-    monkeypatch.setattr(missing, "find_spec", lambda _: "there")
-    assert "Megatron's own layers" in str(missing.explain_missing("megatron-te", GPU))
+    monkeypatch.setattr(build, "find_spec", lambda _: None)
+    assert build.explain_missing("megatron-te", GPU) == "TransformerEngine is not installed"
+    monkeypatch.setattr(build, "find_spec", lambda _: "there")
+    assert "Megatron's own layers" in str(build.explain_missing("megatron-te", GPU))
 
 
 def test_what_needs_nothing_is_not_missed() -> None:
-    assert not any(missing.explain_missing(name, CPU) for name in ("hf", "torch", "vllm", "vllm-tp2", "megatron-pp2"))
+    assert not any(build.explain_missing(name, CPU) for name in ("hf", "torch", "vllm", "vllm-tp2", "megatron-pp2"))
 
 
 def test_two_are_left_to_compare() -> None:
-    assert list(missing.find_missing(recipe("hf", "vllm-fp8", "torch"))) == ["vllm-fp8"]
+    assert list(build.find_missing(recipe("hf", "vllm-fp8", "torch"))) == ["vllm-fp8"]
     with pytest.raises(InputError, match=r"fewer than two to compare \(vllm-fp8: .*; name another one"):
-        missing.find_missing(recipe("hf", "vllm-fp8"))
+        build.find_missing(recipe("hf", "vllm-fp8"))
 
 
 @pytest.mark.parametrize(

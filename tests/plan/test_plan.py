@@ -28,10 +28,11 @@ from lockstep.plan.command import bytes_of, plan
 from lockstep.plan.estimate import checkpoint_bytes
 from lockstep.plan.logits import WholeLogits
 from lockstep.plan.memory import Generation, Head, Rank
-from lockstep.plan.sizes import Sizes, readable
+from lockstep.plan.sizes import Sizes
 from lockstep.plan.traffic import flows
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
+from lockstep.units import readable
 
 Models = Callable[..., Path]
 
@@ -86,7 +87,7 @@ def test_what_a_pass_keeps_is_what_was_foretold(models: Models, architecture: st
         LogitsHead(load_causal_lm(folder), products=True) if head == "logits" else ValueHead(load_backbone(folder), 0)
     )
     learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48)
-    foretold = Rank(sizes(folder), learner, Load(24, 1, 2), head).kept
+    foretold = Rank(sizes(folder), learner, Load(24, 1, 2), head).saved_tensors
     assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05), "all but a few numbers per token"
 
 
@@ -113,7 +114,7 @@ def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(models: Models, ar
     model = LogitsHead(lm, products=True)
     adapt(lm, section)
     learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48, lora=section)
-    foretold = Rank(sizes(folder, section), learner, Load(24, 1, 2)).kept
+    foretold = Rank(sizes(folder, section), learner, Load(24, 1, 2)).saved_tensors
     assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05)
 
 
@@ -192,7 +193,7 @@ def test_what_a_layer_keeps(models: Models) -> None:
 def test_logits_exist_only_where_some_tokens_cannot_be_drawn(models: Models) -> None:
     policy = rank(models("llama"), parallel={"tp": 2})
     narrow = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, top_p=0.5)))
-    assert narrow.kept - policy.kept == 48 * V // 2 * 4
+    assert narrow.saved_tensors - policy.saved_tensors == 48 * V // 2 * 4
     assert narrow.logits.gradient == 48 * V // 2 * 4
 
 
@@ -206,7 +207,7 @@ def test_penalties_and_min_p_have_their_memory(models: Models) -> None:
     }.items():
         for dtype, item in (("fp32", 4), ("bf16", 2)):
             logits = WholeLogits(sampling, 1000, item, pairs=0)
-            figures = logits.kept, logits.shaping, logits.gradient
+            figures = logits.saved_tensors, logits.shaping, logits.gradient
             shares[f"{name}, {dtype}"] = tuple(size / 4000 for size in figures)  # pyright: ignore[reportArgumentType]
     assert shares == {
         "min_p, fp32": (1.0, 0.0, 1.0),
@@ -218,7 +219,8 @@ def test_penalties_and_min_p_have_their_memory(models: Models) -> None:
     }
     policy = rank(models("llama"))
     penalized = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, presence_penalty=0.1)))
-    assert penalized.kept - policy.kept == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
+    more = penalized.saved_tensors - policy.saved_tensors
+    assert more == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
 
 
 def test_an_engine_keeps_what_responses_have_had_for_penalties(models: Models) -> None:

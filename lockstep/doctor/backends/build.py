@@ -1,17 +1,20 @@
-"""The backends that a recipe names."""
+"""The backends that a recipe names; what a machine lacks for one is said, and the others are compared without it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+
+import torch
 
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.learner import LearnerBackend, computes_here
-from lockstep.doctor.backends.missing import find_missing, fp8_of
 from lockstep.doctor.base import Backend
-from lockstep.doctor.options import DoctorRecipe, ranks_of
+from lockstep.doctor.options import BackendName, DoctorRecipe, ranks_of
+from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, count_cache_numbers, read_config
 from lockstep.report.progress import Progress
@@ -19,6 +22,12 @@ from lockstep.report.progress import Progress
 _NO_LEARNERS = ("hf", "vllm")
 _PROMPT, _LEAST_GIB = 512, 0.5
 """Tokens of a prompt that the cache has room for beside a response, and its least size."""
+
+FP8 = {"fp8": {"quantization": "fp8"}, "fp8kv": {"kv_cache_dtype": "fp8"}}
+"""Arguments of vLLM by the endings of a backend's name."""
+
+_FP8_FROM = (8, 9)
+"""Compute capability of the first GPUs that multiply fp8."""
 
 
 @contextmanager
@@ -87,3 +96,42 @@ def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
     tokens = max(recipe.grid.batch_sizes) * min(max(recipe.grid.lengths) + _PROMPT, context_of(config))
     room = tokens * count_cache_numbers(config) * 4 / 2**30
     return recipe.sampler.model_copy(update={"kv_cache_gib": max(_LEAST_GIB, room)})
+
+
+def fp8_of(name: BackendName) -> Mapping[str, str]:
+    """The arguments with which vLLM computes in fp8, or keeps its cache in it; none where a name does not ask."""
+    return FP8.get(name.rpartition("-")[2], {})
+
+
+def explain_missing(name: BackendName, device: torch.device, bf16: bool = False) -> str | None:
+    """Says what this machine lacks for a backend; None: nothing that could be known before it starts."""
+    if name.startswith("megatron") and bf16 and device.type == "cpu":
+        return "Megatron computes bf16 on GPUs alone, and the device is none"
+    if name == "megatron-te":
+        if find_spec("transformer_engine") is None:
+            return "TransformerEngine is not installed"
+        return "learner.backend=megatron computes by Megatron's own layers, and has none of TransformerEngine's yet"
+    if not fp8_of(name):
+        return None
+    if find_spec("vllm") is None:
+        return "vLLM is not installed"
+    if device.type != "cuda":
+        return "vLLM computes in fp8 on GPUs alone, and the device is none"
+    if torch.cuda.get_device_capability(device) < _FP8_FROM:
+        return "the GPU has no products of fp8; those of compute capability 8.9 and later do"
+    return None
+
+
+def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
+    """The backends of a recipe that are left out, and why.
+
+    Raises:
+        InputError: Fewer than two are left.
+    """
+    device = resolve_device(recipe.learner.device)
+    reasons = {name: explain_missing(name, device, recipe.learner.is_bf16) for name in recipe.backends}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    if len(recipe.backends) - len(missing) < 2:
+        said = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        raise InputError(f"backends leaves fewer than two to compare ({said}); name another one that can start here")
+    return missing

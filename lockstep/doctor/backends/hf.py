@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,8 @@ from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config, skeleton
 from lockstep.models.heads import PLAIN
 from lockstep.models.weight_files import check_weights
+from lockstep.samplers.torch.model_sampler import lay_behind
+from lockstep.samplers.torch.rows import Response
 from lockstep.types import Request, SamplingParams
 
 Sequences = Sequence[Tensor]
@@ -120,7 +122,9 @@ class HFBackend:
             else:
                 logits = self.compute_logits(model, chunk)
             for number, (tokens, logits_TV) in enumerate(zip(chunk, logits, strict=True), start):
-                shaped_TV = _penalize_each(logits_TV[:-1], tokens, _count_prompt(batch, number), sampling)
+                prompt = _count_prompt(batch, number)
+                seen = ((tokens[:end], tokens[prompt:end]) for end in range(1, len(tokens)))
+                shaped_TV = _penalize_rows(logits_TV[:-1], seen, sampling)
                 parts = zip(shaped_TV.split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True)
                 own = [self.logprob(rows, ids, sampling, asked).float().cpu() for rows, ids in parts]
                 columns.append(torch.cat([torch.zeros(1), *own]))
@@ -132,11 +136,12 @@ class HFBackend:
             raise InputError("the doctor draws responses of full length; leave stop_token_ids out")
         asked = self._usual.but(conditions)
         model, size = self.model(asked), asked.batch_size or 1
-        rows: list[tuple[Request, Tensor, Tensor]] = []
+        rows: list[Response] = []
         for start in range(0, len(requests), size):
-            chunk = requests[start : start + size]
-            rows += zip(chunk, *self.draw(model, chunk, sampling, asked), strict=True)
-        return _join(rows, sampling)
+            tokens_BK, logprob_BK = self.draw(model, requests[start : start + size], sampling, asked)
+            pairs = zip(tokens_BK.tolist(), logprob_BK.tolist(), strict=True)
+            rows += [Response(tokens, logprobs, stopped=False) for tokens, logprobs in pairs]
+        return lay_behind(requests, rows, 0, sampling)
 
     def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
         """Computes the logits of each sequence, [T, V], side by side with padding."""
@@ -189,15 +194,11 @@ def _count_prompt(batch: Batch, number: int) -> int:
     return int(batch.mask.split(batch.lengths.tolist())[number].int().argmax())
 
 
-def _penalize_each(logits_TV: Tensor, tokens: Tensor, prompt: int, sampling: SamplingParams) -> Tensor:
-    """Logits after each token of a sequence, with penalties on the tokens up to there."""
-    if not sampling.penalizes:
-        return logits_TV
-    ends = range(1, len(logits_TV) + 1)
-    rows = [
-        penalize(row_V, tokens[:end], tokens[prompt:end], sampling) for row_V, end in zip(logits_TV, ends, strict=True)
-    ]
-    return torch.stack(rows) if rows else logits_TV
+def _penalize_rows(logits_MV: Tensor, seen: Iterable[tuple[Tensor, Tensor]], sampling: SamplingParams) -> Tensor:
+    """Logits of next tokens, with penalties; `seen` is what comes before each, and the response's part of that."""
+    if not sampling.penalizes or not len(logits_MV):
+        return logits_MV
+    return torch.stack([penalize(row_V, *both, sampling) for row_V, both in zip(logits_MV, seen, strict=True)])
 
 
 def penalize(logits_V: Tensor, before: Tensor, response: Tensor, sampling: SamplingParams) -> Tensor:
@@ -235,36 +236,12 @@ class _Drawing(LogitsProcessor):
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        scores = self._penalize(scores)
+        if self._sampling.penalizes:
+            none = torch.zeros(len(scores), 0, dtype=torch.int64)
+            drawn_BK = torch.cat([none, *(token_B.cpu()[:, None] for token_B in self.tokens)], 1)
+            seen = ((torch.cat([own, made]), made) for own, made in zip(self._prompts, drawn_BK, strict=True))
+            scores = _penalize_rows(scores, seen, self._sampling)
         token_B, _ = draw(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
         self.logprobs.append(self._backend.logprob(scores, token_B, self._sampling, self._conditions))
         self.tokens.append(token_B)
         return torch.full_like(scores, float("-inf")).scatter(-1, token_B[:, None], 0.0)
-
-    def _penalize(self, logits_BV: Tensor) -> Tensor:
-        """The logits of each response's next token, with penalties on those that it follows."""
-        if not self._sampling.penalizes:
-            return logits_BV
-        drawn = [token_B.cpu() for token_B in self.tokens]
-        drawn_BK = torch.stack(drawn, 1) if drawn else torch.zeros(len(self._prompts), 0, dtype=torch.int64)
-        sides = zip(logits_BV, self._prompts, drawn_BK, strict=True)
-        return torch.stack(
-            [penalize(row_V, torch.cat([own, made]), made, self._sampling) for row_V, own, made in sides]
-        )
-
-
-def _join(rows: Sequence[tuple[Request, Tensor, Tensor]], sampling: SamplingParams) -> Batch:
-    """Joins each prompt with its response, as samplers do."""
-    tokens, masks, columns = [], [], []
-    for request, tokens_K, logprob_K in rows:
-        prompt = torch.tensor(request.tokens)
-        tokens.append(torch.cat([prompt, tokens_K]))
-        masks.append(torch.arange(len(tokens[-1])) >= len(prompt))
-        columns.append(torch.cat([torch.zeros(len(prompt)), logprob_K.float()]))
-    return Batch(
-        torch.cat(tokens),
-        torch.tensor([len(own) for own in tokens]),
-        {"mask": torch.cat(masks), "sampler_logprob": torch.cat(columns)},
-        {"truncated": torch.ones(len(rows), dtype=torch.bool), "version": torch.zeros(len(rows), dtype=torch.int64)},
-        sampling,
-    )

@@ -123,21 +123,7 @@ class ModelSampler(ABC):
         return torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16)
 
     def _assemble(self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams) -> Batch:
-        """Lays each response behind its prompt."""
-        both = list(zip(requests, responses, strict=True))
-        tokens = [token for request, response in both for token in (*request.tokens, *response.tokens)]
-        lengths = [len(request.tokens) + len(response.tokens) for request, response in both]
-        batch = Batch(torch.tensor(tokens), torch.tensor(lengths), sampling=sampling)
-        mask = batch.position >= torch.tensor([len(request.tokens) for request in requests])[batch.row]
-        logprob = torch.zeros(len(tokens))
-        logprob[mask] = torch.tensor([one for response in responses for one in response.logprobs])
-        return batch.with_columns(
-            {"mask": mask, "sampler_logprob": logprob},
-            {
-                "truncated": torch.tensor([not response.stopped for response in responses]),
-                "version": torch.full((len(requests),), self.version or 0),
-            },
-        )
+        return lay_behind(requests, responses, self.version or 0, sampling)
 
     def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> NotFiniteError:
         weights = "as it was opened" if self.version is None else f"with the weights of step {self.version}"
@@ -155,4 +141,24 @@ def join_prompts(requests: Sequence[Request]) -> Batch:
     return Batch(
         torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64),
         torch.tensor([len(request.tokens) for request in requests], dtype=torch.int64),
+    )
+
+
+def lay_behind(
+    requests: Sequence[Request], responses: Sequence[Response], version: int, sampling: SamplingParams
+) -> Batch:
+    """Lays each response behind its prompt."""
+    both = list(zip(requests, responses, strict=True))
+    tokens = [token for request, response in both for token in (*request.tokens, *response.tokens)]
+    lengths = [len(request.tokens) + len(response.tokens) for request, response in both]
+    batch = Batch(torch.tensor(tokens), torch.tensor(lengths), sampling=sampling)
+    mask = batch.position >= torch.tensor([len(request.tokens) for request in requests])[batch.row]
+    logprob = torch.zeros(len(tokens))
+    logprob[mask] = torch.tensor([one for response in responses for one in response.logprobs])
+    return batch.with_columns(
+        {"mask": mask, "sampler_logprob": logprob},
+        {
+            "truncated": torch.tensor([not response.stopped for response in responses]),
+            "version": torch.full((len(requests),), version),
+        },
     )

@@ -17,7 +17,6 @@ from tiers import full
 from tiny_recipe import RECIPE as PPO
 
 from lockstep.config.loading import RecipeError, load
-from lockstep.plan.sizes import readable
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
@@ -25,6 +24,7 @@ from lockstep.run.dry_run import dry_run
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 from lockstep.tasks.arithmetic import distinct_problems
+from lockstep.units import readable
 
 Run = Callable[..., list[dict[str, Any]]]
 RECIPE = {

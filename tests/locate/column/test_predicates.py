@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lockstep_doctor.column import TokenColumns
-from lockstep_doctor.column.features import list_features
+from lockstep_doctor.column.columns import list_features
 from lockstep_doctor.column.predicates import Atom, Feature, find_predicate
 
 Bools = NDArray[np.bool_]

@@ -1,0 +1,14 @@
+"""Numbers with their units, for people."""
+
+from __future__ import annotations
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def readable(size: float) -> str:
+    """A number of bytes with its unit."""
+    for unit in _UNITS[:-1]:
+        if size < 1000:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:,.3g} {_UNITS[-1]}"
