@@ -76,6 +76,7 @@ class PairExamination:
         smallest: A request that keeps `KEPT` of the gap.
         small: The first place, with the values of the smallest request.
         switches: By name, the gap under another setting.
+        left_out: What was not done, for want of time.
     """
 
     reference: str
@@ -92,6 +93,7 @@ class PairExamination:
     smallest: Tensor
     small: Location
     switches: Mapping[str, float]
+    left_out: Sequence[str] = ()
 
     @property
     def agrees(self) -> bool:
@@ -108,6 +110,7 @@ def examine(
     switches: Mapping[str, Pair] | None = None,
     heard: Callable[[str], object] = lambda phase: None,
     delivered: float = 1e-3,
+    in_time: Callable[[], bool] = lambda: True,
 ) -> PairExamination:
     """Examines two engines on requests, and locates the gap of the one that differs most.
 
@@ -120,18 +123,24 @@ def examine(
         switches: Other settings under which the gap is measured, by name.
         heard: Is told what is done next.
         delivered: Nats that a column may be from the engine's own logits.
+        in_time: Is asked before each request but the first, and before each step behind a place. What was read is
+            judged in any case.
     """
     heard(f"read {len(requests)} requests")
     taps, gaps = (reference, other), list[float]()
     own: dict[str, list[Tensor]] = {tap.name: [] for tap in taps}
     said: dict[str, list[Tensor]] = {}
     for tokens_T in requests:
+        if gaps and not in_time():
+            break
         pair = [tap.run(tokens_T, {}) for tap in taps]
         gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
         for tap, capture in zip(taps, pair, strict=True):
             own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
             if capture.column is not None:
                 said.setdefault(tap.name, []).append(capture.column)
+    left_out = [f"{len(requests) - len(gaps)} of {len(requests)} requests"] if len(gaps) < len(requests) else []
+    requests = requests[: len(gaps)]
     columns = [
         line for tap in taps for line in _check_columns(tap, requests, own[tap.name], said.get(tap.name), delivered)
     ]
@@ -154,19 +163,28 @@ def examine(
         tokens_T,
         found,
         {},
+        left_out,
     )
     if not found.disagrees:
         return made
     heard("describe it")
     measured = [list(_measure_place(place, other.name, reference.name, found)) for place in found.places]
-    undone = [_compare_settings(reference, other, tokens_T, found, place) for place in found.places]
+    undone: list[list[Undone]] = [[] for _ in found.places]
+    if in_time():
+        undone = [_compare_settings(reference, other, tokens_T, found, place) for place in found.places]
+    else:
+        left_out.append("settings that differ")
     heard("shrink the request")
-    smallest = _shrink(reference, other, tokens_T, found, witness)
+    smallest = _shrink(reference, other, tokens_T, found, witness, in_time)
+    left_out += [] if in_time() else ["smaller requests"]
     small = replace(found, places=found.places[:1])
     if not torch.equal(smallest, tokens_T):
         small = _reread(reference, other, smallest, found, witness)
     under: dict[str, float] = {}
     for name, open_pair in (switches or {}).items():
+        if not in_time():
+            left_out.append(f"the gap {name}")
+            continue
         heard(f"measure {name}")
         with open_pair() as (first, second):
             under[name] = nats(first.run(tokens_T, {}).logits, second.run(tokens_T, {}).logits, tokens_T)
@@ -274,12 +292,16 @@ def _modules(model: nn.Module, found: Location, place: FaultPlace) -> tuple[list
     return [path for (path, _), cut in at.items() if cut in around], given
 
 
-def _shrink(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
+def _shrink(
+    reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None, in_time: Callable[[], bool]
+) -> Tensor:
     """The smallest request that keeps the gap, and shows the first place; a file has one request alone."""
     if isinstance(reference, FileTap) or isinstance(other, FileTap):
         return tokens_T
 
     def shows(fewer: Tensor) -> bool:
+        if not in_time():
+            return False
         right = reference.run(fewer, {})
         if nats(right.logits, other.run(fewer, {}).logits, fewer) < KEPT * found.gap:
             return False
