@@ -165,7 +165,7 @@ class _Locator:
         Where all have time for none, it has them alone; None: there is no time for it.
         """
         one = left[0]
-        if not self.bound.is_left():
+        if not is_first and not self.bound.is_left():
             return None
         with self.shown.phase(str(one)), one.open() as taps:
             self.bound.measure(one, taps)

@@ -137,7 +137,7 @@ class LocateTime:
         needed = self.predict(comparisons, least).agree
         left = self._end - time.monotonic()
         return InputError(
-            f"locate needs {needed:.0f} s for one request of {len(least[0])} tokens, and {max(left, 0):.0f} s of "
+            f"locate needs {needed:.1f} s for one request of {len(least[0])} tokens, and {max(left, 0):.1f} s of "
             f"grid.budget_s={self._budget_s:g} are left: raise it, or name fewer backends"
         )
 
