@@ -127,18 +127,8 @@ def examine(
             judged in any case.
     """
     heard(f"read {len(requests)} requests")
-    taps, gaps = (reference, other), list[float]()
-    own: dict[str, list[Tensor]] = {tap.name: [] for tap in taps}
-    said: dict[str, list[Tensor]] = {}
-    for tokens_T in requests:
-        if gaps and not in_time():
-            break
-        pair = [tap.run(tokens_T, {}) for tap in taps]
-        gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
-        for tap, capture in zip(taps, pair, strict=True):
-            own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
-            if capture.column is not None:
-                said.setdefault(tap.name, []).append(capture.column)
+    taps = reference, other
+    gaps, own, said = _read(taps, requests, in_time)
     left_out = [f"{len(requests) - len(gaps)} of {len(requests)} requests"] if len(gaps) < len(requests) else []
     requests = requests[: len(gaps)]
     columns = [
@@ -192,6 +182,23 @@ def examine(
     return replace(
         made, tokens_hit=hit, measured=measured, undone=undone, smallest=smallest, small=small, switches=under
     )
+
+
+def _read(
+    taps: tuple[Tap, Tap], requests: Sequence[Tensor], in_time: Callable[[], bool]
+) -> tuple[list[float], dict[str, list[Tensor]], dict[str, list[Tensor]]]:
+    """Reads requests while there is time: gaps, and by engine log-probabilities, computed from logits and delivered."""
+    gaps, own, said = list[float](), {tap.name: list[Tensor]() for tap in taps}, dict[str, list[Tensor]]()
+    for tokens_T in requests:
+        if gaps and not in_time():
+            break
+        pair = [tap.run(tokens_T, {}) for tap in taps]
+        gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
+        for tap, capture in zip(taps, pair, strict=True):
+            own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
+            if capture.column is not None:
+                said.setdefault(tap.name, []).append(capture.column)
+    return gaps, own, said
 
 
 def _check_columns(

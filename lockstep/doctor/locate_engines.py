@@ -78,7 +78,7 @@ class EngineChoice:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class EnginePair:
     """Two engines beside each other, or one beside itself."""
 
     reference: EngineChoice
@@ -115,17 +115,17 @@ class Comparison:
             found["by prefill"] = self._but(prompt=None).open
         return found
 
-    def _but(self, **options: Any) -> Comparison:
-        return Comparison(*(choice.but(**options) for choice in self.sides))
+    def _but(self, **options: Any) -> EnginePair:
+        return EnginePair(*(choice.but(**options) for choice in self.sides))
 
 
-def pairs_of(recipe: DoctorRecipe) -> list[Comparison]:
+def pairs_of(recipe: DoctorRecipe) -> list[EnginePair]:
     """Each engine of a recipe with each."""
-    return [Comparison(*pair) for pair in combinations([EngineChoice.of(recipe, one) for one in recipe.backends], 2)]
+    return [EnginePair(*pair) for pair in combinations([EngineChoice.of(recipe, one) for one in recipe.backends], 2)]
 
 
-def find_variants(pairs: Sequence[Comparison], prompt: int) -> list[Comparison]:
+def find_variants(pairs: Sequence[EnginePair], prompt: int) -> list[EnginePair]:
     """Each engine of pairs beside itself, in every other way."""
     engines = [side for pair in pairs for side in pair.sides]
     own = [one for place, one in enumerate(engines) if one not in engines[:place]]
-    return [Comparison(one, variant) for one in own for variant in one.variants(prompt)]
+    return [EnginePair(one, variant) for one in own for variant in one.variants(prompt)]

@@ -20,7 +20,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.locate_engines import REFERENCE, Comparison, EngineChoice, find_variants, pairs_of
+from lockstep.doctor.locate_engines import REFERENCE, EngineChoice, EnginePair, find_variants, pairs_of
 from lockstep.doctor.locate_estimate import LocateEstimate, estimate_locate, free_bytes
 from lockstep.doctor.locate_time import LocateTime
 from lockstep.doctor.options import DoctorRecipe
@@ -48,7 +48,7 @@ _LONGEST, _REQUESTS = 100, 8
 class Located:
     """A comparison, what was found, the script that shows it, and what was read."""
 
-    comparison: Comparison
+    comparison: EnginePair
     found: PairExamination
     script: Path | None
     read: str
@@ -66,7 +66,7 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
     time, is left out of the last.
 
     Raises:
-        ValueError: If the model, its prompts or an engine cannot be used, or there is no time for all comparisons.
+        ValueError: If the model, its prompts or an engine cannot be used, or there is no time for the first pair.
     """
     begun, recipe = time.monotonic(), loaded.expect(DoctorRecipe)
     results = choose_results(loaded)
@@ -159,29 +159,30 @@ class _Locator:
             found[-1] = replace(found[-1], found=replace(last, left_out=[*last.left_out, *left_out]))
         return [one for one in found if one.is_said]
 
-    def _compare(self, left: Sequence[Comparison], is_first: bool) -> Located | None:
-        """Examines the first comparison of those that are left, on as many requests as all have time for.
+    def _compare(self, left: Sequence[EnginePair], is_first: bool) -> Located | None:
+        """Examines the first comparison of those that are left; None: there is no time for it.
 
-        Where all have time for none, it has them alone; None: there is no time for it.
+        It gets as many requests as all have time for; where that is none, as many as it has alone.
         """
         one = left[0]
         if not is_first and not self.bound.is_left():
             return None
         with self.shown.phase(str(one)), one.open() as taps:
             self.bound.measure(one, taps)
-            requests = self.bound.choose(left)
-            if is_first and not requests:
-                raise self.bound.refuse(left)
-            requests = requests or self.bound.choose([one])
+            fits = self.bound.choose(left)
+            requests = fits or self.bound.choose([one])
+            if not requests and is_first:
+                raise self.bound.refuse(one)
             if not requests:
                 return None
             read = self.bound.describe(requests)
-            self.shown.note(f"{self.bound.predict(left, requests).sentence}; read: {read}")
+            predicted = self.bound.predict(left if fits else [one], requests)
+            self.shown.note(f"{predicted.sentence}; {'' if fits else f'for {one} alone; '}read: {read}")
             found = self._examine(one, taps, requests)
             return Located(one, found, self._reproduce(one, taps, found), read)
 
-    def _examine(self, one: Comparison, taps: tuple[Tap, Tap], requests: Sequence[Tensor]) -> PairExamination:
-        """What two open engines have between them."""
+    def _examine(self, one: EnginePair, taps: tuple[Tap, Tap], requests: Sequence[Tensor]) -> PairExamination:
+        """Examines two open engines on requests."""
         witness, rounded = self.witnesses
 
         def note(phase: str) -> None:
@@ -193,7 +194,7 @@ class _Locator:
             switches = {}
         return examine(*taps, requests, witness, [rounded, rounded], switches, note, in_time=self.bound.is_left)
 
-    def _reproduce(self, one: Comparison, taps: tuple[Tap, Tap], found: PairExamination) -> Path | None:
+    def _reproduce(self, one: EnginePair, taps: tuple[Tap, Tap], found: PairExamination) -> Path | None:
         """The script that shows what was found; None: it is no place."""
         if not found.small.places:
             return None

@@ -1,7 +1,8 @@
 """Time of `lockstep doctor locate`, said when engines are open, and kept to: `grid.budget_s`.
 
     pass of T tokens   o + t · T seconds, measured for each engine on two lengths when it is open; by decoding, a step
-                       for each token behind the prompt. One that is not open yet: as one that is, the like of it first
+                       for each token behind the prompt. One that is not open yet takes as long as its like, or as the
+                       slowest; its steps, as the fastest takes for one token: a step reads all weights, too
     comparison         every request by both engines; of the one that differs most, both once more, two passes in
                        float64 and four in the engines' types
     place              where they disagree, at most so many passes more: most find the smallest request
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.locate_engines import Comparison, EngineChoice
+from lockstep.doctor.locate_engines import EngineChoice, EnginePair
 from lockstep.errors import InputError
 from lockstep_doctor.tap import Tap
 
@@ -89,7 +90,7 @@ class LocateTime:
         """Measures the model in float64, and in the engines' types."""
         self._witnesses = [self._measure(tap, None) for tap in witnesses]
 
-    def measure(self, comparison: Comparison, taps: Sequence[Tap]) -> None:
+    def measure(self, comparison: EnginePair, taps: Sequence[Tap]) -> None:
         """Measures the engines of a comparison, if they are new."""
         known = [choice for choice, _ in self._engines]
         for choice, tap in zip(comparison.sides, taps, strict=True):
@@ -101,7 +102,7 @@ class LocateTime:
         short, long = (min(_SHORT, size), size) if prompt is None else (prompt, min(prompt + _STEPS, size))
         return PassTime.measure(tap, self._longest, short, long)
 
-    def predict(self, comparisons: Sequence[Comparison], requests: Sequence[Tensor]) -> TimeEstimate:
+    def predict(self, comparisons: Sequence[EnginePair], requests: Sequence[Tensor]) -> TimeEstimate:
         """Predicts comparisons on requests."""
         sizes, worst = list(map(len, requests)), max(map(len, requests))
         agree, place = 0.0, 0.0
@@ -113,7 +114,7 @@ class LocateTime:
             place = max(place, sum(count * seconds for count, seconds in zip(_PLACE, passes, strict=True)))
         return TimeEstimate(agree, place)
 
-    def choose(self, comparisons: Sequence[Comparison]) -> list[Tensor]:
+    def choose(self, comparisons: Sequence[EnginePair]) -> list[Tensor]:
         """Returns as many requests, and so much of them, as comparisons have time for; none if for none."""
         for requests in _shorten(self._requests, self.prompt):
             predicted = self.predict(comparisons, requests)
@@ -131,29 +132,28 @@ class LocateTime:
         )
         return f"{len(requests)} of {len(self._requests)} requests{cut}"
 
-    def refuse(self, comparisons: Sequence[Comparison]) -> InputError:
-        """The error that says how long it takes at least."""
+    def refuse(self, comparison: EnginePair) -> InputError:
+        """Makes the error that says how long a comparison takes at least."""
         *_, least = _shorten(self._requests, self.prompt)
-        needed = self.predict(comparisons, least).agree
+        needed = self.predict([comparison], least).agree
         left = self._end - time.monotonic()
         return InputError(
             f"locate needs {needed:.1f} s for one request of {len(least[0])} tokens, and {max(left, 0):.1f} s of "
-            f"grid.budget_s={self._budget_s:g} are left: raise it, or name fewer backends"
+            f"grid.budget_s={self._budget_s:g} are left: raise it"
         )
 
     def _expect(self, choice: EngineChoice) -> PassTime:
         """Seconds of an engine, by those that were measured."""
-        found = [(one, seconds) for one, seconds in self._engines if one == choice]
-        if found:
-            return found[0][1]
-        plain = choice.but(neighbors=0, prompt=None)
-        alike = [seconds for one, seconds in self._engines if one == plain] or [
-            seconds for one, seconds in self._engines if one.options.prompt is None
-        ]
+        same = [seconds for one, seconds in self._engines if one == choice]
+        if same:
+            return same[0]
+        by_prefill = [seconds for one, seconds in self._engines if one.options.prompt is None]
+        if choice.options.prompt is not None:
+            prompt, nimble = choice.options.prompt, min(by_prefill, key=lambda one: one.of(1))
+            return PassTime(nimble.of(prompt) - prompt * nimble.of(1), nimble.of(1))
+        plain = choice.but(neighbors=0)
+        alike = [seconds for one, seconds in self._engines if one == plain] or by_prefill
         slowest = max(alike, key=lambda one: one.of(len(self._longest)))
-        step, prompt = slowest.of(1), choice.options.prompt
-        if prompt is not None:
-            return PassTime(slowest.of(prompt) - prompt * step, step)
         return replace(slowest, token=slowest.token * (1 + choice.options.neighbors))
 
 

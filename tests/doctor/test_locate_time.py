@@ -18,7 +18,7 @@ from lockstep import exit_codes
 from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.doctor import locate_time
-from lockstep.doctor.locate_engines import Comparison, EngineChoice
+from lockstep.doctor.locate_engines import EngineChoice, EnginePair
 from lockstep.doctor.locate_time import LocateTime
 from lockstep.models import attention
 from lockstep_doctor import Capture, CutPoint
@@ -73,8 +73,8 @@ def bound(clock: Clock, budget_s: float | None) -> LocateTime:
     return found
 
 
-PAIR = Comparison(choice("hf"), choice("torch"))
-DECODING = Comparison(choice("hf"), choice("hf", prompt=PROMPT))
+PAIR = EnginePair(choice("hf"), choice("torch"))
+DECODING = EnginePair(choice("hf"), choice("hf", prompt=PROMPT))
 JUDGED = 2 + 3 + 2 * 5 + 4 * 1
 """Seconds of the passes that tell a gap of the pair from rounding."""
 MEASURED = 3 * (2 + 3 + 5 + 1)
@@ -113,7 +113,7 @@ def test_then_shorter_ones(clock: Clock, left: float, tokens: int) -> None:
 def test_too_little_time_is_refused_by_the_name_of_its_option(clock: Clock) -> None:
     found = bound(clock, MEASURED + 10)
     assert found.choose([PAIR]) == []
-    assert str(found.refuse([PAIR])).startswith(
+    assert str(found.refuse(PAIR)).startswith(
         "locate needs 24.0 s for one request of 6 tokens, and 10.0 s of grid.budget_s="
     )
 
