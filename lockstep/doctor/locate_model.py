@@ -221,7 +221,7 @@ def _judge(sound: Sequence[EngineChoice], outcome: Located) -> list[EngineChoice
 def _write(folder: Path, found: Sequence[Located]) -> None:
     """Writes what was found, and adds the pair with the largest gap to the table's report, where there is one."""
     trees: list[dict[str, Any]] = [
-        tree_of(one.found) | {"reproduction": one.script and str(one.script)} for one in found
+        tree_of(one.found) | {"read": one.read, "reproduction": one.script and str(one.script)} for one in found
     ]
     write_whole(folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
     path = folder / REPORT
