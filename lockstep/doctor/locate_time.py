@@ -125,12 +125,7 @@ class LocateTime:
     def describe(self, requests: Sequence[Tensor]) -> str:
         """Says what is read of the requests."""
         longest = max(map(len, requests))
-        cut = (
-            f", cut to {longest} tokens"
-            if longest < len(self._requests[0]) and len(requests) == 1
-            else f" of at most {longest} tokens"
-        )
-        return f"{len(requests)} of {len(self._requests)} requests{cut}"
+        return f"{len(requests)} of {len(self._requests)} requests, {longest} of {len(self._longest)} tokens at most"
 
     def refuse(self, comparison: EnginePair) -> InputError:
         """Makes the error that says how long a comparison takes at least."""

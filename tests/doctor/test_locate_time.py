@@ -107,7 +107,7 @@ def test_fewer_requests_are_read_in_less_time(clock: Clock, left: float, count: 
 def test_then_shorter_ones(clock: Clock, left: float, tokens: int) -> None:
     found = bound(clock, MEASURED + left)
     assert [len(one) for one in found.choose([DECODING])] == [tokens]
-    assert found.describe(found.choose([DECODING])).startswith("1 of 8 requests")
+    assert found.describe(found.choose([DECODING])) == f"1 of 8 requests, {tokens} of 24 tokens at most"
 
 
 def test_too_little_time_is_refused_by_the_name_of_its_option(clock: Clock) -> None:
