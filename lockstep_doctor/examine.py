@@ -127,8 +127,7 @@ def examine(
             judged in any case.
     """
     heard(f"read {len(requests)} requests")
-    taps = reference, other
-    gaps, own, said = _read(taps, requests, in_time)
+    gaps, own, said = _read(taps := (reference, other), requests, in_time)
     left_out = [f"{len(requests) - len(gaps)} of {len(requests)} requests"] if len(gaps) < len(requests) else []
     requests = requests[: len(gaps)]
     columns = [
@@ -159,14 +158,11 @@ def examine(
         return made
     heard("describe it")
     measured = [list(_measure_place(place, other.name, reference.name, found)) for place in found.places]
-    undone: list[list[Undone]] = [[] for _ in found.places]
-    if in_time():
-        undone = [_compare_settings(reference, other, tokens_T, found, place) for place in found.places]
-    else:
-        left_out.append("settings that differ")
+    compares = in_time()
+    undone = [_compare_settings(reference, other, tokens_T, found, place) if compares else [] for place in found.places]
     heard("shrink the request")
     smallest = _shrink(reference, other, tokens_T, found, witness, in_time)
-    left_out += [] if in_time() else ["smaller requests"]
+    left_out += ["settings that differ"] * (not compares) + ["smaller requests"] * (not in_time())
     small = replace(found, places=found.places[:1])
     if not torch.equal(smallest, tokens_T):
         small = _reread(reference, other, smallest, found, witness)
