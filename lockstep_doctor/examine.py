@@ -107,7 +107,7 @@ def examine(
     requests: Sequence[Tensor],
     witness: Tap | None = None,
     rounded: Sequence[Tap] = (),
-    switches: Mapping[str, Pair] | None = None,
+    switches: Callable[[], Mapping[str, Pair]] = dict,
     heard: Callable[[str], object] = lambda phase: None,
     delivered: float = 1e-3,
     in_time: Callable[[], bool] = lambda: True,
@@ -120,7 +120,7 @@ def examine(
         requests: Ids of each.
         witness: The model in float64.
         rounded: The witness's program in the types of the engines.
-        switches: Other settings under which the gap is measured, by name.
+        switches: Returns other settings under which a gap is measured, by name.
         heard: Is told what is done next.
         delivered: Nats that a column may be from the engine's own logits.
         in_time: Is asked before each request but the first, and before each step behind a place. What was read is
@@ -167,7 +167,7 @@ def examine(
     if not torch.equal(smallest, tokens_T):
         small = _reread(reference, other, smallest, found, witness)
     under: dict[str, float] = {}
-    for name, open_pair in (switches or {}).items():
+    for name, open_pair in switches().items():
         if not in_time():
             left_out.append(f"the gap {name}")
             continue

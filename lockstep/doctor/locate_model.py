@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from lockstep.plan.sizes import readable
 from lockstep.report.doctor_folder import REPORT
 from lockstep.report.progress import Progress, show_progress
 from lockstep.whole_files import write_whole
-from lockstep_doctor.examine import PairExamination, examine
+from lockstep_doctor.examine import Pair, PairExamination, examine
 from lockstep_doctor.findings import describe_examination, tree_of
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import Reproducible, write_engine_reproduction, write_reproduction
@@ -188,10 +188,13 @@ class _Locator:
         def note(phase: str) -> None:
             self.shown.note(f"{one}: {phase}")
 
-        free, switches = free_bytes(torch.device(one.reference.options.device)), one.switches()
-        if switches and 0 < free < self.memory.again + self.memory.values:
+        def switches() -> Mapping[str, Pair]:
+            free = free_bytes(torch.device(one.reference.options.device))
+            if not 0 < free < self.memory.again + self.memory.values:
+                return one.switches()
             note(f"other settings are not measured: {readable(free)} are free")
-            switches = {}
+            return {}
+
         return examine(*taps, requests, witness, [rounded, rounded], switches, note, in_time=self.bound.is_left)
 
     def _reproduce(self, one: EnginePair, taps: tuple[Tap, Tap], found: PairExamination) -> Path | None:
