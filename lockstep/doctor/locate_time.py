@@ -44,11 +44,15 @@ class PassTime:
         return self.fixed + self.token * tokens
 
     @classmethod
-    def measure(cls, tap: Tap, tokens_T: Tensor, short: int, long: int) -> PassTime:
-        """Reads a sequence's beginnings of two lengths, the short one twice: kernels are opened by the first pass."""
+    def measure(cls, tap: Tap, tokens_T: Tensor, short: int, long: int, decodes: bool) -> PassTime:
+        """Reads a sequence's beginnings of two lengths, the short one twice: kernels are opened by the first pass.
+
+        A token of a prefill takes no more than its share of the short one; between close lengths, noise may say so.
+        """
         tap.run(tokens_T[:short], {})
         once, more = (_time(tap, tokens_T[:size]) for size in (short, long))
         token = max(0.0, more - once) / max(1, long - short)
+        token = token if decodes else min(token, once / short)
         return cls(once - token * short, token)
 
 
@@ -100,7 +104,7 @@ class LocateTime:
     def _measure(self, tap: Tap, prompt: int | None) -> PassTime:
         size = len(self._longest)
         short, long = (min(_SHORT, size), size) if prompt is None else (prompt, min(prompt + _STEPS, size))
-        return PassTime.measure(tap, self._longest, short, long)
+        return PassTime.measure(tap, self._longest, short, long, prompt is not None)
 
     def predict(self, comparisons: Sequence[EnginePair], requests: Sequence[Tensor]) -> TimeEstimate:
         """Predicts comparisons on requests."""

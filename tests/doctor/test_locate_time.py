@@ -19,7 +19,7 @@ from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.doctor import locate_time
 from lockstep.doctor.locate_engines import EngineChoice, EnginePair
-from lockstep.doctor.locate_time import LocateTime
+from lockstep.doctor.locate_time import LocateTime, PassTime
 from lockstep.models import attention
 from lockstep_doctor import Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions
@@ -96,6 +96,12 @@ def test_decoding_takes_a_step_for_each_token(clock: Clock) -> None:
     decoded = [float(size - 2) for size in LENGTHS]
     expected = sum(2 + seconds for seconds in decoded) + 2 + decoded[0] + 2 * 5 + 4 * 1
     assert found.predict([DECODING], found.choose([DECODING])).agree == expected
+
+
+def test_noise_makes_no_time_that_is_less_than_none(clock: Clock) -> None:
+    slow: Any = SlowTap(clock, -15, 1)
+    timed = PassTime.measure(slow, torch.zeros(24), 16, 24, decodes=False)
+    assert (timed.of(0), timed.of(16)) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("left", "count"), [(59.5, 8), (58.5, 4), (38.5, 2), (28.5, 1)])
