@@ -75,6 +75,7 @@ class PairExamination:
         smallest: A request that keeps `KEPT` of the gap.
         small: The first place, with the values of the smallest request.
         switches: By name, the gap under another setting.
+        left_out: What was not done, for want of time.
     """
 
     reference: str
@@ -91,6 +92,7 @@ class PairExamination:
     smallest: Tensor
     small: Location
     switches: Mapping[str, float]
+    left_out: Sequence[str] = ()
 
     @property
     def agrees(self) -> bool:
@@ -104,9 +106,10 @@ def examine(
     requests: Sequence[Tensor],
     witness: Tap | None = None,
     rounded: Sequence[Tap] = (),
-    switches: Mapping[str, Pair] | None = None,
+    switches: Callable[[], Mapping[str, Pair]] = dict,
     heard: Callable[[str], object] = lambda phase: None,
     delivered: float = 1e-3,
+    in_time: Callable[[], bool] = lambda: True,
 ) -> PairExamination:
     """Examines two engines on requests, and locates the gap of the one that differs most.
 
@@ -116,21 +119,16 @@ def examine(
         requests: Ids of each.
         witness: The model in float64.
         rounded: The witness's program in the types of the engines.
-        switches: Other settings under which the gap is measured, by name.
+        switches: Returns other settings under which a gap is measured, by name.
         heard: Is told what is done next.
         delivered: Nats that a column may be from the engine's own logits.
+        in_time: Is asked before each request but the first, and before each step behind a place. What was read is
+            judged in any case.
     """
     heard(f"read {len(requests)} requests")
-    taps, gaps = (reference, other), list[float]()
-    own: dict[str, list[Tensor]] = {tap.name: [] for tap in taps}
-    said: dict[str, list[Tensor]] = {}
-    for tokens_T in requests:
-        pair = [tap.run(tokens_T, {}) for tap in taps]
-        gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
-        for tap, capture in zip(taps, pair, strict=True):
-            own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
-            if capture.column is not None:
-                said.setdefault(tap.name, []).append(capture.column)
+    gaps, own, said = _read(taps := (reference, other), requests, in_time)
+    left_out = [f"{len(requests) - len(gaps)} of {len(requests)} requests"] if len(gaps) < len(requests) else []
+    requests = requests[: len(gaps)]
     columns = [
         line for tap in taps for line in _check_columns(tap, requests, own[tap.name], said.get(tap.name), delivered)
     ]
@@ -153,19 +151,25 @@ def examine(
         tokens_T,
         found,
         {},
+        left_out,
     )
     if not found.disagrees:
         return made
     heard("describe it")
     measured = [list(_measure_place(place, other.name, reference.name, found)) for place in found.places]
-    undone = [_compare_settings(reference, other, tokens_T, found, place) for place in found.places]
+    compares = in_time()
+    undone = [_compare_settings(reference, other, tokens_T, found, place) if compares else [] for place in found.places]
     heard("shrink the request")
-    smallest = _shrink(reference, other, tokens_T, found, witness)
+    smallest = _shrink(reference, other, tokens_T, found, witness, in_time)
+    left_out += ["settings that differ"] * (not compares) + ["smaller requests"] * (not in_time())
     small = replace(found, places=found.places[:1])
     if not torch.equal(smallest, tokens_T):
         small = _reread(reference, other, smallest, found, witness)
     under: dict[str, float] = {}
-    for name, open_pair in (switches or {}).items():
+    for name, open_pair in switches().items():
+        if not in_time():
+            left_out.append(f"the gap {name}")
+            continue
         heard(f"measure {name}")
         with open_pair() as (first, second):
             under[name] = nats(first.run(tokens_T, {}).logits, second.run(tokens_T, {}).logits, tokens_T)
@@ -173,6 +177,23 @@ def examine(
     return replace(
         made, tokens_hit=hit, measured=measured, undone=undone, smallest=smallest, small=small, switches=under
     )
+
+
+def _read(
+    taps: tuple[Tap, Tap], requests: Sequence[Tensor], in_time: Callable[[], bool]
+) -> tuple[list[float], dict[str, list[Tensor]], dict[str, list[Tensor]]]:
+    """Reads requests while there is time: gaps, and by engine log-probabilities, computed from logits and delivered."""
+    gaps, own, said = list[float](), {tap.name: list[Tensor]() for tap in taps}, dict[str, list[Tensor]]()
+    for tokens_T in requests:
+        if gaps and not in_time():
+            break
+        pair = [tap.run(tokens_T, {}) for tap in taps]
+        gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
+        for tap, capture in zip(taps, pair, strict=True):
+            own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
+            if capture.column is not None:
+                said.setdefault(tap.name, []).append(capture.column)
+    return gaps, own, said
 
 
 def _check_columns(
@@ -273,12 +294,16 @@ def _modules(model: nn.Module, found: Location, place: FaultPlace) -> tuple[list
     return [path for (path, _), cut in at.items() if cut in around], given
 
 
-def _shrink(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Tensor:
+def _shrink(
+    reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None, in_time: Callable[[], bool]
+) -> Tensor:
     """The smallest request that keeps the gap, and shows the first place; a file has one request alone."""
     if isinstance(reference, FileTap) or isinstance(other, FileTap):
         return tokens_T
 
     def shows(fewer: Tensor) -> bool:
+        if not in_time():
+            return False
         right = reference.run(fewer, {})
         if nats(right.logits, other.run(fewer, {}).logits, fewer) < KEPT * found.gap:
             return False

@@ -17,6 +17,12 @@ _LINES = 16
 
 def describe_examination(found: PairExamination) -> Iterator[str]:
     """Yields what was found about two engines, line by line."""
+    yield from _describe_gap(found)
+    if found.left_out:
+        yield f"  not done, for want of time: {', '.join(found.left_out)}"
+
+
+def _describe_gap(found: PairExamination) -> Iterator[str]:
     location = found.location
     floor = f"; rounding alone makes {location.floor:.2g}" if location.floor else ""
     yield (
@@ -127,6 +133,7 @@ def tree_of(found: PairExamination) -> dict[str, Any]:
         "tokens": found.tokens.tolist(),
         "smallest": found.smallest.tolist(),
         "switches": dict(found.switches),
+        "left_out": list(found.left_out),
         "columns": list(found.columns),
         "tokens_hit": list(found.tokens_hit),
         "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},

@@ -196,7 +196,10 @@ def _locate_model(options: argparse.Namespace) -> int:
     with spare_modules():
         from lockstep.doctor.locate_model import locate_model
 
-    return exit_codes.OK if all(found.agrees for found in locate_model(loaded)) else exit_codes.BROKEN
+    found = locate_model(loaded)
+    if not all(one.agrees for one in found):
+        return exit_codes.BROKEN
+    return exit_codes.INCONCLUSIVE if any(one.left_out for one in found) else exit_codes.OK
 
 
 def _bringup(options: argparse.Namespace) -> int:

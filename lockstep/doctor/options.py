@@ -99,7 +99,8 @@ class DoctorGrid(Section):
     )
     budget_s: PositiveFloat | None = Field(
         default=None,
-        description="begin no cell after so many seconds; those left out are shown as such; null: no limit",
+        description="begin no cell, and no step of locate, after so many seconds; locate reads less first; what is "
+        "left out is shown as such; null: no limit",
     )
 
 

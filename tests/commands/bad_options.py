@@ -71,6 +71,7 @@ OPTIONS = {
         write("model/chat_template.jinja", TEMPLATE), f"{CALCULATOR} environment.tool_format=hermes data.chat=true"
     ),
     "rule: rows of two kinds": BadInput("train kto_arithmetic data.task.pairs=true"),
+    "doctor: too little time": BadInput("doctor locate model grid.budget_s=0.001 grid.lengths=[8]").late,
     "sweep: a value twice": BadInput("sweep sft.yaml seed=0,0", dry=False),
     "sweep: one run": BadInput("sweep sft.yaml seed=0", dry=False),
     "sweep: its note is another's": BadInput("sweep sft.yaml seed=0,1 --name old", another_sweep, dry=False),

@@ -8,18 +8,30 @@ from pathlib import Path
 import pytest
 import torch
 from located import TOKENS, families
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.families import FAMILIES
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
 from lockstep_doctor.witness import find_blocks, open_witnesses
 
 TYPES = torch.float64, torch.bfloat16
+STATES = ("mamba", "falcon_mamba", "qwen3_next", "qwen3_5_text", "bamba", "granitemoehybrid", "jamba")
 
 
 @pytest.mark.parametrize("family", families("llama", "qwen2", "mixtral", full=("qwen3_moe", "gpt_neox")))
 def test_each_type_is_that_of_a_folder_opened_in_it(located_model: Callable[[str], Path], family: str) -> None:
-    folder = located_model(family)
+    require_equal(located_model(family))
+
+
+@pytest.mark.parametrize("family", families("mamba2", "lfm2", full=STATES))
+def test_layers_with_a_state_are_cast_like_others(tmp_path: Path, family: str) -> None:
+    """Their weights are read outside of their linear maps, too."""
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **FAMILIES[family])).save_pretrained(tmp_path)
+    require_equal(tmp_path)
+
+
+def require_equal(folder: Path) -> None:
     for dtype, tap in zip(TYPES, open_witnesses(folder, "cpu", *TYPES), strict=True):
         with open_hf(folder, EngineOptions(dtype=dtype)) as alone:
             expected, found = alone.run(TOKENS, {}), tap.run(TOKENS, {})

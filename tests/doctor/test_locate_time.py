@@ -1,0 +1,169 @@
+"""The time that `locate` says beforehand, what it reads in a shorter one, and what it says that it left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from doctor_tables import SMALL
+from torch import Tensor
+from transformers import AttentionInterface
+
+from lockstep import exit_codes
+from lockstep.batch import Batch
+from lockstep.cli import main
+from lockstep.doctor import locate_time
+from lockstep.doctor.locate_engines import EngineChoice, EnginePair
+from lockstep.doctor.locate_time import LocateTime, PassTime
+from lockstep.models import attention
+from lockstep_doctor import Capture, CutPoint
+from lockstep_doctor.engines import EngineOptions
+
+PROMPT, LENGTHS = 4, (24, 20, 20, 20, 20, 20, 20, 20)
+
+
+class Clock:
+    """A clock that passes alone advance."""
+
+    now = 0.0
+
+    def read(self) -> float:
+        return self.now
+
+
+class SlowTap:
+    """A model that takes so long, and nothing else."""
+
+    name = "slow"
+
+    def __init__(self, clock: Clock, fixed: float, token: float) -> None:
+        self._clock, self._fixed, self._token = clock, fixed, token
+
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        self._clock.now += self._fixed + self._token * len(tokens_T)
+        return Capture(tokens_T, {})
+
+    trace = functions = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(locate_time, "time", SimpleNamespace(monotonic=clock.read, perf_counter=clock.read))
+    return clock
+
+
+def choice(engine: str, **options: Any) -> EngineChoice:
+    return EngineChoice(engine, Path("model"), EngineOptions(**options))
+
+
+def bound(clock: Clock, budget_s: float | None) -> LocateTime:
+    """Eight requests; passes of hf take 2 s, of torch 3 s, of float64 5 s and in the engines' type 1 s."""
+    position = torch.cat([torch.arange(size) for size in LENGTHS])
+    drawn = Batch(torch.zeros(sum(LENGTHS), dtype=torch.long), torch.tensor(LENGTHS), {"mask": position >= PROMPT})
+    found = LocateTime(budget_s, clock.now, drawn)
+    taps: list[Any] = [SlowTap(clock, seconds, 0.0) for seconds in (2, 3, 5, 1)]
+    found.measure_witnesses(taps[2:])
+    found.measure(PAIR, taps[:2])
+    return found
+
+
+PAIR = EnginePair(choice("hf"), choice("torch"))
+DECODING = EnginePair(choice("hf"), choice("hf", prompt=PROMPT))
+JUDGED = 2 + 3 + 2 * 5 + 4 * 1
+"""Seconds of the passes that tell a gap of the pair from rounding."""
+MEASURED = 3 * (2 + 3 + 5 + 1)
+
+
+def test_predicted_are_all_passes_of_a_comparison_that_agrees(clock: Clock) -> None:
+    found = bound(clock, None)
+    requests = found.choose([PAIR])
+    assert [len(one) for one in requests] == list(LENGTHS)
+    assert found.predict([PAIR], requests).agree == 8 * (2 + 3) + JUDGED
+
+
+def test_decoding_takes_a_step_for_each_token(clock: Clock) -> None:
+    found = bound(clock, None)
+    decoded = [2.0 * (1 + size - PROMPT) for size in LENGTHS]
+    expected = sum(2 + seconds for seconds in decoded) + 2 + decoded[0] + 2 * 5 + 4 * 1
+    assert found.predict([DECODING], found.choose([DECODING])).agree == expected
+    found.measure(DECODING, [SlowTap(clock, 2, 0), SlowTap(clock, -2, 1)])  # pyright: ignore[reportArgumentType] (measured)
+    decoded = [float(size - 2) for size in LENGTHS]
+    expected = sum(2 + seconds for seconds in decoded) + 2 + decoded[0] + 2 * 5 + 4 * 1
+    assert found.predict([DECODING], found.choose([DECODING])).agree == expected
+
+
+def test_noise_makes_no_time_that_is_less_than_none(clock: Clock) -> None:
+    slow: Any = SlowTap(clock, -15, 1)
+    timed = PassTime.measure(slow, torch.zeros(24), 16, 24, decodes=False)
+    assert (timed.of(0), timed.of(16)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("left", "count"), [(59.5, 8), (58.5, 4), (38.5, 2), (28.5, 1)])
+def test_fewer_requests_are_read_in_less_time(clock: Clock, left: float, count: int) -> None:
+    assert len(bound(clock, MEASURED + left).choose([PAIR])) == count
+
+
+@pytest.mark.parametrize(("left", "tokens"), [(103, 24), (101, 14), (61, 9), (41, 6)])
+def test_then_shorter_ones(clock: Clock, left: float, tokens: int) -> None:
+    found = bound(clock, MEASURED + left)
+    assert [len(one) for one in found.choose([DECODING])] == [tokens]
+    assert found.describe(found.choose([DECODING])) == f"1 of 8 requests, {tokens} of 24 tokens at most"
+
+
+def test_too_little_time_is_refused_by_the_name_of_its_option(clock: Clock) -> None:
+    found = bound(clock, MEASURED + 10)
+    assert found.choose([PAIR]) == []
+    assert str(found.refuse(PAIR)).startswith(
+        "locate needs 24.0 s for one request of 6 tokens, and 10.0 s of grid.budget_s="
+    )
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets after how many questions no time is left."""
+
+    def answer(count: int) -> None:
+        answers: Iterator[bool] = iter([True] * count)
+        monkeypatch.setattr(LocateTime, "is_left", lambda self: next(answers, False))
+
+    return answer
+
+
+def ask(model: Path, out: Path) -> tuple[int, list[dict[str, Any]]]:
+    code = main(["doctor", "locate", str(model), "--out", str(out), *SMALL])
+    return code, json.loads((out / "location.json").read_text())
+
+
+def test_comparisons_that_were_not_begun_are_named(
+    models: Callable[..., Path],
+    tmp_path: Path,
+    questions: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    questions(7)
+    code, (found,) = ask(models("llama"), tmp_path / "out")
+    left_out = ["hf vs hf by decoding", "torch vs torch among others", "torch vs torch sampler by decoding"]
+    assert (code, found["agrees"], found["left_out"]) == (exit_codes.INCONCLUSIVE, True, left_out)
+    assert f"not done, for want of time: {', '.join(left_out)}" in capsys.readouterr().out
+
+
+def test_a_place_that_was_found_is_proved_and_the_rest_named(
+    models: Callable[..., Path], tmp_path: Path, questions: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = AttentionInterface._global_mapping
+    plain = kernels[attention.NAME]
+    faulty = {attention.NAME: lambda *inputs, scaling, **named: plain(*inputs, scaling=0.8 * scaling, **named)}
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", {**kernels, **faulty})
+    questions(1)
+    code, (found,) = ask(models("llama"), tmp_path / "out")
+    (place,) = found["places"]
+    assert (code, place["wrong"], place["settings"]) == (exit_codes.BROKEN, ["torch"], [])
+    assert found["smallest"] == found["tokens"]
+    assert found["left_out"] == ["6 of 8 requests", "settings that differ", "smaller requests"]
+    assert Path(found["reproduction"]).is_file()
