@@ -237,7 +237,7 @@ class BuildLog(TorchDispatchMode):
         }
         operators = [*trace.operators, *(one for table in tables.values() for one in table.operators)]
         origins: dict[float, Operator] = {}
-        for number in (x for one in operators for x in one.scalars if isinstance(x, float)):
+        for number in (x for one in operators for x in one.scalars if type(x) in (int, float)):
             found = self.find_number(number)
             if found is not None:
                 origins[number] = found
