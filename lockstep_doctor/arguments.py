@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -27,8 +28,10 @@ def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float)
 
 def first_swapped(
     own: OperatorTrace, other: OperatorTrace, wrong: Sequence[Operator], its: Sequence[Operator], tolerance: float
-) -> Operator | None:
-    """Returns the first operator that reads two values, as large as each other, the other way round.
+) -> list[Operator]:
+    """Returns who handed on two values, as large as each other, the other way round; the likeliest first.
+
+    It is on the way to the first operator that reads them so, behind the last one that reads them in the right order.
 
     Args:
         own: Of the engine.
@@ -52,5 +55,7 @@ def first_swapped(
 
     orders = [find_order(one) for one in wrong[:1]]
     if not any(len(order) >= _FEWEST and is_swapped(order) for order in orders):
-        return None
-    return next(one for one in own.operators if is_swapped(find_order(one)))
+        return []
+    place = next(place for place, one in enumerate(own.operators) if is_swapped(find_order(one)))
+    first, before = own.operators[place], [one for one in own.operators[:place] if len(find_order(one)) > 1]
+    return [first, *before[-1:], replace(first, stack=first.stack[2:])]

@@ -399,9 +399,8 @@ def _open(
         found and not here and other.name not in cleared
     ):  # it leaves out what the other one runs, or hands on another value
         found = [*around[:1], *found]
-    unset = find_unset_end(own)
-    ways = [] if swapped is None else [replace(swapped, stack=swapped.stack[place:]) for place in (0, 2)]
-    found = [*built, *(Suspect(other.name, one) for one in [*ways, *([] if unset is None else [unset])]), *found]
+    unset = [] if (taken := find_unset_end(own)) is None else [taken]
+    found = [*built, *(Suspect(other.name, one) for one in [*swapped, *unset]), *found]
     number = first_other_number(own, theirs)
     if number is not None and not any(one.operator == number[1] for one in found):
         trace, operator = number
