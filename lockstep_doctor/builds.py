@@ -298,7 +298,7 @@ class BuildLog(TorchDispatchMode):
         return partial(self._try, note)
 
     def _make(self, numbers: Iterable[Number], frame: FrameType, line: int) -> None:
-        """Notes numbers that a function has made, and not only got from another one."""
+        """Notes numbers that a function has made, and not only got from one that it called."""
         for number in numbers:
             if number not in self._numbers:
                 self._numbers[number] = Operator(f"the number {number:.6g}", _at(frame, line), (), (), ())
@@ -322,7 +322,7 @@ class BuildLog(TorchDispatchMode):
         """Notes that a generator gives a tensor away; one that gives it by its name may have read it."""
         match value:
             case (str(), Tensor() as tensor) if all(
-                one.number >= 0 for one in self.sightings.recall(tensor, self._mark(tensor))
+                one.number is not None for one in self.sightings.recall(tensor, self._mark(tensor))
             ):
                 reader = Operator("reads", _stack_of(frame), (), (), ())
                 self._readers.setdefault(reader.stack[0], reader)
