@@ -160,6 +160,29 @@ def test_a_tensor_that_is_put_elsewhere_has_its_writer_and_what_made_the_place()
     assert {one.function for one in writer.lines} >= {"load", "load_half", "find_place"}
 
 
+def place_of(part: int) -> int:
+    return 7 * part + 2
+
+
+def put(weight: Tensor, tensor: Tensor, start: int) -> None:
+    weight.data[start : start + 8].copy_(tensor)
+
+
+def test_what_wrote_upon_a_part_of_a_weight_that_was_packed_since_is_named() -> None:
+    joined = nn.Module()
+    with watch_build() as models:
+        models.append(joined)
+        joined.weight = nn.Parameter(torch.empty(24, 2))
+        for part, (_, tensor) in enumerate(read_file()):
+            put(joined.weight, tensor, place_of(part))
+    joined.weight = nn.Parameter(joined.weight.detach().T.contiguous())
+    log = find_build(joined)
+    assert log is not None
+    writer, *places = log.find_losers([joined.weight], [FILE["other"]])
+    assert writer.stack[0].function == "put"
+    assert "place_of" in [one.stack[0].function for one in places]
+
+
 def test_a_weight_that_was_made_unseen_has_no_maker_of_what_lay_there_before() -> None:
     model = nn.ParameterList()
     with watch_build() as models:
