@@ -48,21 +48,34 @@ class Shape:
     Attributes:
         kind: The class of the recipe, or of a section in it.
         said: The recipe's value there, of any type.
+        is_named: True for several sections of this class, each by a name that the recipe gives it.
     """
 
     kind: type[Section]
     said: object = None
+    is_named: bool = False
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
         """The options by name."""
-        return self.kind.model_fields
+        return {} if self.is_named else self.kind.model_fields
+
+    def inner(self) -> Iterator[tuple[str, Shape | None]]:
+        """Yields what it holds by name, as `within` says; where the recipe gives no names, one that is called NAME."""
+        names = (self.said if isinstance(self.said, dict) and self.said else ["NAME"]) if self.is_named else self.fields
+        for name in names:
+            yield name, self.within(name)
 
     def within(self, name: str) -> Shape | None:
         """The shape of a section by its name; None where the option is no section."""
-        section = section_of(self.fields[name].annotation) if name in self.fields else None
         value = self.said.get(name) if isinstance(self.said, dict) else None
-        return None if section is None else Shape(section.narrow(value), value)
+        if self.is_named:
+            return Shape(self.kind.narrow(value), value)
+        section = section_of(self.fields[name].annotation) if name in self.fields else None
+        if section is None:
+            return None
+        is_named = dict in _kinds(self.fields[name].annotation)
+        return Shape(section if is_named else section.narrow(value), value, is_named)
 
 
 def kinds_at(recipe: Shape, path: KeyPath) -> set[object]:
@@ -188,8 +201,8 @@ def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
 
 def list_options(shape: Shape, above: tuple[str, ...] = ()) -> Iterator[str]:
     """Yields the dotted keys of all options, sections before what is in them."""
-    for name in shape.fields:
-        yield ".".join((*above, name))
-        inner = shape.within(name)
+    for name, inner in shape.inner():
+        if not shape.is_named:
+            yield ".".join((*above, name))
         if inner is not None:
             yield from list_options(inner, (*above, name))

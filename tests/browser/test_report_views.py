@@ -132,7 +132,7 @@ def test_validations_are_dots(written: Written, opened: Opened) -> None:
 
 def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Written, opened: Opened) -> None:
     logged = [
-        sample(text, id=prompt, logged_as="best score")
+        sample(text, id=prompt, logged_as="best score", **{"reward/math": 0.25})
         for text, prompt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"))
     ]
     page = opened(page_of(written(samples=[logged])), "samples")
@@ -141,7 +141,7 @@ def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Wri
     assert page.locator(".line.begins").all_inner_texts()[0].split("\n").count("b1") == 1
     assert page.locator(".line.begins").count() == 1
     assert "1 of 2" in page.locator(".rollout .facts").inner_text()
-    assert "logged as\nbest score" in page.locator(".rollout .facts").inner_text()
+    assert "reward math\n0.25\nlogged as\nbest score" in page.locator(".rollout .facts").inner_text()
     page.click(".head:has-text('response')")
     page.click(".head:has-text('response')")
     assert rows(page, 5) == ["b2", "b1", "a2", "a1"]
