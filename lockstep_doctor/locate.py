@@ -373,7 +373,7 @@ def _open(
     Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
     reads what was made before the layers, and differs, as a mask may, the operators that made it are among them. What
     runs no operator, as a layer that is left out, was decided by the function around the segment. Of engines that are
-    not `cleared`, what built wrong tables and numbers comes before all.
+    not `cleared`, what built wrong tables and numbers comes before all, then what swapped two values.
     """
     if isinstance(reference, FileTap):
         return []
@@ -400,12 +400,9 @@ def _open(
     found = _in_turn((other, here), (reference, there), segment.missing)
     if segment.missing:
         return [*around[:1], *found]
-    if (
-        found and not here and other.name not in cleared
-    ):  # it leaves out what the other one runs, or hands on another value
+    if found and not here and own.around and other.name not in cleared:  # it leaves out what the other one runs
         found = [*around[:1], *found]
-    unset = [] if (taken := find_unset_end(own)) is None else [taken]
-    found = [*built, *(Suspect(other.name, one) for one in [*swapped, *unset]), *found]
+    found = [*built, *(Suspect(other.name, one) for one in (*swapped, find_unset_end(own)) if one is not None), *found]
     number = first_other_number(own, theirs)
     if number is not None and not any(one.operator == number[1] for one in found):
         trace, operator = number
