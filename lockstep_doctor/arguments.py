@@ -43,7 +43,7 @@ def first_swapped(
     right = [other.values[value] for one in its[:1] for value in one.inputs]
 
     def find_order(one: Operator) -> list[int]:
-        """Where the values that an operator reads are among those that are right, for those that are there once."""
+        """Places of the values that an operator reads among those that are right, for those that are there once."""
         found = [
             [place for place, value in enumerate(right) if repeats_values(own.values[read], value, tolerance)]
             for read in one.inputs
