@@ -5,7 +5,7 @@
 
 Edited are five families' code in `transformers`, the masks and angles that families share there, Lockstep's attention,
 what packs a learner's batch, the torch sampler's passes, what loads a folder, and what carries weights to a sampler.
-Drawn are edits of functions that run. Kept are those after which the program runs and is farther from the original than
+Drawn are edits of lines that run. Kept are those after which the program runs and is farther from the original than
 three times what rounding makes. The truth is the line that was edited. Each commit draws others, unless `--seed` says
 which. With `--out` the same command resumes where it was stopped; `--count` of a later one may be larger. An edit of
 which the process died is one that crashed.
@@ -58,7 +58,7 @@ def score_program(
         return
     judge = Judge(program)
     ran = judge.ran()
-    edits = [edit for file in program.files for edit in edits_of(file) if edit.function in ran]
+    edits = [edit for file in program.files for edit in edits_of(file) if (file, edit.line) in ran]
     for edit in draw(edits, f"{program.name} {seed}"):
         if (edit.file, edit.node, edit.kind) in known:
             continue

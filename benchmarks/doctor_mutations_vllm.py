@@ -22,19 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.lines import watch_lines
+from benchmarks.lines import lines_that_run, watch_lines
 from benchmarks.mutate_code import Edit, Swap, draw, edits_of, find_functions, lines_of
 from lockstep.samplers.vllm.environment import prepare
 
@@ -162,7 +160,7 @@ class Judge:
         files = [os.path.normpath(root / name) for name in (*own, *_LAYERS, *experts, *_LOADING)]
         self.open()
         self.least = max(3 * self._gap(), _LEAST)
-        with _lines_that_run(files) as ran:
+        with lines_that_run(files) as ran:
             self._install(self._build())
             self._gap()
         assert ran, "the lines of these files are watched by their names"
@@ -319,24 +317,6 @@ def _run(script: Path) -> int:
     except Exception:  # the edit breaks the script, which says nothing of the fault
         return 2
     return 0
-
-
-@contextlib.contextmanager
-def _lines_that_run(files: list[str]) -> Iterator[set[tuple[str, int]]]:
-    ran: set[tuple[str, int]] = set()
-    wanted = frozenset(files)
-
-    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename not in wanted:
-            return None
-        ran.add((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield ran
-    finally:
-        sys.settrace(None)
 
 
 def _work(family: str, seed: int, count: int, results: Path) -> None:

@@ -1,9 +1,10 @@
-"""The lines of models that run in a segment while `locate` traces it, also those that call no operator."""
+"""The lines of models that run: in a segment while `locate` traces it, also those that call no operator; in files."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType, ModuleType
@@ -74,3 +75,24 @@ def watch_lines(*taps: ModuleType) -> Iterator[list[set[Frame]]]:
     finally:
         for tap in taps:
             vars(tap)["Recorder"] = Recorder
+
+
+@contextmanager
+def lines_that_run(files: Collection[str]) -> Iterator[set[tuple[str, int]]]:
+    """Notes the lines of files that run in the block, in this thread and in those that are started there."""
+    ran: set[tuple[str, int]] = set()
+    wanted = frozenset(files)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename not in wanted:
+            return None
+        ran.add((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    threading.settrace(trace)
+    sys.settrace(trace)
+    try:
+        yield ran
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # pyright: ignore[reportArgumentType]

@@ -17,7 +17,7 @@ from types import CodeType
 import torch
 from torch import Tensor, nn
 
-from benchmarks.lines import watch_lines
+from benchmarks.lines import lines_that_run, watch_lines
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
 from lockstep_doctor import Capture, Location, ModuleTap, locate, modules, write_reproduction
@@ -92,12 +92,11 @@ class Judge:
         rounding = nats(self.right.logits, self.witness.run(self.tokens, {}).logits, self.tokens)
         self.least = max(3 * rounding, LEAST)
 
-    def ran(self) -> set[str]:
-        """Functions of models that run when the program builds and reads."""
-        return set(ModuleTap(self.model, "", read=lambda _, x: self._read_anew(x)).functions(self.tokens))
-
-    def _read_anew(self, tokens_T: Tensor) -> Tensor:
-        return self.program.read(self.program.build(), tokens_T)
+    def ran(self) -> set[tuple[str, int]]:
+        """Lines of the program's files that run when it builds and reads."""
+        with lines_that_run(list(self.program.files)) as ran:
+            self.program.read(self.program.build(), self.tokens)
+        return ran
 
     def score(self, edit: Edit) -> Score:
         """Makes one edit, and scores what is said about it."""

@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from types import CodeType, FrameType
@@ -52,50 +52,10 @@ _REGISTRATIONS = (
 Number = int | float
 
 
-@dataclass
-class LoadedTensor:
-    """A tensor of a checkpoint on its way into a model.
-
-    Attributes:
-        name: As the checkpoint has it.
-        numel: Numbers that it has.
-        reader: Function that gave it away first.
-        written: Numbers of it that were written into other memory.
-        takers: Functions that were handed all of it, in order.
-        writes: Operators that wrote some of it, in order.
-        targets: Memory that these wrote to.
-        scalars: Numbers that operators on it were given, such as where a part begins.
-        made: Lines that first made a number while it was in hand.
-        lines: All lines that ran while it was in hand.
-    """
-
-    name: str
-    numel: int
-    reader: Operator
-    written: int = 0
-    takers: list[Operator] = field(default_factory=list)
-    writes: list[Operator] = field(default_factory=list)
-    targets: set[StorageWeakRef] = field(default_factory=set)
-    scalars: dict[Number, None] = field(default_factory=dict)
-    made: dict[Number, Operator] = field(default_factory=dict)
-    lines: dict[tuple[CodeType, int], None] = field(default_factory=dict)
-
-    @property
-    def share(self) -> float:
-        """Share of it that was written."""
-        return self.written / max(self.numel, 1)
-
-    def find_places(self) -> dict[str, Operator]:
-        """Returns what made the numbers that say where its parts lie, by function, the last first."""
-        wanted = self.scalars.keys() - _TRIVIAL
-        return {one.stack[0].function: one for number, one in reversed(self.made.items()) if number in wanted}
-
-
 class BuildLog(TorchDispatchMode):
     """Record of a build, while it is entered.
 
     Attributes:
-        loaded: By name, the tensors of the checkpoint.
         failed: Whether watching has failed, which ends it and not the build.
         sightings: Who gave tensors, by their numbers.
     """
@@ -103,16 +63,18 @@ class BuildLog(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.failed = False
-        self.loaded: dict[str, LoadedTensor] = {}
         self.sightings = Sightings()
+        self._readers: dict[Frame, Operator] = {}
         self._numbers: dict[Number, Operator] = {}
+        self._latest: dict[Number, Frame] = {}
+        self._returned: Number | None = None
+        self._given: dict[Frame, None] = {}
+        self._places: dict[int, tuple[Frame, ...]] = {}
         self._operators: list[Operator] = []
         self._values: list[Tensor | None] = []
         self._current: dict[StorageWeakRef, int] = {}
         self._calls: list[list[int]] = []
         self._serials: dict[int, int] = {}
-        self._held: dict[StorageWeakRef, tuple[weakref.ref[Tensor], LoadedTensor]] = {}
-        self._in_hand: LoadedTensor | None = None
         self._models: dict[CodeType, bool] = {}
         self._serial = count(1)
         self._children: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Frame, ...]]] = weakref.WeakKeyDictionary()
@@ -135,30 +97,6 @@ class BuildLog(TorchDispatchMode):
             for one in (self._operators[number] for number in wanted)
         ]
         return OperatorTrace(values, operators)
-
-    def find_loaders(self, names: Collection[str]) -> list[Operator]:
-        """Returns who may have loaded tensors wrongly, of the one of which least was written.
-
-        First who had all of it last, then what made the places of its parts, and of others in the same memory, which
-        may lie upon it; then what wrote it, and who had it before. The first has all lines that ran for it.
-
-        Args:
-            names: Of tensors of the checkpoint.
-        """
-        some = sorted((self.loaded[name] for name in names if name in self.loaded), key=lambda one: one.share)
-        if not some:
-            readers = dict.fromkeys(one.reader for one in self.loaded.values())
-            return [replace(one, name=f"{', '.join(names)} is not {one.name}") for one in readers]
-        first = some[0]
-        shared = [one for one in self.loaded.values() if one is not first and first.targets & one.targets]
-        beside = shared if first.share >= 1 else []
-        places = {name: one for loaded in (first, *beside) for name, one in loaded.find_places().items()}
-        steps = [*first.takers[-1:], *places.values(), *first.writes[-1:], *reversed(first.takers[:-1])]
-        lines = dict.fromkeys(line for loaded in (first, *beside) for line in loaded.lines)
-        ran = tuple(Frame(code.co_filename, line, code.co_qualname) for code, line in lines)
-        share = "" if first.share >= 1 else f", of which {first.written} of {first.numel} numbers are written"
-        what = f"{first.name}{share}: "
-        return [replace(one, name=what + one.name, lines=() if place else ran) for place, one in enumerate(steps)]
 
     def find_fillers(self, model: nn.Module, names: Collection[str]) -> list[Operator]:
         """Returns what filled parameters, the last first; for one that was left out by the loop of others, that loop.
@@ -188,26 +126,43 @@ class BuildLog(TorchDispatchMode):
         stack = self._children.get(model.get_submodule(owner), {}).get(name)
         return None if stack is None else Operator(f"chooses {path}", stack, (), (), ())
 
-    def find_losers(self, wrong: Sequence[tuple[Tensor, Tensor]], others: Collection[Tensor]) -> list[Operator]:
-        """Returns what spoiled numbers of a tensor; or where they were seen last, and who should have had them next.
+    def find_losers(self, owns: Sequence[Tensor], rights: Sequence[Tensor]) -> list[Operator]:
+        """Returns what spoiled numbers or put them elsewhere; or where they were seen last, and who had to have them.
 
-        Between both, they are lost by the function that was to hand them on.
+        Between both, they are lost by the function that was to hand them on. The first has all lines that ran while one
+        had them.
 
         Args:
-            wrong: Tensors that a model has, each with what it should be.
-            others: Tensors that it has, too.
+            owns: Tensors that a model has.
+            rights: What should be there, as it was read.
         """
-        for own, right in wrong:
-            seen = self.sightings.find(right)
-            made = self._current.get(memory_of(own))
-            if not seen:
-                continue
-            sources = [] if made is None else self._find_sources(made)
-            spoilers = [number for number in sources if number > seen[-1].number]
-            if len(spoilers) < len(sources) and seen[-1].number in sources:
-                return [self._operators[number] for number in spoilers[:1]]
-            return find_gap(seen[-1], [self.sightings.find(one) for one in others])
-        return []
+        made = [self._current[memory] for x in owns if (memory := memory_of(x)) in self._current]
+        sources = sorted({one for number in made for one in self._find_sources(number)})
+        ways = [way for right in rights if (way := self.sightings.find(right))]
+        if not ways:
+            are_known = any(map(self.sightings.is_known, rights))
+            return [replace(one, name="reads others") for one in self._readers.values()] if are_known else []
+        way = min(ways, key=lambda one: one[-1].number in sources)
+        last, follows = way[-1], sources
+        if last.number not in sources and last.number in self._places:  # in memory that a kernel has packed since
+            follows = self._find_followers(last.number)
+        reached = [one.number for one in way if one.number in follows]
+        after = [number for number in follows if number > max(reached, default=-1)]
+        found = find_gap(last, self.sightings.find_like(last))
+        if last.number in reached:
+            found = [self._operators[(after or reached)[0]]]
+        places = dict.fromkeys(place for number in follows for place in self._places.get(number, ()) if reached)
+        found[1:1] = [Operator("makes a place", (place,), (), (), ()) for place in places]
+        lines = tuple(dict.fromkeys(line for right in rights for line in self.sightings.find_lines(right)))
+        return [replace(one, lines=() if place else lines) for place, one in enumerate(found)]
+
+    def _find_followers(self, first: int) -> list[int]:
+        """An operator, and those that follow from it, in order."""
+        found = {first}
+        for number in range(first + 1, len(self._operators)):
+            if not found.isdisjoint(self._operators[number].inputs):
+                found.add(number)
+        return sorted(found)
 
     def _is_inside(self, number: int, other: int, place: int) -> bool:
         """True if an operator ran in the call that is so many lines outside of another one."""
@@ -237,7 +192,7 @@ class BuildLog(TorchDispatchMode):
         }
         operators = [*trace.operators, *(one for table in tables.values() for one in table.operators)]
         origins: dict[float, Operator] = {}
-        for number in (x for one in operators for x in one.scalars if isinstance(x, float)):
+        for number in (x for one in operators for x in one.scalars if type(x) in (int, float)):
             found = self.find_number(number)
             if found is not None:
                 origins[number] = found
@@ -256,7 +211,6 @@ class BuildLog(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
         self.sightings.forget_memory()
-        self._in_hand = None
 
     def _note_child(self, owner: nn.Module, name: str, child: object) -> None:
         self._children.setdefault(owner, {})[name] = tuple(map(frame_of, callers(sys._getframe(1))))
@@ -275,13 +229,12 @@ class BuildLog(TorchDispatchMode):
         frames = list(callers(sys._getframe(1)))
         operator = Operator(str(func), tuple(map(frame_of, frames)), (), (), scalars)
         calls = [self._serials.get(id(one), 0) for one in frames]
-        self._follow(operator, inputs, written, fresh)
+        self._given.update(dict.fromkeys(self._latest[x] for x in scalars if x in self._latest and x not in _TRIVIAL))
         for one in written or fresh:
             self._note(func, operator, calls, inputs, one)
-        sighting = Sighting(operator, calls, len(self._operators) - 1)
         for one in (*written, *(x for x in tree_leaves(outcome) if isinstance(x, Tensor))):
-            memory = memory_of(one)
-            self.sightings.note(one, (memory, self._current.get(memory)), sighting)
+            written_by = self._current.get(memory_of(one), -1)
+            self.sightings.note(one, self._mark(one), Sighting(operator, calls, written_by))
         return outcome
 
     def _note(self, func: Any, operator: Operator, calls: list[int], inputs: list[Tensor], given: Tensor) -> None:
@@ -299,27 +252,9 @@ class BuildLog(TorchDispatchMode):
         self._operators.append(replace(operator, inputs=known, outputs=(number,)))
         self._calls.append(calls)
         self._current[memory_of(given)] = number
-
-    def _follow(self, operator: Operator, inputs: list[Tensor], written: list[Tensor], fresh: list[Tensor]) -> None:
-        """Follows tensors of the checkpoint through an operator."""
-        source = next((x for x in inputs if not any(x is y for y in written) and self._find(x) is not None), None)
-        loaded = None if source is None else self._find(source)
-        if source is None or loaded is None:
-            return
-        self._in_hand = loaded
-        loaded.scalars.update(dict.fromkeys(operator.scalars))
-        for one in written:
-            if self._find(one) is not loaded:
-                loaded.written += min(source.numel(), one.numel())
-                loaded.writes.append(operator)
-                loaded.targets.add(memory_of(one))
-        for one in fresh:
-            self._held[memory_of(one)] = weakref.ref(one), loaded
-
-    def _find(self, tensor: Tensor) -> LoadedTensor | None:
-        """The tensor of the checkpoint that lies in a tensor's memory, as long as that is alive."""
-        first, loaded = self._held.get(memory_of(tensor), (None, None))
-        return None if first is None or first() is None else loaded
+        if not is_whole:
+            self._places[number] = tuple(self._given)
+        self._given.clear()
 
     def _trace(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
         return self._try(self._watch, frame, event, value)
@@ -353,41 +288,44 @@ class BuildLog(TorchDispatchMode):
             self._make((held[name] for name in held.keys() - before.keys()), frame, line)
             self._make((x for name, x in held.items() if name in before and before[name] != x), frame, line)
             before, line = held, frame.f_lineno
-            if self._in_hand is not None:
-                self._in_hand.lines[frame.f_code, line] = None
+            self.sightings.note_line(frame.f_code, line)
             if event == "return":
                 self._make([value] if type(value) in (int, float) else [], frame, line)
                 if is_generator:
                     self._hand_over(value, frame)
+            self._returned = value if event == "return" and type(value) in (int, float) else None
 
         return partial(self._try, note)
 
     def _make(self, numbers: Iterable[Number], frame: FrameType, line: int) -> None:
-        """Notes numbers that a function has made."""
+        """Notes numbers that a function has made, and not only got from one that it called."""
         for number in numbers:
-            tables = [self._numbers] + ([] if self._in_hand is None else [self._in_hand.made])
-            for table in tables:
-                if number not in table:
-                    table[number] = Operator(f"the number {number:.6g}", _at(frame, line), (), (), ())
+            if number not in self._numbers:
+                self._numbers[number] = Operator(f"the number {number:.6g}", _at(frame, line), (), (), ())
+            if number != self._returned:
+                self._latest[number] = replace(frame_of(frame), line=line)
 
     def _hand(self, value: Any, frame: FrameType) -> None:
         """Notes that a function has a tensor now."""
         for x in value if isinstance(value, tuple) else (value,):
-            loaded = self._find(x) if isinstance(x, Tensor) else None
-            if loaded is None:
-                continue
-            self._in_hand = loaded
-            if x.numel() >= loaded.numel:
-                loaded.takers.append(Operator("taken", _stack_of(frame), (), (), ()))
+            if isinstance(x, Tensor) and self.sightings.recall(x, self._mark(x)):
+                calls = [self._serials.get(id(one), 0) for one in callers(frame)]
+                taken = Operator("has", _stack_of(frame), (), (), ())
+                self.sightings.note(x, self._mark(x), Sighting(taken, calls, None))
+
+    def _mark(self, tensor: Tensor) -> object:
+        """A key of the memory of a tensor, which another one has after each write."""
+        memory = memory_of(tensor)
+        return memory, self._current.get(memory)
 
     def _hand_over(self, value: Any, frame: FrameType) -> None:
-        """Notes that a generator gives a tensor away; the first one that gives it by its name has read it."""
+        """Notes that a generator gives a tensor away; one that gives it by its name may have read it."""
         match value:
-            case (str(name), Tensor() as tensor) if self._find(tensor) is None:
-                loaded = self.loaded[name] = LoadedTensor(
-                    name, tensor.numel(), Operator("read", _stack_of(frame), (), (), ())
-                )
-                self._held[memory_of(tensor)] = weakref.ref(tensor), loaded
+            case (str(), Tensor() as tensor) if all(
+                one.number is not None for one in self.sightings.recall(tensor, self._mark(tensor))
+            ):
+                reader = Operator("reads", _stack_of(frame), (), (), ())
+                self._readers.setdefault(reader.stack[0], reader)
             case _:
                 pass
         if frame.f_back is not None:

@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
+from lockstep_doctor.arguments import first_rearranged, first_swapped
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.modules import ModuleTap
@@ -20,7 +21,6 @@ from lockstep_doctor.operators import (
     find_makers,
     find_unset_end,
     first_other_number,
-    first_rearranged,
     suspects,
 )
 from lockstep_doctor.producers import find_producers
@@ -307,7 +307,7 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
         if own is None and replayed.hides(cut):
             continue
         if own is None or value.numel() != own.numel():
-            missing.append(cut)
+            missing += [cut] if own is None else []
             continue
         is_second = bool(found) and cut.stage.startswith(f"{found[-1].end.stage}.")  # of the same module's outputs
         start = found[-1].start if is_second else before
@@ -373,7 +373,7 @@ def _open(
     Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
     reads what was made before the layers, and differs, as a mask may, the operators that made it are among them. What
     runs no operator, as a layer that is left out, was decided by the function around the segment. Of engines that are
-    not `cleared`, what built wrong tables and numbers comes before all.
+    not `cleared`, what built wrong tables and numbers comes before all, then what swapped two values.
     """
     if isinstance(reference, FileTap):
         return []
@@ -390,6 +390,7 @@ def _open(
     )
     sides = (_Traced(other, own, here), _Traced(reference, theirs, there))
     built = _find_built(sides, len(tokens_T), cleared)
+    swapped = first_swapped(own, theirs, here, there, tolerance)
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
@@ -399,8 +400,9 @@ def _open(
     found = _in_turn((other, here), (reference, there), segment.missing)
     if segment.missing:
         return [*around[:1], *found]
-    unset = find_unset_end(own)
-    found = [*built, *([] if unset is None else [Suspect(other.name, unset)]), *found]
+    if found and not here and own.around and other.name not in cleared:  # it leaves out what the other one runs
+        found = [*around[:1], *found]
+    found = [*built, *(Suspect(other.name, one) for one in (*swapped, find_unset_end(own)) if one is not None), *found]
     number = first_other_number(own, theirs)
     if number is not None and not any(one.operator == number[1] for one in found):
         trace, operator = number

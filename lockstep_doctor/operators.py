@@ -349,10 +349,22 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return _count(a) == _count(b) and _are_close(_sort(a), _sort(b), tolerance)
 
 
+def repeats_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """True for the same numbers in any order, of which one value may have each several times."""
+    (fewer, more) = sorted((_sort(a), _sort(b)), key=len)
+    times = len(more) // max(len(fewer), 1)
+    return len(fewer) * times == len(more) and _are_close(fewer.repeat_interleave(times), more, tolerance)
+
+
 def _count(value: Tensor) -> int:
     """Count of the numbers that are compared: 0 or less where all are masked, or zeros."""
     unmasked = value.abs() < MASKED if value.is_floating_point() else True
     return int(((value != 0) & unmasked).sum()) or -value.numel()
+
+
+def _kind(value: Tensor) -> tuple[bool, int]:
+    """A mask and its numbers are not the same: one of them is added to what the other one covers."""
+    return value.dtype == torch.bool, _count(value)
 
 
 def _sort(value: Tensor) -> Tensor:
@@ -391,15 +403,15 @@ def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], t
     follow that it has, is another way to the same result and no suspect.
     """
     outside = set(own.external())
-    counts = [0 if place in outside else _count(value) for place, value in enumerate(own.values)]
-    by_count = {count: list[Tensor]() for count in counts if count}
+    kinds = [None if place in outside else _kind(value) for place, value in enumerate(own.values)]
+    by_kind = {kind: list[Tensor]() for kind in kinds if kind}
     for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
-        alike = by_count.get(_count(value))
+        alike = by_kind.get(_kind(value))
         if alike is not None:
             alike.append(_sort(value))
     good = [
-        not count or any(_are_close(_sort(value), x, tolerance) for x in by_count[count])
-        for count, value in zip(counts, own.values, strict=True)
+        not kind or any(_are_close(_sort(value), x, tolerance) for x in by_kind[kind])
+        for kind, value in zip(kinds, own.values, strict=True)
     ]
     for value in _find_unset(own):
         good[value] = True
@@ -468,18 +480,6 @@ def find_makers(
             wanted.update(value for value in one.inputs if value not in without)
             makers.append(one)
     return makers[::-1]
-
-
-def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
-    """Returns the first operator that gives the same numbers in another order, where both engines run the same ones."""
-    for one, its in zip(own.operators, other.operators, strict=False):
-        if one.name != its.name:
-            return one
-        for a, b in zip(one.outputs, its.outputs, strict=False):
-            first, second = own.values[a], other.values[b]
-            if first.shape != second.shape or not torch.allclose(first, second, rtol=tolerance, atol=tolerance):
-                return one
-    return None
 
 
 def first_other_number(own: OperatorTrace, other: OperatorTrace) -> tuple[OperatorTrace, Operator] | None:

@@ -35,7 +35,9 @@ def find_producers(
     """
     if not wrong:
         return []
-    known = sorted({*_PLAIN, *numbers, *_scalars(other.operators), *_scalars(_of_tables(other))})
+    theirs = [*other.operators, *_of_tables(other)]
+    known = sorted({*_PLAIN, *numbers, *_scalars(theirs)})
+    counts = {float(x) for one in theirs for x in one.scalars if type(x) is int}
     final = [_sort(one, tokens) for one in _find_final(other)]
     right = [*final, *(_sort(one, tokens) for table in other.tables.values() for one in table.values[:-1])]
     read = {value for one in other.operators if not one.early for value in one.inputs}
@@ -51,8 +53,8 @@ def find_producers(
         first = find_first_bad(table, good)
         ran = tuple(dict.fromkeys(frame for one in reversed(table.operators) for frame in one.stack))
         found += [replace(one, lines=ran) for one in first]
-        found += _origins(own, first, known)
-    found += _origins(own, wrong[:2], known)
+        found += _origins(own, first, [*known, *counts])
+    found += _origins(own, wrong[:2], [*known, *counts])
     return list(dict.fromkeys(found))
 
 
@@ -65,26 +67,30 @@ def _check_table(
 ) -> list[bool]:
     """Returns which values of a table's making have the numbers of a right one, all of them and no others.
 
-    A single number is right if it is known. The table itself may have those of several final ones. What the other
-    engine hands on has to be in it, if it is in a value that it was made of.
+    A single number is right if it is known. The table itself, and what it is copied from, may have those of several
+    final ones. What the other engine hands on has to be in it, if it is in a value that it was made of.
     """
+    wanted = [one for one in handed_on if any(_is_among(one, value) for value in values)]
+
+    def is_right(value: Tensor) -> bool:
+        inside = [known if len(value) < 2 else known[:0], *(one for one in final if _is_among(one, value))]
+        return _is_among(value, torch.cat(inside).unique()) and all(_is_among(one, value) for one in wanted)
+
     good = [
         _is_among(value, known)
         if len(value) < 2
-        else any(_is_among(one, value) and _is_among(value, one) for one in right)
+        else is_right(value) or any(_is_among(one, value) and _is_among(value, one) for one in right)
         for value in values[:-1]
     ]
     table = values[-1]
-    inside = [known if len(table) < 2 else known[:0], *(one for one in final if _is_among(one, table))]
-    wanted = [one for one in handed_on if any(_is_among(one, value) for value in values)]
-    is_right = _is_among(table, torch.cat(inside).unique()) and all(_is_among(one, table) for one in wanted)
     same = [len(value) > 1 and _is_among(value, table) and _is_among(table, value) for value in values[:-1]]
-    return [*(one and (is_right or not is_table) for one, is_table in zip(good, same, strict=True)), is_right]
+    last = is_right(table)
+    return [*(one and (last or not is_table) for one, is_table in zip(good, same, strict=True)), last]
 
 
 def _origins(own: OperatorTrace, some: Sequence[Operator], known: Sequence[float]) -> Iterator[Operator]:
     """The lines that made numbers which operators were given, and which the other engine has not."""
-    for number in dict.fromkeys(_scalars(some)):
+    for number in dict.fromkeys(x for one in some for x in one.scalars if type(x) in (int, float)):
         if number in own.origins and not any(abs(number - one) <= _SAME * abs(one) for one in known):
             yield replace(own.origins[number], name=f"{own.origins[number].name}, which the other engine has not,")
 

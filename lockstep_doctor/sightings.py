@@ -1,4 +1,4 @@
-"""Tensors that are known again by their numbers, however these are laid out: who gave them, and where they are lost."""
+"""Tensors that are known again by their numbers, however these are laid out: who gave or had them, who lost them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import CodeType
 
 import torch
 from torch import Tensor
 
-from lockstep_doctor.operators import Operator
+from lockstep_doctor.operators import Frame, Operator
 
 _FEWEST, _FLOATS = 16, (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Numbers of a tensor that is known again by their sum, and the types that it may have."""
@@ -29,27 +30,45 @@ class Sighting:
     Attributes:
         operator: It may give a view of them.
         calls: Numbers of the calls in its stack.
-        number: Of the operator that wrote last before it.
+        number: Of the operator that wrote them, -1 if none was seen; None: a function has them.
     """
 
     operator: Operator
     calls: list[int]
-    number: int
+    number: int | None
 
 
 class Sightings:
-    """Operators that gave tensors, by the numbers of these."""
+    """Operators that gave tensors, and functions that had them, by the numbers of these."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[object, ...], _Sum | None] = {}
         self._seen: dict[_Sum, list[Sighting]] = {}
+        self._lines: dict[_Sum, dict[tuple[CodeType, int], None]] = {}
+        self._in_hand: _Sum | None = None
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """True for numbers that no others have."""
+        return _sum_of(tensor) is not None
 
     def find(self, tensor: Tensor) -> list[Sighting]:
-        """Returns who gave these numbers, in order; empty for those that others may have, too."""
+        """Returns who gave these numbers, or had them, in order; empty for those that others may have, too."""
         return self._seen.get(_sum_of(tensor) or (0, ""), [])
 
+    def find_like(self, last: Sighting) -> list[list[Sighting]]:
+        """Returns the ways of other numbers that came by the function where some were seen last."""
+        here = last.operator.stack[:1]
+        return [
+            way for way in self._seen.values() if way[-1] is not last and here in [x.operator.stack[:1] for x in way]
+        ]
+
+    def find_lines(self, tensor: Tensor) -> list[Frame]:
+        """Returns the lines that ran while a function had these numbers last."""
+        ran = self._lines.get(_sum_of(tensor) or (0, ""), {})
+        return [Frame(code.co_filename, line, code.co_qualname) for code, line in ran]
+
     def note(self, tensor: Tensor, memory: object, sighting: Sighting) -> None:
-        """Notes that an operator gave these numbers.
+        """Notes that an operator gave these numbers, or that a function has them.
 
         Args:
             tensor: Of which it gave them.
@@ -58,8 +77,7 @@ class Sightings:
         """
         if tensor.dtype not in _FLOATS or tensor.is_meta or tensor.numel() < _FEWEST:
             return
-        layout = () if tensor.is_contiguous() else tensor.stride()
-        key = memory, tensor.storage_offset(), tensor.numel(), layout, tensor.dtype
+        key = _key(tensor, memory)
         if key not in self._sums:
             self._sums[key] = _sum_of(tensor)
         found = self._sums[key]
@@ -68,10 +86,27 @@ class Sightings:
         seen = self._seen.setdefault(found, [])
         if not seen or seen[-1].operator is not sighting.operator:
             seen.append(sighting)
+        if sighting.number is None:
+            self._in_hand = found
+
+    def recall(self, tensor: Tensor, memory: object) -> list[Sighting]:
+        """Returns who gave or had these numbers, as far as they lie where an operator gave them."""
+        return self._seen.get(self._sums.get(_key(tensor, memory)) or (0, ""), [])
+
+    def note_line(self, code: CodeType, line: int) -> None:
+        """Notes that a line runs, for the numbers that a function got last."""
+        if self._in_hand is not None:
+            self._lines.setdefault(self._in_hand, {})[code, line] = None
 
     def forget_memory(self) -> None:
         """Drops what is known of memory: from now on nothing is noted."""
         self._sums.clear()
+        self._in_hand = None
+
+
+def _key(tensor: Tensor, memory: object) -> tuple[object, ...]:
+    layout = () if tensor.is_contiguous() else tensor.stride()
+    return memory, tensor.storage_offset(), tensor.numel(), layout, tensor.dtype
 
 
 def find_gap(last: Sighting, ways: Sequence[Sequence[Sighting]]) -> list[Operator]:

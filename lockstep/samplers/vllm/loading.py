@@ -53,12 +53,11 @@ def is_loaded(model: Any, site: Site, cut: CutPoint, weights: Mapping[str, Tenso
         cut: One of its cuts.
         weights: By name in the reference.
     """
-    owner = site.path.rpartition(".")[0]
-    module = model.lm_head if owner == "logits_processor" else attrgetter(owner)(model)
+    module = module_at(model, site)
     parts = {name.rpartition(".")[2]: right for name, right in weights.items()}
     if len(parts) == len(weights) and parts.keys() <= _LAYER:
         place, bias = site.cuts.index(cut), dict(module.named_parameters(recurse=False)).get("bias")
-        return all(
+        return has_parameters(module, weights) and all(
             _is_part(bias if name == "bias" else weight_at(module, right.shape[-1]), place, site.sizes, right)
             for name, right in parts.items()
         )
@@ -67,6 +66,18 @@ def is_loaded(model: Any, site: Site, cut: CutPoint, weights: Mapping[str, Tenso
     if sum(map(len, held)) != sum(map(len, right)):
         return True  # in a form of the kernel's own
     return torch.equal(torch.cat(held).sort().values, torch.cat(right).sort().values)
+
+
+def has_parameters(module: nn.Module, weights: Iterable[str]) -> bool:
+    """Returns if a module has a bias where the reference has one, and none where it has none."""
+    own = dict(module.named_parameters(recurse=False))
+    return ("bias" in own) == any(name.endswith(".bias") for name in weights)
+
+
+def module_at(model: Any, site: Site) -> Any:
+    """Returns the module of vLLM's whose weights the cuts of a site follow from."""
+    owner = site.path.rpartition(".")[0]
+    return model.lm_head if owner == "logits_processor" else attrgetter(owner)(model)
 
 
 def lay_as_linear(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -86,9 +97,9 @@ def _is_part(own: Any, place: int, sizes: Sequence[int], right: Tensor) -> bool:
     return torch.equal(part.detach()[: len(right)].cpu(), right)
 
 
-def names_in_files(network: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """Returns the names that parameters of the reference have in files."""
-    return list(as_in_files(network, {name: network.get_parameter(name) for name in names}))
+def as_read(network: PreTrainedModel, weights: Mapping[str, Tensor]) -> list[Tensor]:
+    """Returns weights of the reference as they are read from files."""
+    return list(as_in_files(network, weights).values())
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import safetensors.torch
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 
-from lockstep.samplers.vllm.loading import is_loaded, lay_as_linear, names_in_files
+from lockstep.samplers.vllm.loading import as_read, has_parameters, is_loaded, lay_as_linear, module_at
 from lockstep.samplers.vllm.sites import Site, find_sites
 from lockstep.samplers.vllm.worker import WeightReceiver
 from lockstep_doctor.builds import find_build
@@ -175,7 +175,16 @@ class TappedWorker(WeightReceiver):
         sites = [one for one in find_sites(self._model, self._network).sites if one.end == "out" and point in one.cuts]
         with set_current_vllm_config(self.vllm_config):
             wrong = [site for site in sites if not is_loaded(self._model, site, point, weights)]
-        found = log.find_loaders(names_in_files(self._network, weights)) if wrong and log is not None else []
+        found: list[Operator] = []
+        if wrong and log is not None:
+            modules = [module_at(self._model, site) for site in wrong]
+            owns = [x for module in modules for x in module.parameters()]
+            known = {id(module): path for path, module in self._model.named_modules()}
+            chosen = [log.find_choice(self._model, known[id(x)]) for x in modules if not has_parameters(x, weights)]
+            found = [
+                *(one for one in chosen if one is not None),
+                *log.find_losers(owns, as_read(self._network, weights)),
+            ]
         return json.dumps(list(map(_plain, found)))
 
     def _tap_at(self, site: Site) -> None:
