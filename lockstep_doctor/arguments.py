@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import torch
 
-from lockstep_doctor.operators import Operator, OperatorTrace, repeats_values
+from lockstep_doctor.operators import Operator, OperatorTrace
+from lockstep_doctor.values import repeats_values
 
 _FEWEST = 3
 """Values that an operator reads as another engine's does, of which two may be swapped: a sum of two has no order."""

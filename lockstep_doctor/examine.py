@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -68,12 +68,12 @@ class PairExamination:
         tokens: Its ids.
         gaps: Of each request, nats.
         location: Of the gap.
-        measured: By place, what its value is instead.
-        undone: By place, settings that differ.
         columns: What is wrong with log-probabilities as they are delivered.
-        tokens_hit: Which tokens differ, with the rule that separates them.
         smallest: A request that keeps `KEPT` of the gap.
         small: The first place, with the values of the smallest request.
+        measured: By place, what its value is instead.
+        undone: By place, settings that differ.
+        tokens_hit: Which tokens differ, with the rule that separates them.
         switches: By name, the gap under another setting.
         left_out: What was not done, for want of time.
     """
@@ -85,13 +85,13 @@ class PairExamination:
     tokens: Tensor
     gaps: Sequence[float]
     location: Location
-    measured: Sequence[Sequence[str]]
-    undone: Sequence[Sequence[Undone]]
     columns: Sequence[str]
-    tokens_hit: Sequence[str]
     smallest: Tensor
     small: Location
-    switches: Mapping[str, float]
+    measured: Sequence[Sequence[str]] = ()
+    undone: Sequence[Sequence[Undone]] = ()
+    tokens_hit: Sequence[str] = ()
+    switches: Mapping[str, float] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
     @property
@@ -137,24 +137,25 @@ def examine(
     heard(f"locate a gap of {gaps[worst]:.2g} nats")
     found = locate(reference, other, tokens_T, witness, rounded=rounded)
     made = PairExamination(
-        reference.name,
-        other.name,
-        worst,
-        len(requests),
-        tokens_T,
-        gaps,
-        found,
-        [],
-        [],
-        columns,
-        [],
-        tokens_T,
-        found,
-        {},
-        left_out,
+        reference.name, other.name, worst, len(requests), tokens_T, gaps, found, columns, tokens_T, found
     )
-    if not found.disagrees:
-        return made
+    if found.disagrees:
+        hit = list(_find_tokens(requests, own))
+        made = replace(_describe(made, reference, other, witness, switches, heard, in_time), tokens_hit=hit)
+    return replace(made, left_out=[*left_out, *made.left_out])
+
+
+def _describe(
+    made: PairExamination,
+    reference: Tap,
+    other: Tap,
+    witness: Tap | None,
+    switches: Callable[[], Mapping[str, Pair]],
+    heard: Callable[[str], object],
+    in_time: Callable[[], bool],
+) -> PairExamination:
+    """Adds what is known about places: their values, settings that differ, the smallest request, other settings."""
+    found, tokens_T, left_out = made.location, made.tokens, list[str]()
     heard("describe it")
     measured = [list(_measure_place(place, other.name, reference.name, found)) for place in found.places]
     compares = in_time()
@@ -173,9 +174,8 @@ def examine(
         heard(f"measure {name}")
         with open_pair() as (first, second):
             under[name] = nats(first.run(tokens_T, {}).logits, second.run(tokens_T, {}).logits, tokens_T)
-    hit = list(_find_tokens(requests, own))
     return replace(
-        made, tokens_hit=hit, measured=measured, undone=undone, smallest=smallest, small=small, switches=under
+        made, measured=measured, undone=undone, smallest=smallest, small=small, switches=under, left_out=left_out
     )
 
 

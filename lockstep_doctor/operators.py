@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lockstep_doctor.values import are_close, find_kind, same_values, sort_values
+
 _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 _STDLIB = sysconfig.get_path("stdlib")
@@ -29,9 +31,6 @@ UNSET = ("aten.empty", "aten.new_empty")
 """Operators whose numbers mean nothing before another one writes there."""
 
 _KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
-
-MASKED = 3e4
-"""A number so large stands for a masked place: it says nothing about the others."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,9 @@ class Recorder(TorchDispatchMode):
         self._alive.append(tensor)  # an id is of one tensor only as long as that is alive
         value = len(self._values)
         self._index[id(tensor)] = (value, self._writes.get(_memory(tensor), (0, 0))[0])
-        self._values.append(_local(tensor).cpu().clone())
+        own = _local(tensor).cpu()
+        is_tiny = own.is_floating_point() and own.itemsize == 1  # torch neither compares nor sorts numbers of 8 bits
+        self._values.append(own.float() if is_tiny else own.clone())
         return value
 
 
@@ -344,46 +345,6 @@ def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
     return torch.cat([piece.reshape(-1) for piece in pieces])
 
 
-def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """True for the same numbers in any order, so that a transposed or reshaped tensor is the same value."""
-    return _count(a) == _count(b) and _are_close(_sort(a), _sort(b), tolerance)
-
-
-def repeats_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """True for the same numbers in any order, of which one value may have each several times."""
-    (fewer, more) = sorted((_sort(a), _sort(b)), key=len)
-    times = len(more) // max(len(fewer), 1)
-    return len(fewer) * times == len(more) and _are_close(fewer.repeat_interleave(times), more, tolerance)
-
-
-def _count(value: Tensor) -> int:
-    """Count of the numbers that are compared: 0 or less where all are masked, or zeros."""
-    unmasked = value.abs() < MASKED if value.is_floating_point() else True
-    return int(((value != 0) & unmasked).sum()) or -value.numel()
-
-
-def _kind(value: Tensor) -> tuple[bool, int]:
-    """A mask and its numbers are not the same: one of them is added to what the other one covers."""
-    return value.dtype == torch.bool, _count(value)
-
-
-def _sort(value: Tensor) -> Tensor:
-    """Sorts the numbers of a value, but for the masked ones, and zeros, which may be padding."""
-    flat = value.detach().flatten().double()
-    unmasked = flat[flat.abs() < MASKED]
-    kept = unmasked[unmasked != 0]
-    return (kept if len(kept) else unmasked).sort().values
-
-
-def _are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    if first.numel() != second.numel():
-        return False
-    if not second.numel():
-        return True
-    scale = float(second.square().mean().sqrt())
-    return float((first - second).square().mean().sqrt()) <= tolerance * scale
-
-
 def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
     """Yields what a value has of the tokens that another engine read first, and of the others."""
     tokens, first = split or (0, 0)
@@ -403,14 +364,14 @@ def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], t
     follow that it has, is another way to the same result and no suspect.
     """
     outside = set(own.external())
-    kinds = [None if place in outside else _kind(value) for place, value in enumerate(own.values)]
+    kinds = [None if place in outside else find_kind(value) for place, value in enumerate(own.values)]
     by_kind = {kind: list[Tensor]() for kind in kinds if kind}
     for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
-        alike = by_kind.get(_kind(value))
+        alike = by_kind.get(find_kind(value))
         if alike is not None:
-            alike.append(_sort(value))
+            alike.append(sort_values(value))
     good = [
-        not kind or any(_are_close(_sort(value), x, tolerance) for x in by_kind[kind])
+        not kind or any(are_close(sort_values(value), x, tolerance) for x in by_kind[kind])
         for kind, value in zip(kinds, own.values, strict=True)
     ]
     for value in _find_unset(own):

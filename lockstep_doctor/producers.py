@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lockstep_doctor.operators import MASKED, Operator, OperatorTrace, find_first_bad
+from lockstep_doctor.operators import Operator, OperatorTrace, find_first_bad
+from lockstep_doctor.values import MASKED
 
 _CLOSE, _SAME = 2e-5, 1e-6
 """Absolute error of a table's numbers, and relative error of a setting, up to which two programs may round."""

@@ -77,5 +77,10 @@ def _read(dtype: torch.dtype, experts: str, model: Any, tokens_T: Tensor) -> Ten
     """Reads a sequence; torch has no grouped products in float64."""
     model.set_experts_implementation("eager" if dtype == torch.float64 else experts)
     beside = model._keep_in_fp32_modules_strict if dtype.itemsize < 4 else ()
-    with cast_by_block(model, dtype, beside):
-        return read_plainly(model, tokens_T)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(max(usual, dtype, key=lambda one: one.itemsize))  # of a mask's least number, as xglm makes
+    try:
+        with cast_by_block(model, dtype, beside):
+            return read_plainly(model, tokens_T)
+    finally:
+        torch.set_default_dtype(usual)
