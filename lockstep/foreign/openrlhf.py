@@ -139,7 +139,7 @@ MAPPED = (
     Key("algo.advantage.gamma", ("ppo.gamma",), values.discount),
     Key("algo.advantage.lambd", ("ppo.gae_lambda",), default=1),
     Key("critic.value_clip", ("ppo.value_clip",), values.value_clip, default=0.5),
-    Key("critic.freezing_steps", ("ppo.critic_warmup_steps",), values.freezing, "less 1"),
+    Key("critic.freezing_steps", ("ppo.critic_warmup_steps",), values.freezing, "and one more"),
     Key("critic.adam.lr", ("critic.lr",), number, default=9e-6),
     Key("critic.adam.betas", ("critic.betas",), default=[0.9, 0.95], page="-"),
     Key("critic.adam.eps", ("critic.eps",), number, page="-"),
