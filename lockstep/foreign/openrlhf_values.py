@@ -97,9 +97,13 @@ def kl_estimator(value: Json, config: Config) -> Answer:
 
 def discount(value: Json, config: Config) -> Answer:
     """A discount per token, which recipes with a critic have."""
-    if config.algorithm == "ppo" or value == 1:
+    if config.algorithm == "ppo":
         return value
-    return lost("rewards are discounted per token there; a recipe of grpo has no discount")
+    return (
+        nothing("1, as here without a word")
+        if value == 1
+        else lost("rewards are discounted per token there; a recipe of grpo has no discount")
+    )
 
 
 def kl_target(value: Json, config: Config) -> Answer:
@@ -285,7 +289,9 @@ def generated(value: Json, config: Config) -> Answer:
     """Prompts that are answered at once."""
     if not value or value == config.get("rollout.batch_size"):
         return nothing("all prompts of a step")
-    return lost("a step has at most so many prompts there, or answers more of them ahead; here rollout.batch_size")
+    if config.number("rollout.vllm_generate_batch_size") < config.number("rollout.batch_size"):
+        return lost("a step learns from so many prompts there, and from rollout.batch_size here")
+    return lost("responses that a step does not need are of weights before it there; here each step samples its own")
 
 
 def _field(config: Config) -> Json:
