@@ -306,7 +306,7 @@ def template(value: Json, config: Config) -> Answer:
     if config.says("data.apply_chat_template"):
         return nothing("the chat template goes before")
     field = _field(config)
-    return value.replace("\\n", "\n").replace("{}", f"{{{field}}}") if field else nothing("there is no prompt_key")
+    return value.replace("{}", f"{{{field}}}") if field else nothing("there is no prompt_key")
 
 
 def prompt(value: Json, config: Config) -> Answer:

@@ -51,6 +51,7 @@ TEN, ONE = [-10, 10], [-1, 1]
         (f"{PPO} --eval.dataset ./b.jsonl,c/d@e", {"data.validation": ["./b.jsonl", "data/d"]}),
         (f"{PPO} --train.agent_func_path a.py", {"reward.type": None, "environment.max_tokens": 128}),
         (SFT, {"data.prompt": "User: {question}\nAssistant: ", "data.completion": "{answer}"}),
+        (f"{SFT} --data.input_template 'Q: {{}}\\nA: '", {"data.prompt": "Q: {question}\\nA: "}),  # as it stands there
         (f"{SFT} --data.apply_chat_template", {"data.messages": "question", "data.prompt": None}),
         (f"{DPO} --model.nll_loss_coef 0.2", {"dpo.sft_loss_weight": 0.2, "dpo.sft_average_log_probs": True}),
         (f"{DPO} --data.apply_chat_template", {"data.messages": "chosen", "data.chat": None}),
