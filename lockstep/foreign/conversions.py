@@ -22,7 +22,7 @@ def nothing(reason: str) -> Unset:
     return Unset(Kind.MAPS, reason)
 
 
-def lost(reason: str) -> Unset:
+def lack(reason: str) -> Unset:
     """The answer to a value that changes what is trained there, and has no counterpart."""
     return Unset(Kind.LOST, reason)
 

@@ -229,7 +229,7 @@ MAPPED = (
     Key("vllm.sync_backend", ("sampler.transfer",), lambda value, config: nothing("sampler.transfer=auto chooses "
         "by the placement")),
     Key("vllm.enable_sleep", ("cluster.offload_idle",)),
-    Key("rollout.vllm_generate_batch_size", ("ppo.num_prompts_per_step",), values.generated, page="-"),
+    Key("rollout.vllm_generate_batch_size", ("ppo.num_prompts_per_step",), values.prompts_at_once, page="-"),
     Key("train.colocate_all", ("cluster.placement",), Lookup({True: "colocated", False: "separate"}),
         page="`train.colocate_all`"),
     Key("train.num_episodes", ("run.max_epochs",), default=1),

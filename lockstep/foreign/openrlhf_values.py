@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lockstep.foreign.conversions import Lookup, column, lost, nothing, positive, refuse, section, whole
+from lockstep.foreign.conversions import Lookup, column, lack, nothing, positive, refuse, section, whole
 from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Several, Unset
 
 RL = ("ppo", "grpo")
@@ -61,7 +61,7 @@ def no_std(value: Json, config: Config) -> Answer:
             {"grpo.whiten_advantages": False},
             "advantages of a step are centered and not divided there; without whiten_advantages they are neither here",
         )
-    return lost("advantages of a step are centered and not divided there; whiten_advantages does both here, or neither")
+    return lack("advantages of a step are centered and not divided there; whiten_advantages does both here, or neither")
 
 
 _GRADIENTS = {
@@ -88,11 +88,11 @@ def placement(value: Json, config: Config) -> Answer:
 
 def kl_estimator(value: Json, config: Config) -> Answer:
     """An estimator of the KL, which the placement decides here."""
-    place = "loss" if config.says("algo.kl.use_loss") else "reward"
-    odd = _GRADIENTS.get((place, str(value)))
+    in_loss = config.says("algo.kl.use_loss")
+    odd = _GRADIENTS.get(("loss" if in_loss else "reward", str(value)))
     if odd is not None:
-        return lost(odd)
-    return nothing("k1 in the reward, as here" if place == "reward" else "k2 in the loss; here weighed by π/π_old, too")
+        return lack(odd)
+    return nothing("k2 in the loss; here weighed by π/π_old, too" if in_loss else "k1 in the reward, as here")
 
 
 def discount(value: Json, config: Config) -> Answer:
@@ -102,7 +102,7 @@ def discount(value: Json, config: Config) -> Answer:
     return (
         nothing("1, as here without a word")
         if value == 1
-        else lost("rewards are discounted per token there; a recipe of grpo has no discount")
+        else lack("rewards are discounted per token there; a recipe of grpo has no discount")
     )
 
 
@@ -113,7 +113,7 @@ def kl_target(value: Json, config: Config) -> Answer:
     responses = config.whole("rollout.batch_size", 1024) * config.whole("rollout.n_samples_per_prompt", 1)
     gain = responses / config.number("algo.kl.horizon", 10_000)
     if gain > 1:
-        return lost(
+        return lack(
             f"with {responses} responses a step the coefficient follows {gain:g} times the error, here at most 1"
         )
     return section("ppo.kl.adaptive", target=value, gain=gain)
@@ -124,7 +124,7 @@ def policy_loss(value: Json, config: Config) -> Answer:
     if value != "gspo":
         return nothing("the ratio of tokens")
     if config.algorithm == "ppo":
-        return lost("their ratio is one of a whole response; here algorithm: grpo has it, by importance_sampling_level")
+        return lack("their ratio is one of a whole response; here algorithm: grpo has it, by importance_sampling_level")
     odd = ""
     if has_kl(config, in_loss=False):
         odd = "tokens of a response share the mean of their advantages there, which the KL in the reward makes differ"
@@ -150,7 +150,7 @@ def correction(value: Json, config: Config) -> Answer:
 def enable_correction(value: Json, config: Config) -> Answer:
     """Importance weights, which gspo has none of."""
     if value is True and config.get("actor.policy_loss_type") == "gspo":
-        return lost("with gspo there are no weights there, and its ratio is to the sampler's log-probabilities")
+        return lack("with gspo there are no weights there, and its ratio is to the sampler's log-probabilities")
     return correction(config.get("algo.advantage.is_correction_type"), config)
 
 
@@ -171,7 +171,7 @@ def filter_range(value: Json, config: Config) -> Answer:
     """A range of mean scores; 0 to 1 leaves the same groups out as here where scores are 0 or 1."""
     if value in ([0, 1], [0.0, 1.0]):
         return nothing("of scores 0 and 1, groups that are all alike")
-    return lost("prompts are left out there by the mean of their scores; here those whose rewards do not differ")
+    return lack("prompts are left out there by the mean of their scores; here those whose rewards do not differ")
 
 
 def freezing(value: Json, config: Config) -> Answer:
@@ -179,13 +179,13 @@ def freezing(value: Json, config: Config) -> Answer:
     if not isinstance(value, int) or value < 0:
         return nothing("none")
     if config.algorithm == "grpo":
-        return lost(f"the actor is not trained in the first {value + 1} steps there, with a critic or without")
+        return lack(f"the actor is not trained in the first {value + 1} steps there, with a critic or without")
     return value + 1
 
 
 def value_clip(value: Json, config: Config) -> Answer:
     """A bound above 0."""
-    return value if value else lost("0 holds values where they were unless that lowers their error; here it is above 0")
+    return value if value else lack("0 holds values where they were unless that lowers their error; here it is above 0")
 
 
 def reward_range(value: Json, config: Config) -> Answer:
@@ -201,7 +201,7 @@ def reward_range(value: Json, config: Config) -> Answer:
     if name == "group_norm" and min(-float(str(value[0])), float(str(value[1]))) >= (count - 1) / math.sqrt(count):
         return nothing(f"no advantage of {count} responses is beyond it")
     return (
-        lost("it bounds advantages within groups there; they have no bound here")
+        lack("it bounds advantages within groups there; they have no bound here")
         if is_given
         else nothing("rewards of 0 and 1 stay below")
     )
@@ -213,7 +213,7 @@ def normalize(value: Json, config: Config) -> Answer:
     if value is not True or not model:
         return nothing("no reward model has a mean and a deviation")
     scaled = "rewards and values are" if config.algorithm == "ppo" else "rewards are"
-    return lost(f"{scaled} less the mean, and divided by the std, in the reward model's config.json; here as given")
+    return lack(f"{scaled} less the mean, and divided by the std, in the reward model's config.json; here as given")
 
 
 def stop_properly(value: Json, config: Config) -> Answer:
@@ -221,7 +221,7 @@ def stop_properly(value: Json, config: Config) -> Answer:
     if value is None or value == 1:
         return nothing("off, as it is here without a word")
     what = f"is {value}" if isinstance(value, int | float) and value < 0 else f"is multiplied by {value}"
-    return lost(f"the reward of a truncated response {what} there; ppo.truncation_penalty is subtracted")
+    return lack(f"the reward of a truncated response {what} there; ppo.truncation_penalty is subtracted")
 
 
 def remote(value: Json, config: Config) -> Answer:
@@ -285,13 +285,13 @@ def rows(value: Json, config: Config) -> Answer:
     return section("data", limit_train_batches=count // batch)
 
 
-def generated(value: Json, config: Config) -> Answer:
+def prompts_at_once(value: Json, config: Config) -> Answer:
     """Prompts that are answered at once."""
     if not value or value == config.get("rollout.batch_size"):
         return nothing("all prompts of a step")
     if config.number("rollout.vllm_generate_batch_size") < config.number("rollout.batch_size"):
-        return lost("a step learns from so many prompts there, and from rollout.batch_size here")
-    return lost("responses that a step does not need are of weights before it there; here each step samples its own")
+        return lack("a step learns from so many prompts there, and from rollout.batch_size here")
+    return lack("responses that a step does not need are of weights before it there; here each step samples its own")
 
 
 def _field(config: Config) -> Json:
@@ -327,7 +327,7 @@ def chat(value: Json, config: Config) -> Answer:
 
 
 def find_always(config: Config) -> Mapping[str, Json]:
-    """What their program does without a flag; the schedule's end, which needs the number of rows, is not among it."""
+    """Options that their program has without a flag, but for the schedule's end, which needs the number of rows."""
     found: dict[str, Json] = {}
     if config.algorithm == "grpo" and read_estimator(config) in WHITENED:
         found["grpo.whiten_advantages"] = True
@@ -405,7 +405,7 @@ def reference(value: Json, config: Config) -> Answer:
     """The reference of DPO, which is the model itself unless another is named."""
     if not value or value == config.get("model.model_name_or_path"):
         return nothing("the model itself, before its first step")
-    return lost("the reference is the model itself here, before its first step")
+    return lack("the reference is the model itself here, before its first step")
 
 
 def likelihood(value: Json, config: Config) -> Answer:
@@ -417,11 +417,11 @@ def margin(value: Json, config: Config) -> Answer:
     """A margin between the scores of a pair, which their rows have as one number."""
     if value is not True or config.get("model.loss_type") not in (None, "sigmoid"):
         return nothing("off" if value is not True else "loss_type sigmoid alone reads it")
-    return lost("it is the rows' field margin there; reward_model.margin takes data.chosen_score less rejected_score")
+    return lack("it is the rows' field margin there; reward_model.margin takes data.chosen_score less rejected_score")
 
 
 def find_remarks(config: Config) -> tuple[str, ...]:
-    """What no key of theirs says, and what one cannot see of it."""
+    """Facts about a run of theirs that no key says."""
     found: list[str] = []
     if config.algorithm in RL:
         found += _list_remarks_of_rl(config)
