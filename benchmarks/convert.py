@@ -23,7 +23,7 @@ from lockstep.foreign.words import Kind
 _SUFFIXES = {".yaml", ".yml", ".json", ".sh", ".py"}
 _COLUMNS = {
     Kind.MAPS: "mapped", Kind.DIFFERS: "differs", Kind.NONE: "none", Kind.IGNORED: "ignored there",
-    Kind.REFUSED: "refused", Kind.UNKNOWN: "unknown",
+    Kind.REFUSED: "refused", Kind.UNFINISHED: "to finish", Kind.LOST: "lost", Kind.UNKNOWN: "unknown",
 }  # fmt: skip
 
 

@@ -37,8 +37,7 @@ EXCEPTIONS = {
     "doctor_reports.py: {'torch', sampler} <= self.backends.keys()": "the learner is compared, whatever samples",
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",
     "convert.py: options.values.get('grpo.loss') == 'cispo'": "the recipe refuses clip there, and nowhere else",
-    "openrlhf.py: kind == 'icepop'": "the recipe has a lower bound there, and nowhere else",
-    "trl_values.py: kind == 'icepop'": "likewise",
+    "trl_values.py: kind == 'icepop'": "the recipe has a lower bound there, and nowhere else",
     "trl.py: config.algorithm == 'dpo'": "an algorithm, which is called as its loss is",
     "trl.py: match config.algorithm": "likewise; other losses are refused",
 }

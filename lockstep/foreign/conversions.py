@@ -22,6 +22,11 @@ def nothing(reason: str) -> Unset:
     return Unset(Kind.MAPS, reason)
 
 
+def lack(reason: str) -> Unset:
+    """The answer to a value that changes what is trained there, and has no counterpart."""
+    return Unset(Kind.LOST, reason)
+
+
 @dataclass(frozen=True)
 class Lookup:
     """Values by theirs; None stands for what needs no option."""
@@ -127,6 +132,14 @@ def data_file(value: Json, config: Config) -> Answer:
     if isinstance(value, list):
         return [_place(str(item), "data") for item in value]
     return _place(str(value), "data")
+
+
+def data_names(value: Json, config: Config) -> Answer:
+    """Files of rows as one text, with commas between and what stands behind @ left off."""
+    if not isinstance(value, str):
+        return data_file(value, config)
+    names: list[Json] = [part.partition("@")[0].strip() for part in value.split(",")]
+    return data_file(names if len(names) > 1 else names[0], config)
 
 
 def data_split(value: Json, config: Config) -> Answer:

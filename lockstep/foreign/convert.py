@@ -7,13 +7,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep import yaml12
-from lockstep.foreign.conversions import data_file, data_split, model_folder
+from lockstep.foreign.conversions import data_file, data_names, data_split, model_folder
 from lockstep.foreign.interpolation import is_open
 from lockstep.foreign.words import Answer, Config, Json, Key, Kind, Library, Several, Unset, find_option, spell
 
-_PATHS = (model_folder, data_file, data_split)
+_PATHS = (model_folder, data_file, data_names, data_split)
 _SECRETS = ("key", "token", "secret", "password")
 """Last words of keys whose values are not shown."""
+_LEFT = {Kind.REFUSED: "Left out", Kind.LOST: "Left out", Kind.UNFINISHED: "To finish"}
+"""Kinds that a recipe has comments about at its end."""
 _NEEDS = {
     "run.validate_every": "data.validation",
     "run.best.metric": "run.validate_every",
@@ -142,8 +144,8 @@ class Converted:
         for key in sorted(self.options, key=lambda key: placed.get(key, len(placed))):
             _put(tree, key.split("."), self.options[key])
         body = yaml12.annotate(tree, lambda keys: self.notes.get(".".join(keys), ""))
-        left = [_one_line(f"# Left out: {entry.theirs}: {_show_value(entry)}: {entry.reason}.")
-                for kind in (Kind.REFUSED, Kind.LOST) for entry in self.list_kind(kind)]  # fmt: skip
+        left = [_one_line(f"# {_LEFT[kind]}: {entry.theirs}: {_show_value(entry)}: {entry.reason}.")
+                for kind in _LEFT for entry in self.list_kind(kind)]  # fmt: skip
         left += [_one_line(f"# {remark}.") for remark in self.remarks]
         head = f"# Converted from {self.library.name} ({self.library.version}) by `lockstep convert`.\n"
         return head + body + "".join(f"{line}\n" for line in left)
@@ -176,7 +178,7 @@ def translate(
     for key, value in config.defaults.items():
         if key not in config.given and _is_free(library, key, options):
             entry = _convert(library, key, value, config, options, is_default=True)
-            entries += [entry] if entry.ours or entry.kind is Kind.REFUSED else []
+            entries += [entry] if entry.ours or entry.kind in (Kind.REFUSED, Kind.LOST) else []
     for key, value in library.always(config).items():
         if (option := options.find(key)) is not None and option not in options.values:
             options.put(option, value, f"as {library.name} does")
@@ -220,7 +222,7 @@ def _describe(row: Key, theirs: Json, ours: Json, note: str) -> str:
     """The comment of an option in the recipe."""
     if row.convert in _PATHS and ours != theirs:
         return f"placeholder: put {_short(theirs)} there ({note})"
-    return note if ours == theirs or isinstance(ours, dict) else f"{note}: {_short(theirs)}"
+    return note if ours == theirs or isinstance(ours, dict) else _one_line(f"{note}: {_short(theirs)}")
 
 
 def _answer(library: Library, row: Key, key: str, value: Json, config: Config, known: Collection[str]) -> Answer:

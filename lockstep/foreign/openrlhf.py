@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.foreign import openrlhf_values as values
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Lookup,
-    bound,
     column,
-    data_file,
+    data_names,
     data_ranks,
-    distance,
     kl_coefficient,
     model_folder,
     nothing,
@@ -21,16 +20,10 @@ from lockstep.foreign.conversions import (
     positive,
     refuse,
     section,
-    share_of_steps,
-    whole,
 )
 from lockstep.foreign.openrlhf_others import OTHERS
-from lockstep.foreign.words import Answer, Config, Gate, Json, Key, Library, Unset
+from lockstep.foreign.words import Answer, Config, Gate, Json, Key, Library
 
-ESTIMATORS: dict[Json, Json | Unset] = {
-    "gae": nothing("algorithm: ppo"), "group_norm": "mean", "dr_grpo": "mean", "rloo": "leave_one_out",
-    "reinforce": "none", "reinforce_baseline": "mean",
-}  # fmt: skip
 PROGRAMS = (("sft", "sft"), ("dpo", "dpo"), ("rm", "reward_model"))
 """Ends of names of programs, and the algorithm that each stands for; `train_ppo_ray` asks the estimator."""
 
@@ -46,29 +39,6 @@ def _algorithm(config: Config) -> str | None:
     return "ppo" if config.get("algo.advantage.estimator") == "gae" else "grpo"
 
 
-def _always(config: Config) -> Mapping[str, Json]:
-    """The schedule's end, which needs the number of steps, is not among them."""
-    if config.algorithm == "grpo" and config.get("algo.advantage.estimator") == "reinforce_baseline":
-        return {"grpo.whiten_advantages": True, "grpo.scale_rewards": "none"}
-    if config.algorithm == "grpo" and config.get("algo.advantage.estimator") == "reinforce":
-        return {"grpo.whiten_advantages": True}
-    return {}
-
-
-def _scales(config: Config) -> str:
-    estimator = config.get("algo.advantage.estimator")
-    return "group" if estimator == "group_norm" and not config.says("algo.advantage.no_std_norm") else "none"
-
-
-def _estimator(value: Json, config: Config) -> Answer:
-    baseline = Lookup(ESTIMATORS)(value, config)
-    return section("grpo", baseline=baseline, scale_rewards=_scales(config)) if isinstance(baseline, str) else baseline
-
-
-def _no_std(value: Json, config: Config) -> Answer:
-    return _scales(config)
-
-
 def _dp(value: Json, config: Config) -> Answer:
     """Ranks that share the data: the actor's GPUs, less what the other axes take."""
     gpus = config.whole("actor.num_nodes", 1) * config.whole("actor.num_gpus_per_node", 8)
@@ -82,50 +52,8 @@ def _clips(value: Json, config: Config) -> Answer:
     return section("ppo", clip=value[0], clip_high=value[1])
 
 
-def _placement(value: Json, config: Config) -> Answer:
-    if not config.number("algo.kl.init_coef"):
-        return nothing("there is no KL")
-    return "loss" if value is True else "reward"
-
-
-def _correction(value: Json, config: Config) -> Answer:
-    if not config.says("algo.advantage.is_correction_enable"):
-        return nothing("algo.advantage.is_correction_enable is off")
-    return Lookup({"tis": "token_tis", "icepop": "icepop"})(value, config)
-
-
-def _bounds(value: Json, config: Config) -> Answer:
-    kind = _correction(config.get("algo.advantage.is_correction_type"), config)
-    if not isinstance(kind, str):
-        return nothing("no such correction")
-    if not isinstance(value, list) or len(value) != 2:
-        return refuse("two bounds, from below and above")
-    return (
-        section("ppo.correction", low=value[0], high=value[1])
-        if kind == "icepop"
-        else section("ppo.correction", high=value[1])
-    )
-
-
 def _dynamic(value: Json, config: Config) -> Answer:
     return 1_000_000 if value is True else nothing("off, as here without a word")
-
-
-def _range(value: Json, config: Config) -> Answer:
-    if not config.says("algo.dynamic_filtering_enable") or value in ([0, 1], [0.0, 1.0]):
-        return nothing("groups whose rewards do not differ are left out")
-    return refuse("groups are left out where their rewards do not differ, not by a range")
-
-
-def _no_steps(config: Config) -> float:
-    """The number of steps, which no config of theirs says."""
-    return 0
-
-
-def _decay(value: Json, config: Config) -> Answer:
-    if value == "constant":
-        return nothing("constant")
-    return refuse("a decay needs decay_steps, which follow from the rows here: policy.schedule")
 
 
 def _lora(value: Json, config: Config) -> Answer:
@@ -137,38 +65,6 @@ def _modules(value: Json, config: Config) -> Answer:
         return nothing("all linear maps, as here without a word")
     listed: Json = value if isinstance(value, list) else [value]
     return _lora(listed, config)
-
-
-def _template(value: Json, config: Config) -> Answer:
-    """Their `{}` is the field of the prompt."""
-    if not isinstance(value, str) or "{}" not in value:
-        return nothing("none")
-    if config.says("data.apply_chat_template"):
-        return nothing("the chat template goes before")
-    return value.replace("\\n", "\n").replace("{}", f"{{{config.get('data.input_key') or 'input'}}}")
-
-
-def _input(value: Json, config: Config) -> Answer:
-    template = config.get("data.input_template")
-    if isinstance(template, str) and "{}" in template and not config.says("data.apply_chat_template"):
-        return nothing("part of data.prompt")
-    if config.says("data.apply_chat_template"):
-        return section("data", messages=str(value))
-    return f"{{{value}}}"
-
-
-def _chat(value: Json, config: Config) -> Answer:
-    if config.get("data.input_key") is not None and value is True:
-        return nothing("messages always go through the chat template")
-    return value
-
-
-def _remote(value: Json, config: Config) -> Answer:
-    if not value:
-        return nothing("none")
-    if str(value).endswith(".py"):
-        return section("reward", type="python", function=f"{str(value).rsplit('/', 1)[-1]}:reward_func")
-    return refuse("a server with a protocol of theirs: reward.server has its own (docs/guides/rewards.md)")
 
 
 def _folder(value: Json, config: Config) -> Answer:
@@ -183,20 +79,13 @@ def _wandb(value: Json, config: Config) -> Answer:
     return section("trackers", wandb={}) if value else nothing("none")
 
 
-def _whole_answer(value: Json, config: Config) -> Answer:
-    """Prompt and response together have this length; without a bound of its own, the response has half of it."""
-    if not isinstance(value, int) or config.algorithm not in ("ppo", "grpo"):
-        return value
-    answer = config.whole("rollout.max_new_tokens", value // 2)
-    parts: dict[str, Json] = {"max_tokens": answer}
-    return section("sampling", **parts)
-
-
 BATCHES = ("ppo.global_batch_size", "sft.global_batch_size", "dpo.global_batch_size", "reward_model.global_batch_size")
-LENGTHS = ("sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens", "sampling.max_tokens")
+LENGTHS = (
+    "sft.max_tokens", "dpo.max_tokens", "reward_model.max_tokens", "data.max_prompt_tokens", "sampling.max_tokens"
+)  # fmt: skip
 
 MAPPED = (
-    Key("algo.advantage.estimator", ("grpo.baseline",), _estimator, default="gae", page="-"),
+    Key("algo.advantage.estimator", ("grpo.baseline",), values.estimator, default="gae", page="-"),
     Key("", ("grpo.baseline",), Lookup({"group_norm": "mean", "rloo": "leave_one_out"}),
         page="=algo.advantage.estimator"),
     Key("", ("grpo.scale_rewards",), page="`algo.advantage.estimator=dr_grpo`"),
@@ -207,26 +96,30 @@ MAPPED = (
     Key("ds.param_dtype", ("learner.dtype",), Lookup({"bf16": "bf16", "fp16": refuse("no model is trained in fp16")}),
         default="bf16", page="`ds.param_dtype`"),
     Key("train.seed", ("seed",), default=42),
-    Key("data.prompt_dataset", ("data.train",), data_file),
-    Key("data.dataset", ("data.train",), data_file),
-    Key("eval.dataset", ("data.validation",), data_file),
+    Key("data.prompt_dataset", ("data.train",), data_names),
+    Key("data.dataset", ("data.train",), data_names),
+    Key("eval.dataset", ("data.validation",), data_names),
     Key("data.prompt_probs", ("data.weights",), numbers),
     Key("data.dataset_probs", ("data.weights",), numbers),
-    Key("data.input_key", ("data.prompt",), _input),
-    Key("data.input_template", ("data.prompt",), _template),
-    Key("data.prompt_key", ("data.prompt",), column, page="-"),
+    Key("data.input_key", ("data.prompt",), values.prompt),
+    Key("data.input_template", ("data.prompt",), values.template),
+    Key("data.prompt_key", ("data.prompt",), values.prompt, page="-"),
     Key("data.label_key", ("data.answer",), column),
     Key("data.output_key", ("data.completion",), column),
-    Key("data.apply_chat_template", ("data.chat",), _chat),
-    Key("data.max_samples", ("data.limit_train_batches",), lambda value, config:
-        nothing("all rows") if isinstance(value, int) and value >= 100_000 else
-        refuse("a limit in rows; data.limit_train_batches counts batches"), "rows"),
-    Key("reward.remote_url", ("reward.function",), _remote),
-    Key("reward.overlong_buffer_len", ("ppo.overlong_penalty.buffer",), optional(whole)),
+    Key("data.apply_chat_template", ("data.chat",), values.chat),
+    Key("data.max_samples", ("data.limit_train_batches",), values.rows, "rows"),
+    Key("reward.remote_url", ("reward.function",), values.remote,
+        "[wrapped](guides/rewards.md#functions-of-openrlhf)"),
+    Key("reward.overlong_buffer_len", ("ppo.overlong_penalty.buffer",), optional(values.overlong)),
     Key("reward.overlong_penalty_factor", ("ppo.overlong_penalty.penalty",), lambda value, config:
         value if config.get("reward.overlong_buffer_len") else nothing("overlong_buffer_len is not set")),
-    Key("algo.dynamic_filtering_enable", ("ppo.dynamic_sampling.max_batches",), _dynamic),
-    Key("algo.dynamic_filtering_range", ("ppo.dynamic_sampling.max_batches",), _range, page="-"),
+    Key("train.agent_func_path", ("environment.class_name",), values.agent),
+    Key("reward.clip_range", ("ppo.reward_scaling.source",), values.reward_range, default=[-10, 10]),
+    Key("reward.normalize_enable", ("reward_model.path",), values.normalize, page="-"),
+    Key("reward.stop_properly_penalty_coef", ("ppo.truncation_penalty",), values.stop_properly, page="-"),
+    Key("algo.dynamic_filtering_enable", ("ppo.dynamic_sampling.max_batches",), _dynamic, differs="a prompt is "
+        "kept where its mean score is between 0 and 1 there, and where its rewards differ here: alike for 0 and 1"),
+    Key("algo.dynamic_filtering_range", ("ppo.dynamic_sampling.max_batches",), values.filter_range, page="-"),
     Key("rollout.max_new_tokens", ("sampling.max_tokens",), optional()),
     Key("rollout.temperature", ("sampling.temperature",)),
     Key("rollout.top_p", ("sampling.top_p",)),
@@ -243,48 +136,57 @@ MAPPED = (
         page="`actor.eps_clip_low_high`"),
     Key("actor.dual_clip", ("ppo.dual_clip",), optional()),
     Key("actor.entropy_coef", ("ppo.entropy_coef",), optional(off=(None, 0, 0.0))),
-    Key("algo.advantage.gamma", ("ppo.gamma",)),
+    Key("algo.advantage.gamma", ("ppo.gamma",), values.discount),
     Key("algo.advantage.lambd", ("ppo.gae_lambda",), default=1),
-    Key("critic.value_clip", ("ppo.value_clip",), distance, default=0.5),
-    Key("critic.freezing_steps", ("ppo.critic_warmup_steps",), positive("none")),
+    Key("critic.value_clip", ("ppo.value_clip",), values.value_clip, default=0.5),
+    Key("critic.freezing_steps", ("ppo.critic_warmup_steps",), values.freezing, "and one more"),
     Key("critic.adam.lr", ("critic.lr",), number, default=9e-6),
     Key("critic.adam.betas", ("critic.betas",), default=[0.9, 0.95], page="-"),
     Key("critic.adam.eps", ("critic.eps",), number, page="-"),
     Key("critic.adam.weight_decay", ("critic.weight_decay",), page="-"),
-    Key("critic.max_norm", ("critic.max_grad_norm",), bound, page="-"),
-    Key("critic.lr_scheduler", ("critic.schedule.decay",), _decay, page="-"),
-    Key("critic.lr_warmup_ratio", ("critic.schedule.warmup_steps",), share_of_steps(_no_steps), page="-"),
-    Key("algo.advantage.no_std_norm", ("grpo.scale_rewards",), _no_std, page="-"),
-    Key("actor.policy_loss_type", ("grpo.importance_sampling_level",), Lookup({"gspo": "sequence",
-        "ppo": nothing("of tokens")})),
+    Key("critic.max_norm", ("critic.max_grad_norm",), values.gradient_bound, page="-"),
+    Key("critic.lr_scheduler", ("critic.schedule.decay",), values.decay("critic.", "critic.schedule"),
+        default=values.FLOORED, page="-"),
+    Key("critic.lr_warmup_ratio", ("critic.schedule.warmup_steps",), values.warmup("critic.", "critic.schedule"),
+        default=0.03, page="-"),
+    Key("critic.min_lr_ratio", ("critic.schedule.final_fraction",), values.floor("critic.", "critic.schedule"),
+        page="-"),
+    Key("algo.advantage.no_std_norm", ("ppo.whiten_advantages",), values.no_std, page="-"),
+    Key("actor.policy_loss_type", ("grpo.importance_sampling_level",), values.policy_loss,
+        page="-"),
+    Key("", ("grpo.importance_sampling_level", "grpo.loss_mean"), Lookup({"gspo": "sequence"}),
+        page="=actor.policy_loss_type"),
+    Key("", ("grpo.loss_mean",), Lookup({"gspo": "responses"}), page="=actor.policy_loss_type"),
     Key("algo.kl.init_coef", ("ppo.kl.coef",), kl_coefficient, default=0.01),
-    Key("algo.kl.use_loss", ("ppo.kl.placement",), _placement, default=False),
-    Key("algo.kl.target", ("ppo.kl.adaptive.target",), lambda value, config:
-        nothing("the coefficient is fixed") if value is None else
-        refuse("their target is of a whole response; ppo.kl.adaptive.target is per token"), page="-"),
-    Key("algo.advantage.is_correction_type", ("ppo.correction.kind",), _correction, default="tis", page="-"),
+    Key("algo.kl.use_loss", ("ppo.kl.placement",), values.placement, default=False),
+    Key("algo.kl.estimator", ("ppo.kl.coef",), values.kl_estimator, page="-"),
+    Key("algo.kl.target", ("ppo.kl.adaptive.target",), values.kl_target, "with the KL in the reward, a mean over "
+        "responses of means over tokens; here over all tokens", page="`algo.kl.target`"),
+    Key("algo.kl.horizon", ("ppo.kl.adaptive.gain",), lambda value, config: nothing("ppo.kl.adaptive.gain, the "
+        "responses of a step divided by it"), page="-"),
+    Key("algo.advantage.is_correction_type", ("ppo.correction.kind",), values.correction, default="tis", page="-"),
     Key("", ("ppo.correction.kind",), Lookup({"tis": "token_tis", "icepop": "icepop"}),
         page="=algo.advantage.is_correction_type"),
-    Key("algo.advantage.is_correction_enable", ("ppo.correction.kind",), lambda value, config:
-        _correction(config.get("algo.advantage.is_correction_type"), config), page="-"),
-    Key("algo.advantage.is_correction_threshold", ("ppo.correction.high", "ppo.correction.low"), _bounds, default=[0.5,
-        5.0]),
+    Key("algo.advantage.is_correction_enable", ("ppo.correction.kind",), values.enable_correction, page="-"),
+    Key("algo.advantage.is_correction_threshold", ("ppo.correction.high", "ppo.correction.low"),
+        values.bounds, default=[0.5, 5.0]),
     Key("train.async_enable", ("ppo.one_step_ahead",), lambda value, config:
-        refuse("one_step_ahead is one step old, and needs a correction: ppo.correction.kind=token_tis") if value is True
+        refuse("rollouts are of weights that may be older than a step there; one_step_ahead is one step, and needs a "
+            "correction") if value is True
         else nothing("off, as here without a word")),
-    Key("data.max_len", LENGTHS, _whole_answer, "in RL of prompt and response together", default=2048,
+    Key("data.max_len", LENGTHS, values.longest, "in RL of prompt and response together", default=2048,
         page="`data.max_len`"),
     Key("data.chosen_key", ("data.chosen",), column, default="chosen"),
     Key("data.rejected_key", ("data.rejected",), column, default="rejected"),
     Key("model.beta", ("dpo.ref_policy_kl_penalty",)),
     Key("model.ipo_enable", ("dpo.preference_loss",), Lookup({True: "ipo", False: "dpo"}), page="`model.ipo_enable`"),
-    Key("model.nll_loss_coef", ("dpo.sft_loss_weight",), optional()),
+    Key("model.nll_loss_coef", ("dpo.sft_loss_weight",), values.likelihood),
     Key("model.label_smoothing", ("dpo.label_smoothing",), lambda value, config:
         nothing("ipo does not read it") if config.says("model.ipo_enable") else optional()(value, config)),
-    Key("model.margin_loss_enable", ("reward_model.margin",)),
-    Key("model.loss_type", ("reward_model.margin",), lambda value, config:
-        nothing("the likelihood of the chosen one") if value == "sigmoid" else refuse(f"there is no loss {value}"),
-            page="-"),
+    Key("ref.model_name_or_path", ("dpo.ref_policy_kl_penalty",), values.reference, page="-"),
+    Key("model.margin_loss_enable", ("reward_model.margin",), values.margin),
+    Key("model.loss_type", ("reward_model.margin",), lambda value, config: nothing("the likelihood of the chosen one: "
+        "log(1 + exp(-Δ)) is -log σ(Δ)"), page="-"),
     Key("actor.adam.lr", ("policy.lr",), number, default=1e-6),
     Key("adam.lr", ("policy.lr",), number),
     Key("actor.adam.betas", ("policy.betas",), default=[0.9, 0.95]),
@@ -293,14 +195,16 @@ MAPPED = (
     Key("adam.eps", ("policy.eps",), number),
     Key("actor.adam.weight_decay", ("policy.weight_decay",)),
     Key("adam.weight_decay", ("policy.weight_decay",)),
-    Key("actor.max_norm", ("policy.max_grad_norm",), bound),
-    Key("max_norm", ("policy.max_grad_norm",), bound, page="-"),
-    Key("actor.lr_warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_no_steps), "a share"),
-    Key("lr_warmup_ratio", ("policy.schedule.warmup_steps",), share_of_steps(_no_steps), page="-"),
-    Key("actor.lr_scheduler", ("policy.schedule.decay",), _decay, default="cosine_with_min_lr"),
-    Key("lr_scheduler", ("policy.schedule.decay",), _decay, page="-"),
-    Key("actor.min_lr_ratio", ("policy.schedule.final_fraction",), lambda value, config: nothing("of a decay")),
-    Key("min_lr_ratio", ("policy.schedule.final_fraction",), lambda value, config: nothing("of a decay"), page="-"),
+    Key("actor.max_norm", ("policy.max_grad_norm",), values.gradient_bound),
+    Key("max_norm", ("policy.max_grad_norm",), values.gradient_bound, page="-"),
+    Key("actor.lr_warmup_ratio", ("policy.schedule.warmup_steps",), values.warmup("actor.", "policy.schedule"),
+        "a share", default=0.03),
+    Key("lr_warmup_ratio", ("policy.schedule.warmup_steps",), values.warmup("", "optimizer.schedule"), page="-"),
+    Key("actor.lr_scheduler", ("policy.schedule.decay",), values.decay("actor.", "policy.schedule"),
+        default=values.FLOORED),
+    Key("lr_scheduler", ("policy.schedule.decay",), values.decay("", "optimizer.schedule"), page="-"),
+    Key("actor.min_lr_ratio", ("policy.schedule.final_fraction",), values.floor("actor.", "policy.schedule")),
+    Key("min_lr_ratio", ("policy.schedule.final_fraction",), values.floor("", "optimizer.schedule"), page="-"),
     Key("ds.lora.rank", ("learner.lora.rank",), positive("no LoRA")),
     Key("ds.lora.alpha", ("learner.lora.alpha",), _lora),
     Key("ds.lora.target_modules", ("learner.lora.target_modules",), _modules),
@@ -325,11 +229,11 @@ MAPPED = (
     Key("vllm.sync_backend", ("sampler.transfer",), lambda value, config: nothing("sampler.transfer=auto chooses "
         "by the placement")),
     Key("vllm.enable_sleep", ("cluster.offload_idle",)),
-    Key("rollout.vllm_generate_batch_size", ("sampler.max_batch_size",)),
+    Key("rollout.vllm_generate_batch_size", ("ppo.num_prompts_per_step",), values.prompts_at_once, page="-"),
     Key("train.colocate_all", ("cluster.placement",), Lookup({True: "colocated", False: "separate"}),
         page="`train.colocate_all`"),
     Key("train.num_episodes", ("run.max_epochs",), default=1),
-    Key("eval.steps", ("run.validate_every",), positive("no validation")),
+    Key("eval.steps", ("run.validate_every",), values.validation),
     Key("ckpt.save_steps", ("run.save_every",), positive("at the end alone; ours saves every 10 steps")),
     Key("ckpt.max_num", ("run.keep",)),
     Key("ckpt.best_metric_key", ("run.best.metric",), lambda value, config:
@@ -345,10 +249,26 @@ MAPPED = (
 )  # fmt: skip
 
 GATES = (
+    Gate(("actor.*", "algo.*", "critic.*", "reward.*", "rollout.*", "vllm.*", "train.agent_func_path",
+        "eval.temperature", "eval.n_samples_per_prompt"),
+        lambda config: config.algorithm in values.RL, "train_ppo_ray alone has it"),
     Gate(("critic.*", "algo.advantage.lambd", "*.colocate_critic_reward"), lambda config: config.algorithm == "ppo",
-         "there is no critic without algo.advantage.estimator=gae"),
+         "there is no critic without algo.advantage.estimator=gae", but=("critic.freezing_steps",)),
+    Gate(("algo.advantage.gamma",), lambda config: values.read_estimator(config) not in values.GROUPS,
+         "their program sets it to 1 for estimators that compare the responses to a prompt"),
+    Gate(("algo.advantage.no_std_norm",), lambda config: values.read_estimator(config) in values.WHITENED,
+         "of this estimator advantages are not whitened, and group_norm divides by the deviation in any case"),
+    Gate(("algo.kl.estimator", "algo.kl.use_loss"), lambda config: config.number("algo.kl.init_coef") > 0,
+         "algo.kl.init_coef is 0"),
+    Gate(("algo.kl.horizon",), lambda config: bool(config.get("algo.kl.target")), "algo.kl.target is not set"),
+    Gate(("algo.dynamic_filtering_range",), lambda config: config.says("algo.dynamic_filtering_enable"),
+         "algo.dynamic_filtering_enable is off"),
+    Gate(("algo.advantage.is_correction_threshold", "algo.advantage.is_correction_type"),
+         lambda config: config.get("actor.policy_loss_type") != "gspo", "gspo has no weights"),
+    Gate(("reward.remote_url",), lambda config: not config.get("train.agent_func_path"),
+         "train.agent_func_path scores the responses"),
     Gate(("actor.muon.*", "critic.muon.*", "muon.*"), lambda config: "muon" in (config.get("optim"),
-        config.get("actor.optim")),
+        config.get("actor.optim"), config.get("critic.optim")),
          "the optimizer is adam"),
     Gate(("algo.advantage.is_correction_threshold", "algo.advantage.is_correction_type"),
          lambda config: config.says("algo.advantage.is_correction_enable"), "is_correction_enable is off"),
@@ -363,21 +283,30 @@ GATES = (
     Gate(("vllm.enable_sleep",), lambda config: config.says("train.colocate_all"), "train.colocate_all is off"),
     Gate(("train.ema_beta",), lambda config: config.says("train.enable_ema"), "train.enable_ema is off"),
     Gate(("reward.model_name_or_path", "reward.num_nodes", "reward.num_gpus_per_node"),
-         lambda config: not config.get("reward.remote_url"), "reward.remote_url scores the responses"),
+         lambda config: not config.get("reward.remote_url") and not config.get("train.agent_func_path"),
+         "reward.remote_url or train.agent_func_path scores the responses"),
     Gate(("logger.wandb.*",), lambda config: bool(config.get("logger.wandb.key")), "logger.wandb.key is not set",
          but=("logger.wandb.key",)),
 )  # fmt: skip
 
-_PAIRS: dict[str, Json] = {
-    "adam.betas": [0.9, 0.95],
-    "lr_scheduler": "cosine_with_min_lr",
-    "train.max_epochs": 1,
-    "data.max_len": 512,
-}
+_ONE_MODEL: dict[str, Json] = {
+    "adam.betas": [0.9, 0.95], "lr_scheduler": values.FLOORED, "lr_warmup_ratio": 0.03, "train.max_epochs": 1
+}  # fmt: skip
+_PAIRS: dict[str, Json] = {**_ONE_MODEL, "data.max_len": 512}
 DEFAULTS: dict[str, dict[str, Json]] = {
-    "sft": {"adam.lr": 5e-6, "adam.betas": [0.9, 0.95], "lr_scheduler": "cosine_with_min_lr", "train.max_epochs": 2},
+    "ppo": {"data.input_key": "input"}, "grpo": {"data.input_key": "input"},
+    "sft": {**_ONE_MODEL, "adam.lr": 5e-6, "train.max_epochs": 2, "data.input_key": "input",
+        "data.input_template": "User: {}\nAssistant: "},
     "dpo": {"adam.lr": 1e-5, **_PAIRS}, "reward_model": {"adam.lr": 9e-6, **_PAIRS},
 }  # fmt: skip
+
+
+def _defaults(config: Config) -> Mapping[str, Json]:
+    """Defaults of a program; that of the critic is the reward model that scores, if there is one."""
+    critic = values.find_critic(config) if config.algorithm == "ppo" else None
+    found = DEFAULTS.get(config.algorithm, {})
+    return found if critic is None else {**found, "critic.model_name_or_path": critic}
+
 
 LIBRARY = Library(
     "OpenRLHF",
@@ -386,6 +315,7 @@ LIBRARY = Library(
     MAPPED + OTHERS,
     _algorithm,
     GATES,
-    lambda config: DEFAULTS.get(config.algorithm, {}),
-    _always,
+    _defaults,
+    values.find_always,
+    values.find_remarks,
 )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from lockstep.foreign import sentences as say
-from lockstep.foreign.words import differs, none, under
+from lockstep.foreign.words import differs, lose, none, under
 
 OTHERS = (
     *differs(say.PACKED, "train.micro_batch_size", "rollout.micro_batch_size", "rollout.max_tokens_per_gpu",
              "train.dynamic_batch_enable"),
     *differs(say.NO_PADDING, "ds.packing_samples"),
-    *differs(say.ESTIMATOR, "algo.kl.estimator"),
-    *differs("the coefficient follows its target by one rule (docs/algorithms/ppo.md)", "algo.kl.horizon"),
     *differs(say.RESUME, "ckpt.load_enable"),
     *differs(say.EVERY_STEP, "logger.logging_steps"),
     *differs(say.DROPOUT, "ds.lora.dropout"),
@@ -20,25 +18,22 @@ OTHERS = (
              *under("reward", "num_nodes num_gpus_per_node"), "train.colocate_actor_ref",
                  "train.colocate_critic_reward"),
     *differs(say.OFFLOAD, "ref.offload", "reward.offload", "ds.enable_sleep"),
-    *differs("the reference is the model itself, before its first step", "ref.model_name_or_path"),
     *differs(say.EAGER, "ds.attn_implementation", "ds.experts_implementation", "ds.use_liger_kernel"),
     *differs("every run is reproducible, bit for bit", "train.full_determinism_enable"),
-    *differs("rewards are used as given; ppo.reward_scaling maps a range", "reward.normalize_enable",
-        "reward.clip_range"),
-    *differs("ppo.truncation_penalty is subtracted, not multiplied", "reward.stop_properly_penalty_coef"),
     *none("a file of rows has no splits", "data.prompt_split", "data.dataset_split", "eval.split"),
-    *none("the tokenizer's own chat template is used as it is", "data.tokenizer_chat_template"),
-    *none("episodes need an environment: environment.class_name", "train.agent_func_path"),
-    *none("data.messages takes conversations of several turns", "data.multiturn"),
+    lose("the tokenizer's own chat template is used as it is", "data.tokenizer_chat_template", ""),
+    lose("of a conversation the last answer is learned", "data.multiturn", False),
     *none("rollouts are one step ahead or none", "train.async_queue_size", "train.partial_rollout_enable"),
-    *none("moving averages of weights are not kept", "train.enable_ema", "train.ema_beta"),
-    *none(say.ADAMW, "optim", "actor.optim", "critic.optim",
-          *(key for owner in ("", "actor.", "critic.")
-            for key in under(f"{owner}muon", "lr momentum ns_steps nesterov no_nesterov"))),
-    *none("a decay has decay_steps; the critic's is critic.schedule", "critic.min_lr_ratio"),
+    lose("the last weights are kept, and no moving average of them", "train.enable_ema", False),
+    *none("read with train.enable_ema alone", "train.ema_beta"),
+    *(lose("the optimizer is AdamW for all weights", f"{owner}optim", "adam") for owner in ("", "actor.", "critic.")),
+    *none(say.ADAMW, *(key for owner in ("", "actor.", "critic.")
+                       for key in under(f"{owner}muon", "lr momentum ns_steps nesterov no_nesterov"))),
     *none(say.IMAGES, "actor.freeze_visual_encoder", "data.image_key", "data.max_images_per_prompt"),
-    *none(say.EXPERTS, "actor.aux_loss_coef", "model.aux_loss_coef"),
-    *none("SFT learns completions alone", "model.pretrain_mode_enable"),
+    *(lose("the loss has no term for the balance of experts", f"{owner}.aux_loss_coef", 0, 0.0)
+      for owner in ("actor", "model")),
+    lose("SFT learns completions alone", "model.pretrain_mode_enable", False),
+    lose("the weights below adapters are not quantized", "ds.load_in_4bit", False),
     *none("losses are computed in fp32", "model.compute_fp32_loss_enable"),
     *none("heads are added when a reward model is trained", "ds.value_head_prefix"),
     *none("W&B's key and group come from its own environment variables", *under("logger.wandb", "org group")),
@@ -46,5 +41,5 @@ OTHERS = (
     *none(say.OFFLINE, "use_ms"),
     *none(say.HARDWARE, "local_rank", "ckpt.max_mem", "actor.gradient_checkpointing_reentrant",
           "model.gradient_checkpointing_reentrant", *under("data", "dataloader_num_workers disable_fast_tokenizer"),
-          *under("ds", "zero_stage zpg grad_accum_dtype overlap_comm load_in_4bit ring_attn_head_stride")),
+          *under("ds", "zero_stage zpg grad_accum_dtype overlap_comm ring_attn_head_stride")),
 )  # fmt: skip

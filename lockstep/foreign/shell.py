@@ -56,10 +56,10 @@ class TrainingCommand:
                     flag = None
                     continue
                 flag = f"--{flag}" if flag.startswith("config-") else flag
-                found[flag] = parse_value(value) if equals else True
+                found[flag] = _read_word(value) if equals else True
                 flag = None if equals else flag
             elif flag is not None:
-                found[flag] = _append(found[flag], parse_value(word))
+                found[flag] = _append(found[flag], _read_word(word))
             elif override is not None:
                 found[override[1]] = parse_value(override[2])
         return found
@@ -79,6 +79,12 @@ def find_command(script: str) -> TrainingCommand:
         )
     command = max(commands, key=lambda command: len(command.arguments))
     return replace(command, unread=(*command.unread, *reader.added))
+
+
+def _read_word(word: str) -> Json:
+    """The value of a word; one such as `Q: {}` is a text, though YAML reads a mapping."""
+    value = parse_value(word)
+    return word if isinstance(value, dict) and not word.lstrip().startswith("{") else value
 
 
 def _append(value: Json, more: Json) -> Json:
@@ -150,6 +156,13 @@ def _split(line: str) -> Iterator[list[str]]:
     yield statement
 
 
+def _find_inner(words: list[str]) -> Iterator[str]:
+    """The texts that a statement gives to a shell: `bash -c "…"`."""
+    for (shell, option), text in zip(pairwise(words), words[2:], strict=False):
+        if shell.rpartition("/")[2] in ("bash", "sh") and option in ("-c", "-lc"):
+            yield text
+
+
 def _drop_comment(line: str) -> str:
     before = _BEFORE_COMMENT.match(line)
     return before[0] if before is not None and line[before.end() :].startswith("#") else line
@@ -172,8 +185,10 @@ class _Script:
     filler: Filler = field(default_factory=Filler)
 
     def read(self, line: str) -> Iterator[TrainingCommand]:
-        """The commands of a line that start a known program."""
+        """The commands of a line that start a known program, also in a text that it gives to a shell."""
         for statement in _split(line):
+            for inner in _find_inner(statement):
+                yield from self.read(inner)
             command = self._read_statement(self._enter(statement))
             if command is not None:
                 yield command

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from doc_commands import PAGES, ROOT, blocks
 from openai_server import OpenAIServer, Said, listening
 
@@ -128,12 +129,20 @@ def test_a_tracker_of_ones_own_prints(run_block: Callable[..., dict[str, Any]]) 
     assert printed.getvalue() == "3 0.5\n"
 
 
-def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]]) -> None:
-    one, of_trl, batch, slow, several = python_of("rewards")
+def score_as_openrlhf(queries: list[str], prompts: list[str], labels: list[str], **kwargs: Any) -> dict[str, Any]:
+    right = [float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels, strict=True)]
+    return {"rewards": torch.tensor(right), "scores": torch.tensor(right), "extra_logs": {}}
+
+
+def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, of_trl, of_openrlhf, batch, slow, several = python_of("rewards")
     score = run_block(one)["short_and_right"]
     assert score("2 + 2 =", "", "4", {}) is None
     assert score("2 + 2 =", " 4", "4", {}) == pytest.approx(0.998)
     assert run_block(of_trl)["short"]("2 + 2 =", " 4", "4", {"prompt": []}) == pytest.approx(-0.002)
+    monkeypatch.setitem(sys.modules, "reward_func", SimpleNamespace(reward_func=score_as_openrlhf))
+    wrapped = run_block(of_openrlhf)["from_openrlhf"]
+    assert [wrapped("2 + 2 =", said, " 4", {}) for said in (" 4", " 5")] == [1.0, 0.0]
     assert run_block(batch)["by_rank"](["?"] * 2, ["long", "no"], [""] * 2, [{}] * 2) == [0.5, 1.0]
     assert await_elsewhere(run_block(slow)["ask_slowly"]("2 + 2 =", " 4", "4", {})) == 1.0
     rows = [{"question": "2 + 2 =", "answer": "4"}]

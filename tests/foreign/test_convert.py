@@ -191,11 +191,11 @@ def test_openrlhf(tmp_path: Path) -> None:
     converted = convert(tmp_path, "run.sh", OPENRLHF)
     assert (converted.library.name, converted.algorithm) == ("OpenRLHF", "ppo")
     assert options(converted, "ppo.clip", "ppo.clip_high", "ppo.kl.placement", "critic.lr") == [0.2, 0.27, "loss", 5e-6]
-    assert options(converted, "reward.type", "reward.function") == ["python", "reward_func.py:reward_func"]
+    assert options(converted, "reward.type", "reward.function") == ["python", "my_rewards.py:from_openrlhf"]
     assert options(converted, "ppo.correction.kind", "ppo.correction.high") == ["token_tis", 5.0]
     assert converted.notes["policy.betas"] == "actor.adam.betas, their default"
     found = kinds(converted)
-    assert (found["actor.eps_clip"], found["train.enable_ema"]) == (Kind.IGNORED, Kind.NONE)
+    assert (found["actor.eps_clip"], found["train.enable_ema"]) == (Kind.IGNORED, Kind.LOST)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_recipe_that_does_not_load_is_refused(tmp_path: Path, capsys: pytest.C
 def test_secrets_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secrets = "--logger.wandb.key hush-1 --my.hub_token hush-2 --my.password hush-3"
     (tmp_path / "run.sh").write_text(OPENRLHF.replace("--train.enable_ema", secrets))
-    assert main(["convert", str(tmp_path / "run.sh")]) == 0
+    assert main(["convert", str(tmp_path / "run.sh")]) == 2, "its reward has to be wrapped"
     recipe, table = capsys.readouterr()
     assert "hush" not in recipe + table
     assert "logger.wandb.key = …" in table
