@@ -138,7 +138,7 @@ def _sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool
     quoting = ""
     if in_yaml and problem["type"] == "string_type":
         quoting = f"""; quote text that YAML reads as something else: {key}='"…"'"""
-    return f"{key} is {format_value(problem['input'])}, but should be {_expected(problem)}{quoting}"
+    return f"{key} is {format_value(problem['input'])}, but should be {_name_types(problem)}{quoting}"
 
 
 def _sentence_of_union(problems: Sequence[ErrorDetails], path: KeyPath) -> str:
@@ -150,12 +150,12 @@ def _sentence_of_union(problems: Sequence[ErrorDetails], path: KeyPath) -> str:
     value = next((problem["input"] for problem in problems if len(problem["loc"]) == depth), problems[0]["input"])
     if value is None and ":" in str(path[-1]):
         return f"{key} has no value; {_SPACES}"
-    expected = (f"{'a list of ' * (len(problem['loc']) > depth)}{_expected(problem)}" for problem in problems)
+    expected = (f"{'a list of ' * (len(problem['loc']) > depth)}{_name_types(problem)}" for problem in problems)
     *others, last = dict.fromkeys(expected)
     return f"{key} is {format_value(value)}, but should be {' or '.join(filter(None, (', '.join(others), last)))}"
 
 
-def _expected(problem: ErrorDetails) -> str:
+def _name_types(problem: ErrorDetails) -> str:
     return _EXPECTED.get(problem["type"], problem["msg"].removeprefix("Input should be "))
 
 

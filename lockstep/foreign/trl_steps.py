@@ -77,7 +77,7 @@ def batch(value: Json, config: Config) -> Answer:
 _RATIO = "the ratio of a response that is used again, and its clip, are of the whole response there, of each token here"
 
 
-def generated(value: Json, config: Config) -> Answer:
+def convert_generated(value: Json, config: Config) -> Answer:
     """Responses generated at a time, of which several optimizer steps may be made."""
     reuses = is_rloo(config) and count_generated(config) > count_rows(config)
     return Unset(Kind.LOST, _RATIO) if reuses else batch(value, config)
