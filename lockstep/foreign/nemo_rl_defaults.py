@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from lockstep.foreign import nemo_rl_data as data
 from lockstep.foreign.words import Config, Json
 
-_LOSS: dict[str, Json] = {"loss_fn.reference_policy_kl_penalty": 0.01, "loss_fn.reference_policy_kl_type": "k3"}
+_LOSS: dict[str, Json] = {
+    "loss_fn.ratio_clip_min": 0.2, "loss_fn.ratio_clip_max": 0.2, "loss_fn.reference_policy_kl_penalty": 0.01,
+    "loss_fn.reference_policy_kl_type": "k3",
+}  # fmt: skip
 DEFAULTS: dict[str, dict[str, Json]] = {
     "grpo": _LOSS | {
         "grpo.num_prompts_per_step": 32, "grpo.num_generations_per_prompt": 16, "grpo.max_num_epochs": 1,
@@ -35,6 +38,12 @@ DEFAULTS: dict[str, dict[str, Json]] = {
 }  # fmt: skip
 
 
+_OF_ADAMW: dict[str, Json] = {f"{owner}.optimizer.kwargs.weight_decay": 0.01 for owner in ("policy", "value")}
+"""Torch's own, of a config that builds AdamW without it."""
+
+
 def find_defaults(config: Config) -> Mapping[str, Json]:
     """Their defaults of an algorithm and of a data set."""
-    return {**DEFAULTS.get(config.algorithm, {}), **data.find_defaults(config)} if config.algorithm else {}
+    if not config.algorithm:
+        return {}
+    return {**DEFAULTS.get(config.algorithm, {}), **_OF_ADAMW, **data.find_defaults(config)}

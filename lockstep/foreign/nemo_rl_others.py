@@ -167,6 +167,7 @@ OTHERS = (
     *(lose("an advantage is that of the reward alone", f"grpo.{name}_advantage")
       for name in ("invalid_tool_call", "malformed_thinking")),
     lose("rewards have no penalties for forms but those of the reward itself", "reward_penalties.*", False),
+    *none("gdpo alone reads it", "grpo.adv_estimator.reward_weights"),
     *none("part of reward_penalties", "reward_penalties.token_ids", "reward_penalties.token_ids.*"),
     lose("right answers are not learned besides, as in SFT", "loss_fn.positive_example_nll_weight", 0, 0.0),
     lose("a distillation has one turn", "distillation.max_rollout_turns", 1),
@@ -186,7 +187,7 @@ OTHERS = (
           "swanlab.project")),
     *none("names the file of their other options", "defaults"),
     *none(say.HARDWARE, *under("cluster", "master_port_range_high master_port_range_low segment_size"), "data_plane.*",
-        "async_rl.*",
+        "async_rl.*", *under("grpo", "calculate_advantages_on_gpu deduplicate_multimodal_data debug_payload_metrics"),
           "env.math.num_workers"),
     *none("an environment of theirs", "env.*"),
 )  # fmt: skip

@@ -50,7 +50,7 @@ def kl_coefficient(value: Json, config: Config) -> Answer:
         return nothing("0: no reference policy is loaded")
     kind, estimator = config.get("loss_fn.reference_policy_kl_type"), config.get(f"{ESTIMATOR}.name")
     if not config.says("loss_fn.use_kl_in_reward"):
-        return refuse("k2 in their loss has not the gradient of KL(π ‖ π_ref)") if kind == "k2" else value
+        return refuse("k2 in their loss does not have the gradient of KL(π ‖ π_ref)") if kind == "k2" else value
     if config.algorithm == "grpo":
         return _kl_of_groups(estimator)
     return value if kind == "k1" else refuse(f"{kind} in their reward is another penalty than k1, which ours takes")
