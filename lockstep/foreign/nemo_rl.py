@@ -266,6 +266,8 @@ MAPPED = (
 GATES = (
     *data.GATES,
     *(gate for owner in ("policy", "value", "teacher") for gate in _gates(owner)),
+    Gate((f"{MEGATRON}.mtp_*",), lambda config: config.whole(f"{MEGATRON}.mtp_num_layers", 0) > 0,
+         "mtp_num_layers is 0", but=(f"{MEGATRON}.mtp_num_layers",)),
     Gate((f"{LORA}.*",), lambda config: config.says(f"{LORA}.enabled"), "lora_cfg.enabled is false",
         but=(f"{LORA}.enabled",)),
     Gate((f"{VLLM}.*", "policy.generation.vllm_kwargs*"),

@@ -32,9 +32,11 @@ _POLICY = (
     *none("a model is as long as its folder's config.json says", "policy.hf_config_overrides.max_position_embeddings"),
     lose("a model is used as its folder describes it", f"{MEGATRON}.model_overrides", {}),
     lose("there is no loss of more tokens ahead", f"{MEGATRON}.mtp_loss_scaling_factor", 0, 0.0),
-    lose("experts have no loss of their balance", f"{MEGATRON}.moe_router_load_balancing_type", "none"),
-    lose("biases of routers do not follow the load", f"{MEGATRON}.moe_router_bias_update_rate", 0, 0.0),
+    *differs("a model with experts has no loss of their balance here, nor biases that follow their load",
+             *under(MEGATRON, "moe_router_load_balancing_type moe_router_bias_update_rate moe_aux_loss_coeff "
+                    "moe_router_enable_expert_bias"), "policy.hf_config_overrides.router_aux_loss_coef"),
     *differs("a router of experts is trained like every other weight", f"{MEGATRON}.freeze_moe_router"),
+    *none(say.HARDWARE, f"{MEGATRON}.attention_backend", "policy.router_replay.enabled"),
     *none("the torch backend is the one without Megatron", f"{DTENSOR}.enabled", f"{DTENSOR}._v2"),
     *none("adapters are of linear maps of the layers, as torch makes them",
           *under(f"{DTENSOR}.lora_cfg", "exclude_modules lora_A_init match_all_linear use_triton"),

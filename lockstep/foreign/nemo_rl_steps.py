@@ -59,9 +59,13 @@ def _count_needed(config: Config) -> float:
     return config.number(own(config, "max_num_steps")) * rows / max(1, config.number(own(config, "max_num_epochs"), 1))
 
 
+def _is_async(config: Config) -> bool:
+    return config.says("grpo.async_grpo.enabled") or config.says("ppo.async_ppo.enabled")
+
+
 def _ends_by_epochs(config: Config) -> bool:
-    steps, is_async = config.number(own(config, "max_num_steps")), config.says("grpo.async_grpo.enabled")
-    return steps <= 0 or (not is_async and _count_needed(config) > ALL_SETS)
+    steps = config.number(own(config, "max_num_steps"))
+    return steps <= 0 or (not _is_async(config) and _count_needed(config) > ALL_SETS)
 
 
 def max_steps(value: Json, config: Config) -> Answer:
@@ -75,7 +79,7 @@ def max_epochs(value: Json, config: Config) -> Answer:
     """Passes over the rows, where steps do not end the run before."""
     if _ends_by_epochs(config):
         return value
-    if config.says("grpo.async_grpo.enabled"):
+    if _is_async(config):
         return nothing("max_num_steps alone ends an asynchronous run")
     return Unset(
         Kind.DIFFERS,

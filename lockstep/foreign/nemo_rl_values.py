@@ -307,8 +307,8 @@ def total_length(value: Json, config: Config) -> Answer:
 def engine_length(value: Json, config: Config) -> Answer:
     """The longest sequence of an engine, unless both bounds exceed it."""
     prompt = prompt_length(config.get("data.max_input_seq_length"), config)
-    needed = (prompt if isinstance(prompt, int) else 0) + config.whole("policy.generation.max_new_tokens", 0)
-    if isinstance(value, int) and value >= needed:
+    answer = config.whole("policy.generation.max_new_tokens", 0)
+    if isinstance(value, int) and isinstance(prompt, int) and value >= prompt + answer:
         return value
     return Unset(Kind.DIFFERS, "the engine holds data.max_prompt_tokens and sampling.max_tokens together here")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,6 +202,16 @@ def test_what_no_option_says_is_a_note(note: str, convert: Convert) -> None:
 def test_one_optimizer_step_has_the_gradient_without_a_ratio(convert: Convert) -> None:
     converted = convert("mine.yaml", lay(GRPO, "loss_fn: {disable_ppo_ratio: true, use_cispo: true}"))
     assert not describe_changes(converted, validate(converted))
+
+
+def test_a_section_may_replace_that_of_its_base(tmp_path: Path, convert: Convert) -> None:
+    (tmp_path / "base.yaml").write_text(
+        lay(GRPO, "").replace("data.", "") + "data: {default: {prompt_file: cot.txt}}\n"
+    )
+    own = "data: {_override_: true, max_input_seq_length: 64, train: {dataset_name: GSM8K}}\n"
+    converted = convert("mine.yaml", f"defaults: base.yaml\n{own}")
+    assert [converted.options[f"data.{key}"] for key in ("prompt", "max_prompt_tokens")] == ["{question}", 64]
+    assert not converted.list_kind(Kind.LOST)
 
 
 def test_ppo_does_not_call_its_dynamic_sampling(convert: Convert) -> None:
