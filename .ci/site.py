@@ -40,12 +40,17 @@ TABLE = re.compile(r"^\| Lockstep \|.*\n(?:\|.*\n)+", re.MULTILINE)
 CELL = re.compile(r"(?<!\\)\|")
 TABS = ("TRL", "verl", "NeMo RL", "OpenRLHF", "NeMo-Aligner", "SkyRL", "prime-rl", "Tinker")
 """Libraries, in the order of their tabs."""
-NAMED = re.compile(r"(?<![\[`])`((?:docs/)[\w/.-]+\.md|LOG\.md)`(?!`)")
-"""A page that is named as code, and no link yet."""
+NAMED = re.compile(r"(?<![\[`(/\w])(`?)(docs/[\w/.-]+\.md|LOG\.md)\1(?![`\w\])])")
+"""A page that is named, as code or as a word, and no link yet."""
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
-RARELY_SOUGHT = re.compile(r"adr/|(measured|changes|benchmarks|contributing|releasing|self_rewarding_defects)\.md")
-"""Pages that hold every word of the field, and are what few look for."""
+BOOSTS = (
+    (re.compile(r"adr/|(measured|changes|benchmarks|contributing|releasing|self_rewarding_defects)\.md"), 0.2),
+    (re.compile(r"reference/lockstep|examples/|coming_from\.md"), 0.3),
+    (re.compile(r"reference/|(errors|formulas|glossary|models|papers)\.md"), 0.5),
+    (re.compile(r"notebooks/"), 0.8),
+)
+"""Pages that hold every word of the field, and what a search counts them for; guides and algorithms count 1."""
 LOADER = griffe.GriffeLoader(search_paths=[ROOT])
 PLAIN: dict[str, str] = {}
 """Markdown of the pages, by their place in the site."""
@@ -80,15 +85,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     inside = page.file.src_uri
     sources = {place: source for source, place in FROM_OUTSIDE.items()}
     folder = posixpath.dirname(sources.get(inside, f"docs/{inside}"))
-    if RARELY_SOUGHT.match(inside):
-        page.meta["search"] = {"boost": 0.2}
+    boost = next((boost for pages, boost in BOOSTS if pages.match(inside)), None)
+    if boost is not None:
+        page.meta["search"] = {"boost": boost}
     markdown = link_named_pages(markdown, folder)
     PLAIN[inside] = LINK.sub(lambda link: lead(link, folder, inside), markdown)
     return TABLE.sub(make_tabs, PLAIN[inside]) if inside == "coming_from.md" else PLAIN[inside]
 
 
 def link_named_pages(markdown: str, folder: str) -> str:
-    """Makes links of pages that are named as code, outside of blocks of code; `folder` is that of the page."""
+    """Makes links of pages that are named, outside of blocks of code; `folder` is that of the page."""
     return "".join(
         piece if number % 2 else NAMED.sub(lambda name: link_to(name, folder), piece)
         for number, piece in enumerate(FENCED.split(markdown))
@@ -97,7 +103,7 @@ def link_named_pages(markdown: str, folder: str) -> str:
 
 def link_to(name: re.Match[str], folder: str) -> str:
     """A link to the page that is named, if it is there."""
-    return f"[{name[0]}]({posixpath.relpath(name[1], folder or '.')})" if (ROOT / name[1]).is_file() else name[0]
+    return f"[{name[0]}]({posixpath.relpath(name[2], folder or '.')})" if (ROOT / name[2]).is_file() else name[0]
 
 
 def lead(link: re.Match[str], folder: str, inside: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -100,7 +101,7 @@ _NORMED_TWICE = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
-    """Names the inputs and outputs of modules.
+    """Names the inputs and outputs of modules, each by another name.
 
     Args:
         paths: Of all modules that are watched, by the names of `transformers`.
@@ -108,15 +109,27 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
     normed_twice = any(path.endswith("pre_feedforward_layernorm") for path in paths)
     named: dict[tuple[str, End], CutPoint] = {}
     for path in paths:
-        found = _LAYER.match(path)
-        layer, inner = (int(found[1]), found[2]) if found else (None, path.rpartition(".")[2])
+        layer, inner = _place(path)
+        table = _OUTSIDE if layer is None else _INSIDE
         if normed_twice and inner in _NORMED_TWICE:
-            named[path, "out"] = CutPoint(inner, layer)
-            continue
-        table = _INSIDE if found else _OUTSIDE
+            table = ()
         row = next((row for row in table if re.fullmatch(row[0], inner)), (inner, None, inner))
         if row[1]:
             named[path, "in"] = CutPoint(row[1], layer)
         if row[2]:
             named[path, "out"] = CutPoint(row[2], layer)
+    for own_name in (lambda path: _place(path)[1], lambda path: path):  # as attention beside Mamba has in one layer
+        count = Counter(named.values())
+        named = {
+            (path, end): cut
+            if count[cut] == 1
+            else CutPoint(own_name(path) + (".in" if end == "in" else ""), cut.layer)
+            for (path, end), cut in named.items()
+        }
     return named
+
+
+def _place(path: str) -> tuple[int | None, str]:
+    """The layer of a module and its path inside of it; outside of layers None, and its name."""
+    found = _LAYER.match(path)
+    return (int(found[1]), found[2]) if found else (None, path.rpartition(".")[2])

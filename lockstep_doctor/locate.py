@@ -111,6 +111,11 @@ class FaultPlace:
         return {name: _differ(exact, own)[0] for name, own in self.values.items() if own.numel() == exact.numel()}
 
     @property
+    def cleared(self) -> set[str]:
+        """The engines that are no farther from float64 than rounding explains."""
+        return {name for name, error in self.errors.items() if error <= self.tolerance}
+
+    @property
     def wrong(self) -> list[str]:
         """The engines that are farther from float64 than rounding explains."""
         return [name for name, error in self.errors.items() if error > self.tolerance]
@@ -235,10 +240,10 @@ def locate(
         ends = theirs.seen[end], replayed.seen[end]
         loaded = _find_loaders(reference, other, some[0])
         values = dict(zip((reference.name, other.name), ends, strict=True))
-        cleared = {name for name, x in values.items() if end in exact and _differ(exact[end], x)[0] <= allow(end)}
-        suspected = _open(reference, other, tokens_T, right, some[0], ends, allow(end), cleared)
         alone = removed if len(chosen) == 1 else undo(some)
-        places.append(FaultPlace(some, alone, [*loaded, *suspected], values, exact.get(end), allow(end)))
+        place = FaultPlace(some, alone, loaded, values, exact.get(end), allow(end))
+        opened = _open(reference, other, tokens_T, right, some[0], ends, allow(end), place.cleared)
+        places.append(replace(place, suspects=[*loaded, *opened]))
     others = [one for one in segments if not any(one in some for some in chosen)]
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import groupby
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -24,10 +25,14 @@ _EXPECTED = {
     "float_type": "a number",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
+    "list_type": "a list",
     "model_type": "a group of options",
     "string_type": "text",
     "tuple_type": "a list",
 }
+
+
+_SPACES = "write a space behind each colon, as in {key: value}"
 
 
 class RecipeError(InputError):
@@ -48,21 +53,34 @@ class Shape:
     Attributes:
         kind: The class of the recipe, or of a section in it.
         said: The recipe's value there, of any type.
+        is_named: True for several sections of this class, each by a name that the recipe gives it.
     """
 
     kind: type[Section]
     said: object = None
+    is_named: bool = False
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
         """The options by name."""
-        return self.kind.model_fields
+        return {} if self.is_named else self.kind.model_fields
+
+    def inner(self) -> Iterator[tuple[str, Shape | None]]:
+        """Yields what it holds by name, as `within` says; where the recipe gives no names, one that is called NAME."""
+        names = (self.said if isinstance(self.said, dict) and self.said else ["NAME"]) if self.is_named else self.fields
+        for name in names:
+            yield name, self.within(name)
 
     def within(self, name: str) -> Shape | None:
         """The shape of a section by its name; None where the option is no section."""
-        section = section_of(self.fields[name].annotation) if name in self.fields else None
         value = self.said.get(name) if isinstance(self.said, dict) else None
-        return None if section is None else Shape(section.narrow(value), value)
+        if self.is_named:
+            return Shape(self.kind.narrow(value), value)
+        section = section_of(self.fields[name].annotation) if name in self.fields else None
+        if section is None:
+            return None
+        is_named = dict in _kinds(self.fields[name].annotation)
+        return Shape(section if is_named else section.narrow(value), value, is_named)
 
 
 def kinds_at(recipe: Shape, path: KeyPath) -> set[object]:
@@ -91,7 +109,19 @@ def algorithm_sentence(given: Any) -> str:
     )
 
 
-def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool) -> str:
+def sentences(
+    problems: Iterable[ErrorDetails], recipe: Shape, is_in_yaml: Callable[[KeyPath], bool]
+) -> Iterator[tuple[KeyPath, str]]:
+    """Describes all problems that validation found, each with its path; those of a value of several types at once."""
+    for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
+        own = list(found)
+        if all(len(problem["loc"]) > len(path) for problem in own):
+            yield path, _sentence_of_union(own, path)
+        else:
+            yield from ((path, _sentence(problem, path, recipe, is_in_yaml(path))) for problem in own)
+
+
+def _sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool) -> str:
     """Describes one problem that validation found at `path`, and how YAML would say it where it was said `in_yaml`."""
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
@@ -103,14 +133,46 @@ def sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool)
         case "value_error":
             text = message.removeprefix("Value error, ")
             return f"{key}: {text}" if key else text
-    expected = _EXPECTED.get(problem["type"])
-    if expected is None and not message.startswith("Input should be "):
+    if problem["type"] not in _EXPECTED and not message.startswith("Input should be "):
         return f"{key}: {message}"
-    expected = expected or message.removeprefix("Input should be ")
     quoting = ""
     if in_yaml and problem["type"] == "string_type":
         quoting = f"""; quote text that YAML reads as something else: {key}='"…"'"""
-    return f"{key} is {format_value(problem['input'])}, but should be {expected}{quoting}"
+    return f"{key} is {format_value(problem['input'])}, but should be {_expected(problem)}{quoting}"
+
+
+def _sentence_of_union(problems: Sequence[ErrorDetails], path: KeyPath) -> str:
+    """Describes a value that may be of several types; `problems` says of each why it is not."""
+    key, depth = ".".join(map(str, path)), len(path) + 1
+    told = next((problem for problem in problems if problem["type"] == "value_error"), None)
+    if told is not None:
+        return f"{key}: {told['msg'].removeprefix('Value error, ')}"
+    value = next((problem["input"] for problem in problems if len(problem["loc"]) == depth), problems[0]["input"])
+    if value is None and ":" in str(path[-1]):
+        return f"{key} has no value; {_SPACES}"
+    expected = (f"{'a list of ' * (len(problem['loc']) > depth)}{_expected(problem)}" for problem in problems)
+    *others, last = dict.fromkeys(expected)
+    return f"{key} is {format_value(value)}, but should be {' or '.join(filter(None, (', '.join(others), last)))}"
+
+
+def _expected(problem: ErrorDetails) -> str:
+    return _EXPECTED.get(problem["type"], problem["msg"].removeprefix("Input should be "))
+
+
+def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
+    """The part of a problem's path that a recipe has: behind it stands the type that a value of several is not."""
+    path = problem["loc"]
+    if problem["type"] in ("missing", "extra_forbidden"):
+        return path
+    for depth, key in enumerate(path):
+        match tree:
+            case dict() if key in tree:
+                tree = tree[key]
+            case list() if isinstance(key, int):
+                tree = tree[key]
+            case _:
+                return path[:depth]
+    return path
 
 
 def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
@@ -158,7 +220,7 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
         first, _, rest = ".".join([*parents, wrong]).rpartition(".")
         return f"options lie within their section: {first}: {{{rest}: …}}"
     if ":" in wrong:
-        return "write a space behind each colon, as in {key: value}"
+        return _SPACES
     siblings = _fields_at(recipe, path[:-1])
     foreign = foreign_names.explain_word(wrong, everywhere)
     if foreign is not None:
@@ -188,8 +250,8 @@ def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
 
 def list_options(shape: Shape, above: tuple[str, ...] = ()) -> Iterator[str]:
     """Yields the dotted keys of all options, sections before what is in them."""
-    for name in shape.fields:
-        yield ".".join((*above, name))
-        inner = shape.within(name)
+    for name, inner in shape.inner():
+        if not shape.is_named:
+            yield ".".join((*above, name))
         if inner is not None:
             yield from list_options(inner, (*above, name))

@@ -50,9 +50,9 @@ def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
 
 def _options(shape: Shape, above: Keys) -> Iterator[tuple[Keys, type[Section], type[Section] | None]]:
     """Keys of each option, the section it stands in, and the one that it is, if any."""
-    for name in shape.fields:
-        inner = shape.within(name)
-        yield (*above, name), shape.kind, None if inner is None else inner.kind
+    for name, inner in shape.inner():
+        if not shape.is_named:
+            yield (*above, name), shape.kind, None if inner is None else inner.kind
         if inner is not None:
             yield from _options(inner, (*above, name))
 

@@ -40,7 +40,7 @@ from lockstep.config.errors import (
     algorithm_sentence,
     kinds_at,
     section_of,
-    sentence,
+    sentences,
 )
 from lockstep.config.hub_name import read_pins
 from lockstep.config.named_code import say_changed_code
@@ -440,12 +440,12 @@ def _validate(kind: type[S], tree: dict[str, Any], layers: Sequence[Layer], over
         return kind.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    found = ((problem, _last(layers, overriding, problem["loc"])) for problem in problems)
-    sentences = [
-        f"{layer.source}: {sentence(problem, problem['loc'], Shape(kind, tree), layer.in_yaml)}"
-        for problem, layer in found
-    ]
-    raise RecipeError("\n".join(sentences))
+
+    def layer_of(path: KeyPath) -> Layer:
+        return _last(layers, overriding, path)
+
+    told = sentences(problems, Shape(kind, tree), lambda path: layer_of(path).in_yaml)
+    raise RecipeError("\n".join(f"{layer_of(path).source}: {text}" for path, text in told))
 
 
 def _last(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> Layer:

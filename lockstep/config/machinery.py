@@ -314,9 +314,19 @@ class SamplerSection(Section):
                 continue
             value, default = self._value_and_default(own.name)
             if value != default:
-                raise ValueError(f"sampler.{own.name} {own.holds}, but the sampler is {self.backend}")
+                raise ValueError(
+                    f"sampler.{own.name} {own.holds}, but the sampler is {self.backend}; take out "
+                    f"{', '.join(_list_set_options(f'sampler.{own.name}', value, default))}"
+                )
         INFERENCE.find(self.backend).refuse_options(self)
         return self
+
+
+def _list_set_options(key: str, value: object, default: object) -> list[str]:
+    """Returns the keys of what a section has set; its own where it may be left out."""
+    if not isinstance(value, Section) or not isinstance(default, Section):
+        return [key]
+    return [f"{key}.{name}" for (name, own), (_, usual) in zip(value, default, strict=True) if own != usual]
 
 
 def _holds_weights(section: SamplerSection) -> SamplerSection:

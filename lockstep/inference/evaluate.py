@@ -37,7 +37,7 @@ from lockstep.report.progress import Progress, show_progress
 from lockstep.rewards.build import OpenJudge
 from lockstep.rewards.build import build as build_reward
 from lockstep.rewards.row_rules import rule_of
-from lockstep.rollouts.evaluation import Grading, Sample, grading, lengths, sample_answers
+from lockstep.rollouts.evaluation import Grading, grading, lengths, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder import write_once
@@ -119,7 +119,7 @@ def _examine(
         "data": ", ".join(map(str, files_of(recipe.data.validation).paths)),
         "questions": len(prompts),
         "skipped_rows": rows.selection.skipped,
-        "settings": {setting.name: _results(setting, log.samples[setting.name], graded) for setting in settings},
+        "settings": {setting.name: _results(setting, log, graded) for setting in settings},
     }
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
@@ -150,8 +150,8 @@ def _answer(
         for block in log.blocks[log.done :]:
             setting, own = block.setting, prompts[block.start : block.start + block.count]
             with progress.phase(setting.name), collector.engine.at():
-                new, _ = sample_answers(collector, own, block.start, setting.sampling, setting.num_samples)
-            log.add(new)
+                new, judging = sample_answers(collector, own, block.start, setting.sampling, setting.num_samples)
+            log.add(new, judging)
             figures = graded.figures(log.samples[setting.name], (1,))
             tokens = sum(sample.tokens for sample in new)
             progress.step(log.done, {name: figure.value for name, figure in figures.items()}, tokens)
@@ -166,13 +166,15 @@ def _leave(stop: Stop, log: SampleLog) -> None:
         raise Stopped(f"stopped after step {log.done}, because {reason}; the same command resumes from there", code)
 
 
-def _results(setting: Setting, samples: Sequence[Sample], graded: Grading) -> dict[str, Any]:
+def _results(setting: Setting, log: SampleLog, graded: Grading) -> dict[str, Any]:
+    samples = log.samples[setting.name]
     figures = graded.figures(samples, setting.ks)
     return {
         "sampling": asdict(setting.sampling),
         "num_samples": setting.num_samples,
         "figures": {name: _plain(asdict(figure)) for name, figure in figures.items()},
         "responses": lengths(samples).floats(),
+        "judging": _plain(log.judging[setting.name].floats()),
     }
 
 

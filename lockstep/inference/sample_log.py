@@ -1,17 +1,24 @@
-"""The samples of an evaluation on disk: whole blocks, in order, so that a stopped evaluation resumes after the last."""
+"""The samples of an evaluation on disk: whole blocks, in order, so that a stopped evaluation resumes after the last.
+
+The last line of a block that a judge scored has what it did there, as sums: `judging`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+from lockstep.metrics import Mean, Metrics, Reduction, Sum
 from lockstep.records import check_shape, is_file
 from lockstep.rollouts.evaluation import Sample
 from lockstep.types import SamplingParams
 from lockstep.whole_files import append
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,11 @@ class Block:
         return self.count * self.setting.num_samples
 
 
+@dataclass(frozen=True)
+class _BlockEnd:
+    judging: Mapping[str, list[float]] = field(default_factory=dict)
+
+
 class SampleLog:
     """A file with one sample per line, and the samples that are in it.
 
@@ -58,16 +70,20 @@ class SampleLog:
     def __init__(self, path: Path, blocks: Sequence[Block]) -> None:
         self._path, self.blocks = path, blocks
         self.samples: dict[str, list[Sample]] = {block.setting.name: [] for block in blocks}
+        self.judging = {name: Metrics() for name in self.samples}
         self.done = 0
         if is_file(path):
             self._read()
 
-    def add(self, samples: Sequence[Sample]) -> None:
-        """Appends the next block, whole."""
+    def add(self, samples: Sequence[Sample], judging: Metrics) -> None:
+        """Appends the next block, whole, with the metrics of judges that were asked."""
         setting = self.blocks[self.done].setting.name
-        rows = ({"setting": setting, **asdict(sample)} for sample in samples)
+        rows = [{"setting": setting, **asdict(sample)} for sample in samples]
+        if judging:
+            rows[-1]["judging"] = {name: _write_sums(name, reduction) for name, reduction in judging.items()}
         append(self._path, b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
         self.samples[setting] += samples
+        self.judging[setting] += judging
         self.done += 1
 
     def _read(self) -> None:
@@ -77,11 +93,27 @@ class SampleLog:
             if position + block.responses > len(lines):
                 break
             numbers = range(position, position + block.responses)
-            self.samples[block.setting.name] += [self._sample(number, lines[number]) for number in numbers]
+            self.samples[block.setting.name] += [self._parse(Sample, number, lines[number]) for number in numbers]
             position += block.responses
+            end = self._parse(_BlockEnd, position - 1, lines[position - 1])
+            self.judging[block.setting.name] += {name: _read_sums(sums) for name, sums in end.judging.items()}
             self.done += 1
         os.truncate(self._path, sum(map(len, lines[:position])))
 
-    def _sample(self, number: int, line: bytes) -> Sample:
+    def _parse(self, shape: type[T], number: int, line: bytes) -> T:
         refusal = f"{self._path}:{number + 1} is no sample, but {line[:60]!r}"
-        return check_shape(line, Sample, refusal, "remove the file to begin again")
+        return check_shape(line, shape, refusal, "remove the file to begin again")
+
+
+def _write_sums(name: str, reduction: Reduction) -> list[float]:
+    match reduction:
+        case Mean(total, count):
+            return [float(total), float(count)]
+        case Sum(total):
+            return [float(total)]
+        case _:
+            raise TypeError(f"{name} is no sum and no mean, and is not kept")
+
+
+def _read_sums(sums: Sequence[float]) -> Mean | Sum:
+    return Sum(*sums) if len(sums) == 1 else Mean(*sums)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.records import read_record
@@ -33,6 +33,7 @@ class _EvaluatedSetting:
     sampling: SamplingParams
     figures: Mapping[str, FigureRead]
     responses: Mapping[str, float]
+    judging: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ def results_table(folder: Path) -> str:
         ("no_verdict", "no verdict", "{:.0f}"),
     ):
         rows.append((label, *(form.format(setting.responses[name]) for setting in settings.values())))
+    judges = dict.fromkeys(name for setting in settings.values() for name in setting.judging)
+    for name in (name for name in judges if name.endswith("/no_verdict")):
+        rows.append((name, *(_share(setting.judging.get(name)) for setting in settings.values())))
     counts = f"{results.questions} questions, {results.skipped_rows} rows skipped; in brackets 95 % intervals"
     return f"{results.model} on {results.data}: {counts}\n\n{summary_table(rows)}"
 
@@ -68,6 +72,10 @@ def _heading(name: str, setting: _EvaluatedSetting) -> str:
     shape += [f"stop {json.dumps(sampling.stop, ensure_ascii=False)}"] if sampling.stop else []
     sampled = f"{setting.num_samples} samples at temperature {sampling.temperature:g}"
     return ", ".join([name if name == "greedy" else sampled, *shape])
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
 
 
 def _figure(figure: FigureRead | None, results: _EvaluationResults) -> str:

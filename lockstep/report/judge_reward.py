@@ -26,7 +26,8 @@ def describe_judges(folder: Path) -> list[str]:
     for file in sorted((folder / _FOLDER).glob(f"*.{_REPLIES}")):
         key = file.name.removesuffix(f".{_REPLIES}")
         questions, asked = count_asked(file)
-        found.append(f"{key}: {asked} of {questions} questions were asked, the others were answered before")
+        others = "the others were answered before" if asked < questions else "none was answered before"
+        found.append(f"{key}: {asked} of {questions} questions were asked, {others}")
     for file in sorted((folder / _FOLDER).glob(f"*.{_AGREEMENT}")):
         found.append(f"{file.name.removesuffix(f'.{_AGREEMENT}')}: {read_judging(file).sentence}")
     return found

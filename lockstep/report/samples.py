@@ -17,6 +17,7 @@ TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "retu
 
 _LOGGED = ("step", "score", "shaped_score", "tokens", "truncated", "held_out")
 _PAIR = ("status", "scores", "scored_by", "rejected", "rejected_score", "chosen_judgements", "rejected_judgements")
+_PART = "reward/"  # of a sum of rewards
 _BEGINNING = 96  # characters of a response that the index has
 _TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
 
@@ -145,7 +146,9 @@ class _Block:
         texts = columns.get("text", ())
         about = {name: row.get(name) for name in ("prompt", "answer", "logged_as")}
         pair = {name: row[name] for name in _PAIR if name in row}
-        self._rows.append({**about, **pair, "response": _response(row), "texts": texts, "begin": self._tokens})
+        parts = {name.removeprefix(_PART): value for name, value in row.items() if name.startswith(_PART)}
+        where = {"response": _response(row), "texts": texts, "begin": self._tokens}
+        self._rows.append({**about, **pair, "parts": parts, **where})
         self._tokens += len(texts)
         if not texts:
             return

@@ -13,6 +13,7 @@ from lockstep.report.agreement import AgreementSummary, read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import describe_certificate
 from lockstep.report.held_out import HELD_OUT, Figure, best, figures, from_to
+from lockstep.report.judge_reward import describe_judges
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
 
@@ -32,7 +33,8 @@ def summary(folder: Path, kept: Collection[int]) -> str:
     """
     rows = read_metrics(folder)
     alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
-    parts = [_drawing(rows), _headline(folder, rows, kept, read_agreement(folder)), alarms, _where(folder)]
+    judges = "\n".join(describe_judges(folder))
+    parts = [_drawing(rows), _headline(folder, rows, kept, read_agreement(folder)), judges, alarms, _where(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -81,6 +83,7 @@ def _headline(
         ("validation/judge_exact", "known scores that the judge gives"),
         ("validation/meta_judge_accuracy", "known winners that the meta-judge names"),
         ("train/reward", "sampled reward"),
+        *((name, f"  {name.partition('/')[2]}") for name in sorted(_parts(rows))),
         ("train/shaped_reward", "what is maximized: reward, shaped, less β·KL"),
         ("train/kl", "KL from the reference, per token"),
         ("train/response_length", "response length"),
@@ -102,6 +105,11 @@ def _headline(
     if explained:
         lines.append(("critic", _judge(explained)))
     return summary_table(lines)
+
+
+def _parts(rows: list[dict[str, float]]) -> set[str]:
+    """The metrics of a sum's rewards."""
+    return {name for row in rows for name in row if name.startswith("reward/")}
 
 
 def _judge(series: list[Figure]) -> str:

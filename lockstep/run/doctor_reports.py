@@ -82,8 +82,7 @@ def find_examination(folder: Path, sampler: str, dtype: str) -> Examination:
     weights = weights_digest(folder) if reports else ""  # reads them all, which takes a while
     newest = next(((path, report.verdict) for path, report in reports if report.model.digest == weights), None)
     if newest is None:
-        makes = f"{command} makes one, and with `quick` for `table` a small one"
-        return Examination(False, f"there is no doctor's report on {about} in {REPORTS}/; {makes}")
+        return Examination(False, f"there is no doctor's report on {about} in {REPORTS}/; {command} makes one")
     path, verdict = newest
     if verdict == "PASS":
         return Examination(True, f"the doctor has passed {about}: {path}")

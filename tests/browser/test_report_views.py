@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from playwright.sync_api import Page
 from report_pages import METRICS, page_of, rows, sample, traces, until
 
+from lockstep.cli import main
 from lockstep.config.loading import describe, load
 from lockstep.monitor.agreement import Certificate
 from lockstep.run.certificate import write_run_certificate
@@ -132,7 +134,7 @@ def test_validations_are_dots(written: Written, opened: Opened) -> None:
 
 def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Written, opened: Opened) -> None:
     logged = [
-        sample(text, id=prompt, logged_as="best score")
+        sample(text, id=prompt, logged_as="best score", **{"reward/math": 0.25})
         for text, prompt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"))
     ]
     page = opened(page_of(written(samples=[logged])), "samples")
@@ -141,7 +143,7 @@ def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Wri
     assert page.locator(".line.begins").all_inner_texts()[0].split("\n").count("b1") == 1
     assert page.locator(".line.begins").count() == 1
     assert "1 of 2" in page.locator(".rollout .facts").inner_text()
-    assert "logged as\nbest score" in page.locator(".rollout .facts").inner_text()
+    assert "reward math\n0.25\nlogged as\nbest score" in page.locator(".rollout .facts").inner_text()
     page.click(".head:has-text('response')")
     page.click(".head:has-text('response')")
     assert rows(page, 5) == ["b2", "b1", "a2", "a1"]
@@ -195,3 +197,32 @@ def test_a_kl_that_is_asked_for_is_at_the_head(written: Written, opened: Opened)
     )
     told = page.locator(".run").all_inner_texts()
     assert ["KL from the reference per token 0.000 → 0.250" in text for text in told] == [True, False]
+
+
+BAND_COLOURS = """card => {
+  const canvas = card.querySelector("canvas"), seen = new Map();
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  for (let i = 0; i < data.length; i += 4) {
+    if (data[i + 3] < 50 || data[i + 3] > 62) continue;  // 22 % of a colour
+    const colour = [data[i], data[i + 1], data[i + 2]].map((part) => Math.round(part / 16)).join();
+    seen.set(colour, (seen.get(colour) ?? 0) + 1);
+  }
+  return [...seen.values()].filter((pixels) => pixels > 400).length;
+}"""
+
+
+@pytest.mark.full
+def test_a_sweep_draws_a_band_for_each_configuration(written: Written, opened: Opened) -> None:
+    runs = {f"clip={clip}_seed={seed}": {"ppo.clip": clip, "seed": seed} for clip in (0.1, 0.3) for seed in range(3)}
+    for name, values in runs.items():
+        rewards = [{"train/reward": 5 * values["ppo.clip"] + 0.1 * values["seed"] + 0.01 * step} for step in range(9)]
+        sweep = written(f"sweep/{name}", rewards).parent
+    (sweep / "sweep.json").write_text(json.dumps({"runs": runs}))
+    assert main(["report", str(sweep), "--out", str(sweep / "page.html")]) == 0
+    page = opened(sweep / "page.html")
+    names = [trace["name"] for trace in traces(page, "train/reward")]
+    assert [name for name in names if name.endswith("upper end")] == [
+        "ppo.clip=0.1, upper end", "ppo.clip=0.3, upper end",
+    ]  # fmt: skip
+    assert len([name for name in names if name.endswith("mean of 3")]) == 2
+    assert page.locator("[data-metric='train/reward']").first.evaluate(BAND_COLOURS) == 2

@@ -26,6 +26,8 @@ OPTIONS = {
     "chat template: arguments": own(
         write("model/chat_template.jinja", TEMPLATE), "data.chat=true 'data.template_args={think: true}'"
     ),
+    "chat template: an argument without a space": said("data.chat=true 'data.template_args={think:true}'"),
+    "chat template: an argument of no type": said("data.chat=true 'data.template_args={think: [1]}'"),
     "tracker: arguments": said("trackers.function=rewards.py:narrow"),
     "rule: arguments without a template": said("'data.template_args={think: true}'"),
     "data: messages as text": own(

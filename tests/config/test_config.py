@@ -173,6 +173,9 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
         ("clip=0.1", "override clip=0.1: there is no option clip; did you mean ppo.clip?"),
         ("ppo.kl={coef: 0.1, placment: loss}", "override ppo.kl={coef: 0.1, placment: loss}: there is no option "
          "ppo.kl.placment; did you mean ppo.kl.placement?"),
+        ("reward={type: sum, parts: {e: {type: math, concurency: 3}}}",
+         "override reward={type: sum, parts: {e: {type: math, concurency: 3}}}: there is no option "
+         "reward.parts.e.concurency; did you mean reward.parts.e.concurrency?"),
         ("lr=0.1", "override lr=0.1: there is no option lr; did you mean policy.lr or critic.lr?"),
         ("ppo.clip=-1", "override ppo.clip=-1: ppo.clip is -1, but should be greater than 0"),
         ("ppo.gamma=1.5", "override ppo.gamma=1.5: ppo.gamma is 1.5, but should be less than or equal to 1"),

@@ -25,4 +25,4 @@ def test_it_was_run_whole_and_without_an_error(path: Path) -> None:
 def test_a_notebook_runs(path: Path, assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL", str(assets / "models/stories260K/hf"))
     folder = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(nbformat.read(path, 4), timeout=900, kernel_name="python3", resources=folder).execute()
+    NotebookClient(nbformat.read(path, 4), timeout=3600, kernel_name="python3", resources=folder).execute()

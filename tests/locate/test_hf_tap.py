@@ -31,6 +31,31 @@ def test_decoding_computes_what_prefill_does(located_model: Callable[[str], Path
             assert {"router", "routed", "routed.1", "routed.2", "experts"} <= {cut.stage for cut in seen}
 
 
+@pytest.mark.parametrize(
+    ("family", "modules"),
+    [
+        ("afmoe", {"self_attn.gate_proj", "mlp.gate_proj", "mlp.shared_experts.gate_proj"}),  # of unlike widths
+        ("falcon_h1", {"self_attn.o_proj", "mamba.out_proj", "self_attn.o_proj.in", "mamba.out_proj.in"}),
+    ],
+)
+def test_modules_that_one_name_is_for_have_cuts_of_their_own(
+    located_model: Callable[[str], Path], family: str, modules: set[str]
+) -> None:
+    with (
+        open_hf(located_model(family), EngineOptions()) as plain,
+        open_hf(located_model(family), EngineOptions()) as other,
+    ):
+        seen = plain.run(TOKENS, {}).seen
+        assert modules <= {cut.stage for cut in seen}
+        assert all(value.shape[-2] == len(TOKENS) for cut, value in seen.items() if cut.stage in modules)
+        with torch.no_grad():
+            for name, weight in other.model.named_parameters():
+                weight.mul_(1.5 if name.endswith("0.self_attn.o_proj.weight") else 1.0)
+        found = locate(plain, other, TOKENS)
+    assert found.removed > 0.99
+    assert ends(found) == {"o" if "self_attn.o_proj" not in modules else "self_attn.o_proj"}
+
+
 def test_a_cache_in_bf16_is_found_where_keys_are_kept(
     located_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,3 +72,17 @@ def test_the_critic_is_judged_by_its_latest_steps_and_honestly(tmp_path: Path) -
     assert explained(tmp_path / "bad", 0.5, 0.5, 0.5, -0.125) == (
         "explains nothing of the returns in the last step: explained variance -0.125, their mean alone would have 0"
     )
+
+
+def test_rewards_of_a_sum_stand_below_it_and_a_judge_says_how_often_it_was_asked(tmp_path: Path) -> None:
+    (tmp_path / "judges").mkdir()
+    (tmp_path / "judges/reward.judge.replies.jsonl").write_text('{"questions": 8, "asked": 8}\n')
+    lines = summarize(
+        tmp_path, [{"train/reward": value, "reward/math": value, "reward/short": 1.0} for value in (0, 1)]
+    )
+    assert [line.split() for line in lines if "→" in line][:3] == [
+        ["sampled", "reward", "0.000", "→", "1.000"],
+        ["math", "0.000", "→", "1.000"],
+        ["short", "1.000", "→", "1.000"],
+    ]
+    assert "reward.judge: 8 of 8 questions were asked, none was answered before" in lines

@@ -136,6 +136,7 @@ class SamplesView {
     if (state.runs.length > 1) facts.unshift(["run", state.runs[run[row]].name]);
     const whitened = Object.entries(recipe).some(([key, value]) => key.endsWith(".whiten_advantages") && value === true);
     const told = this.block.header.rows[place[row]];
+    facts.push(...Object.entries(told.parts).map(([name, value]) => [`reward ${name}`, shown(value)]));
     if (told.logged_as) facts.push(["logged as", told.logged_as]);
     this.tokens.show(facts, told, this.block.columns, whitened);
   }
