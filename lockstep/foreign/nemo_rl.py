@@ -26,7 +26,7 @@ from lockstep.foreign.nemo_rl_defaults import find_defaults
 from lockstep.foreign.nemo_rl_others import OTHERS
 from lockstep.foreign.nemo_rl_steps import MEGATRON, TRAINERS
 from lockstep.foreign.nemo_rl_values import DTENSOR, ESTIMATOR, IMPORTANCE, KWARGS, LORA, VLLM
-from lockstep.foreign.words import Gate, Json, Key, Library, Unset, under
+from lockstep.foreign.words import Convert, Gate, Json, Key, Library, Unset, under
 
 BASELINES: dict[Json, Json | Unset] = {True: "leave_one_out", False: "mean"}
 PRECISION: dict[Json, Json | Unset] = {
@@ -54,10 +54,9 @@ def _every(*rows: Key) -> tuple[Key, ...]:
     )
 
 
-def _megatron(owner: str, ours: str) -> tuple[Key, ...]:
+def _megatron(owner: str, ours: str, eps: Convert, most: Convert) -> tuple[Key, ...]:
     """Rows of a model that Megatron trains: its optimizer and its schedule."""
-    theirs, of_critic = f"{owner}.megatron_cfg", owner == "value"
-    eps, most = (values.CRITIC_EPS, values.CRITIC_BOUND) if of_critic else (number, bound)
+    theirs = f"{owner}.megatron_cfg"
     return (
         Key(f"{theirs}.optimizer.lr", (f"{ours}.lr",), number, page="-"),
         Key(f"{theirs}.optimizer.weight_decay", (f"{ours}.weight_decay",), number, page="-"),
@@ -74,7 +73,7 @@ def _megatron(owner: str, ours: str) -> tuple[Key, ...]:
 
 
 def _gates(owner: str) -> tuple[Gate, ...]:
-    """What decides which keys of a model are read."""
+    """Gates of the keys of a model."""
     megatron, packing, batching = under(owner, "megatron_cfg sequence_packing dynamic_batching")
     return (
         Gate((f"{megatron}.*",), lambda config: steps.is_megatron(config, owner), f"{megatron}.enabled is false",
@@ -160,10 +159,10 @@ MAPPED = (
     Key("value.max_grad_norm", ("critic.max_grad_norm",), values.CRITIC_BOUND, page="-"),
     Key("value.optimizer.name", ("critic.lr",), steps.optimizer, page="-"),
     Key("value.scheduler", ("critic.schedule.warmup_steps",), steps.scheduler("value", "critic.schedule"), page="-"),
-    *_megatron("value", "critic"),
+    *_megatron("value", "critic", values.CRITIC_EPS, values.CRITIC_BOUND),
     Key("grpo.use_leave_one_out_baseline", ("grpo.baseline",),
-        values.passed_on("use_leave_one_out_baseline", Lookup(BASELINES)), page="-"),
-    Key("grpo.normalize_rewards", ("grpo.scale_rewards",), values.passed_on("normalize_rewards", values.scale),
+        values.pass_on("use_leave_one_out_baseline", Lookup(BASELINES)), page="-"),
+    Key("grpo.normalize_rewards", ("grpo.scale_rewards",), values.pass_on("normalize_rewards", values.scale),
         page="-"),
     Key(f"{ESTIMATOR}.use_leave_one_out_baseline", ("grpo.baseline",), Lookup(BASELINES)),
     Key(f"{ESTIMATOR}.normalize_rewards", ("grpo.scale_rewards",), values.scale,
@@ -172,7 +171,7 @@ MAPPED = (
     Key(f"{ESTIMATOR}.minus_baseline", ("grpo.baseline",), 
         lambda value, config: nothing("the estimator's name says it"), page="-"),
     Key("ppo.adv_estimator.name", ("ppo.gae_lambda",), lambda value, config: nothing("algorithm: ppo")
-        if value == "gae" else values.lost(f"there is no counterpart of {value}"), page="-"),
+        if value == "gae" else values.lose_value(f"there is no counterpart of {value}"), page="-"),
     Key("loss_fn.token_level_loss", ("grpo.loss_mean",), Lookup({True: "tokens", False: "responses"})),
     Key("loss_fn.sequence_level_importance_ratios", ("grpo.importance_sampling_level",), Lookup({True: "sequence",
         False: "token"})),
@@ -209,7 +208,7 @@ MAPPED = (
     Key("policy.scheduler", ("policy.schedule.warmup_steps", "policy.schedule.decay"),
         steps.scheduler("policy", "policy.schedule"),
         differs="a schedule counts optimizer steps, not steps of the algorithm"),
-    *_megatron("policy", "policy"),
+    *_megatron("policy", "policy", number, bound),
     Key(f"{LORA}.enabled", ("learner.lora.rank",), lambda value, config: nothing("lora_cfg.dim says it"), page="-"),
     Key(f"{LORA}.dim", ("learner.lora.rank",), values.where(f"{LORA}.enabled", optional())),
     Key(f"{LORA}.alpha", ("learner.lora.alpha",), values.where(f"{LORA}.enabled", optional())),

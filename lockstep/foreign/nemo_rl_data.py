@@ -8,7 +8,7 @@ from dataclasses import replace
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import column, data_file, nothing, optional, read_section, refuse, section
 from lockstep.foreign.nemo_rl_steps import find_start, find_trainer
-from lockstep.foreign.nemo_rl_values import SAMPLES, lost, prompt_length
+from lockstep.foreign.nemo_rl_values import SAMPLES, lose_value, prompt_length
 from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Key, Kind, Several, Unset, differs, none
 
 FIELDS = {
@@ -28,6 +28,7 @@ _READS_FIELDS = ("ResponseDataset", "BinaryPreferenceDataset")
 """Sets whose rows are read by the fields that a config says."""
 _SPLITS = {"OpenMathInstruct-2": 0.05, "tulu3_sft_mixture": 0.05, "open_assistant": 0.05}
 """The share of a set's rows that is validated on, unless a config says it."""
+_OF_PAIRS = ("dpo", "rm")
 _SEVERAL_ANSWERS = ("openai_format", "tulu3_sft_mixture", "open_assistant", "general-conversation-jsonl")
 _PAIRS = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
 _TOKENIZER = "policy.tokenizer"
@@ -40,6 +41,11 @@ def _dataset(config: Config) -> str | None:
 
 def _environment(config: Config) -> Json:
     return config.get("data.train.env_name") or config.get("data.default.env_name")
+
+
+def _is_math(config: Config) -> bool:
+    value = _environment(config)
+    return value in (None, "math")
 
 
 def find_defaults(config: Config) -> Mapping[str, Json]:
@@ -74,8 +80,8 @@ def find_always(config: Config) -> Mapping[str, Json]:
 
 
 def find_remarks(config: Config) -> tuple[str, ...]:
-    """What differs, and no option says."""
-    return tuple(text for text in (_lengths(config), _rows(config), _held_out(config), _warmup(config)) if text)
+    """Differences that no option says."""
+    return tuple(text for text in (_lengths(config), _rows(config), _note_split(config), _warmup(config)) if text)
 
 
 def _lengths(config: Config) -> str:
@@ -98,10 +104,10 @@ def _rows(config: Config) -> str:
     return f"rows of {name} are made by a class of theirs: make a file of them, with the fields of docs/guides/data.md"
 
 
-def _held_out(config: Config) -> str:
+def _note_split(config: Config) -> str:
     share = config.get("data.train.split_validation_size")
     share = _SPLITS.get(_dataset(config) or "", 0) if share is None else share
-    if not share or find_trainer(config) in ("dpo", "rm"):
+    if not share or find_trainer(config) in _OF_PAIRS:
         return ""
     size = f"{share:.0%} of the rows" if isinstance(share, float) and share < 1 else f"{share} rows"
     return f"{size} are validated on there, and not trained on: move them from data.train to data.validation"
@@ -121,7 +127,7 @@ def _data(value: Json, config: Config) -> Answer:
     return data_file(value, config)
 
 
-def _named(part: str) -> Convert:
+def _set_name(part: str) -> Convert:
     """The name of a set, or of the class that reads a file."""
 
     def convert(value: Json, config: Config) -> Answer:
@@ -141,7 +147,7 @@ def _answer_field(value: Json, config: Config) -> Answer:
 
 
 def _text_file(option: str, place: str) -> Convert:
-    told = lost(f"a file with a text; write it into {option}{place}")
+    told = lose_value(f"a file with a text; write it into {option}{place}")
     return lambda value, config: told if value else nothing("none")
 
 
@@ -150,13 +156,13 @@ def _template(value: Json, config: Config) -> Answer:
         return nothing("no template: a text goes as it is, as without data.chat")
     if str(value).lower() == "default":
         return nothing("the tokenizer's own")
-    return lost("a template of its own; write it into chat_template.jinja in the folder of the model")
+    return lose_value("a template of its own; write it into chat_template.jinja in the folder of the model")
 
 
 def _tokenizer(value: Json, config: Config) -> Answer:
     if value == config.get("policy.model_name"):
         return nothing("the model's own")
-    return lost("a tokenizer of another folder, with its chat template; a model has its own here")
+    return lose_value("a tokenizer of another folder, with its chat template; a model has its own here")
 
 
 def _template_args(value: Json, config: Config) -> Answer:
@@ -190,12 +196,12 @@ def _answers(value: Json, config: Config) -> Answer:
     if value is True:
         return nothing("the last answer, as here")
     sentence = "every answer of a row is learned there, and the last one here"
-    return lost(sentence) if _dataset(config) in _SEVERAL_ANSWERS else Unset(Kind.DIFFERS, sentence)
+    return lose_value(sentence) if _dataset(config) in _SEVERAL_ANSWERS else Unset(Kind.DIFFERS, sentence)
 
 
 def _processor(value: Json, config: Config) -> Answer:
     known = (None, "default", "math_hf_data_processor", "math_data_processor", "sft_processor")
-    return nothing("prompts by the chat template, as data.chat says") if value in known else lost(
+    return nothing("prompts by the chat template, as data.chat says") if value in known else lose_value(
         "rows are made by a function of theirs")  # fmt: skip
 
 
@@ -206,10 +212,10 @@ def _both(*rows: Key) -> tuple[Key, ...]:
 
 ROWS = (
     Key("data.train.data_path", ("data.train",), data_file),
-    Key("data.train.dataset_name", ("data.train",), _named("train"), page="-"),
+    Key("data.train.dataset_name", ("data.train",), _set_name("train"), page="-"),
     Key("data.train", ("data.train",), _data, page="-"),
     Key("data.validation.data_path", ("data.validation",), data_file),
-    Key("data.validation.dataset_name", ("data.validation",), _named("validation"), page="-"),
+    Key("data.validation.dataset_name", ("data.validation",), _set_name("validation"), page="-"),
     Key("data.validation", ("data.validation",), _data, page="-"),
     *_both(
         Key("data.default.input_key", ("data.prompt",), column),
@@ -266,7 +272,7 @@ def _has_no_own(key: str) -> Gate:
 GATES = (
     *(_has_no_own(key) for key in ("input_key", "output_key", "prompt_key", "chosen_key", "rejected_key",
                                    "prompt_file", "system_prompt_file", "env_name", "processor")),
-    Gate(("env.math.*",), lambda config: _environment(config) in (None, "math"), "no rows are of the environment math"),
+    Gate(("env.math.*",), _is_math, "no rows are of the environment math"),
     _is_read("input_key"),
     _is_read("output_key", "OpenMathInstruct-2"),
 )  # fmt: skip

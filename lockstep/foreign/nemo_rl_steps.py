@@ -1,4 +1,4 @@
-"""What a step of NeMo RL's trainers is, what ends a run, and the schedules of learning rates."""
+"""Steps of NeMo RL's trainers, ends of its runs, and schedules of learning rates."""
 
 from __future__ import annotations
 

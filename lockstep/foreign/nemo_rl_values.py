@@ -18,7 +18,7 @@ UNBOUNDED = 1e30
 OFF = "off, as here without a word"
 
 
-def lost(reason: str) -> Unset:
+def lose_value(reason: str) -> Unset:
     """The answer to a value that changes what is trained there, and nothing here."""
     return Unset(Kind.LOST, reason)
 
@@ -41,7 +41,7 @@ def ratio(value: Json, config: Config) -> Answer:
         return nothing(OFF)
     if has_one_update(config):
         return nothing("a step has one optimizer step, in which the ratio is 1, with the same gradient")
-    return lost("from a step's second optimizer step on, the ratio is not 1 here, and is clipped")
+    return lose_value("from a step's second optimizer step on, the ratio is not 1 here, and is clipped")
 
 
 def kl_coefficient(value: Json, config: Config) -> Answer:
@@ -63,7 +63,7 @@ def _kl_of_groups(estimator: Json) -> Answer:
 
 
 def kl_placement(value: Json, config: Config) -> Answer:
-    """Where the KL is, if there is one."""
+    """The place of the KL, if there is one."""
     if isinstance(kl_coefficient(config.get("loss_fn.reference_policy_kl_penalty"), config), Unset):
         return nothing("the recipe has no KL")
     return "reward" if value is True else "loss"
@@ -95,10 +95,10 @@ def weights_high(value: Json, config: Config) -> Answer:
 
 def weights_low(value: Json, config: Config) -> Answer:
     """The lower bound of the weights, which TIS has there alone."""
-    kind = config.get(f"{IMPORTANCE}_type")
-    if kind == "tis" and value:
+    name = config.get(f"{IMPORTANCE}_type")
+    if name == "tis" and value:
         return refuse(f"token_tis has no lower bound, and theirs raises smaller weights to {value}")
-    return value if kind == "icepop" else nothing("no lower bound")
+    return value if name == "icepop" else nothing("no lower bound")
 
 
 # The estimator.
@@ -109,7 +109,7 @@ def _passes_on(config: Config, name: str) -> bool:
     return "defaults" in config.given and f"{ESTIMATOR}.{name}" not in config.given and f"grpo.{name}" in config.given
 
 
-def passed_on(name: str, convert: Convert) -> Convert:
+def pass_on(name: str, convert: Convert) -> Convert:
     """The conversion of a key above the estimator's own, which alone is read."""
 
     def convert_given(value: Json, config: Config) -> Answer:
@@ -129,7 +129,7 @@ def leaves_one_out(config: Config) -> bool:
 
 
 def scale(value: Json, config: Config) -> Answer:
-    """What divides the advantage: the deviation of those whose mean is the baseline."""
+    """The divisor of the advantage: the deviation of those whose mean is the baseline."""
     if value is not True:
         return "none"
     return "others" if leaves_one_out(config) else "group"
@@ -160,7 +160,7 @@ def dynamic_sampling(value: Json, config: Config) -> Answer:
     if config.algorithm == "ppo":
         return Unset(Kind.IGNORED, "PPO's loop does not call it")
     if config.get("grpo.use_leave_one_out_baseline") is not False:
-        return lost(
+        return lose_value(
             "with use_leave_one_out_baseline a response leaves there where all others are equal, as the only right one "
             "does, and here the prompts of which all are; false makes both the same"
         )
@@ -197,7 +197,7 @@ def _overlong(config: Config) -> tuple[float, float, float] | Unset:
     buffer, penalty = config.number(f"{name}.overlong_buffer_length"), config.number(f"{name}.overlong_buffer_penalty")
     longest, given = config.number("policy.generation.max_new_tokens"), config.number(f"{name}.max_response_length")
     if not buffer or not longest or not given:
-        return lost("the buffer, max_response_length or max_new_tokens is not said, so the penalty has no place")
+        return lose_value("the buffer, max_response_length or max_new_tokens is not said, so the penalty has no place")
     begins = longest - (given - buffer)
     return (begins, buffer, penalty) if begins > 0 and penalty > 0 else nothing("no response gets so long, or pays")
 
@@ -220,7 +220,7 @@ def stop_properly(value: Json, config: Config) -> Answer:
         return nothing("no factor")
     if value == 1:
         return nothing("1 changes no reward, and takes the penalty of overlong responses away")
-    return lost("the reward of a truncated response is multiplied by it; ppo.truncation_penalty is subtracted")
+    return lose_value("the reward of a truncated response is multiplied by it; ppo.truncation_penalty is subtracted")
 
 
 # The critic.
@@ -235,7 +235,7 @@ def value_scale(value: Json, config: Config) -> Answer:
     if value in (1, None):
         return nothing("1, as here")
     if not value:
-        return lost("the critic is not trained there")
+        return lose_value("the critic is not trained there")
     return Unset(Kind.DIFFERS, "critic.max_grad_norm and critic.eps are divided by it: AdamW's steps are the same")
 
 
