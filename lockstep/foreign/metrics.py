@@ -175,4 +175,4 @@ METRICS: Mapping[str, Mapping[str, tuple[Metric, ...]]] = {
         ),
     },
 }
-"""By heading of the page, and by library, as people write its name."""
+"""Tables by heading of the page, then by library, as people write its name."""

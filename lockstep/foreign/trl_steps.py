@@ -1,4 +1,4 @@
-"""What a step of TRL's trainers is: its rows, its optimizer steps, and the scale of its gradient."""
+"""Steps of TRL's trainers: their rows, their optimizer steps, and the scale of their gradient."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ def test_it_was_run_whole_and_without_an_error(path: Path) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
