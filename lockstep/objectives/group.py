@@ -33,8 +33,8 @@ def group_advantage(
         judged_B: True for each response that was judged, bool [B].
         group_size: G.
         baseline: b: the mean of the group, of its others, or 0.
-        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1. Or that of the others of the group,
-            and 1 where they are equal: one right answer among wrong ones keeps the advantage 1, as in NeMo RL.
+        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1. Or that of the others of the
+            group, and 1 where they are equal: one right answer among wrong ones keeps the advantage 1, as in NeMo RL.
 
     Returns:
         A, [B]; 0 where there is no score, and with a baseline where a group has but one. And 1/s [B]: by how much more
@@ -76,9 +76,9 @@ def group_advantage(
 
 
 def _deviation_of_others(score_PG: Tensor, judged_PG: Tensor) -> Tensor:
-    """The standard deviation of the others, with n − 1; 0 where there are fewer than two, and exactly where all are equal.
+    """The standard deviation of the others, with n − 1; exactly 0 where they are equal or fewer than two.
 
-    Of each difference itself: sums of the whole group less one response would leave a rounding error in place of that 0.
+    Of each difference itself: sums of the whole group less one response would leave a rounding error in place of 0.
     """
     own_GG = torch.eye(score_PG.shape[-1], dtype=torch.bool, device=score_PG.device)
     others_PGG = judged_PG.unsqueeze(-2) & ~own_GG

@@ -26,8 +26,8 @@ class GRPOSection(PolicyGradient):
     )
     scale_rewards: ScaleRewards = Field(
         default="group",
-        description="then divided by: the standard deviation of the group, of the others in it (NeMo RL's GRPO), or of the "
-        "step; none: Dr. GRPO, RLOO",
+        description="then divided by: the standard deviation of the group, of the others in it (NeMo RL's GRPO), or of "
+        "the step; none: Dr. GRPO, RLOO",
     )
     loss_mean: LossMean = Field(
         default="tokens",
@@ -87,8 +87,8 @@ class GRPOSection(PolicyGradient):
     def _others_are_compared_with(self) -> GRPOSection:
         if self.scale_rewards == "others" and self.baseline not in ("leave_one_out", "none"):
             raise ValueError(
-                f"scale_rewards others is the deviation of those whose mean is baseline: leave_one_out, and the baseline "
-                f"is {self.baseline}; say both of the others, or scale_rewards: group"
+                f"scale_rewards others is the deviation of those whose mean is baseline: leave_one_out, and the "
+                f"baseline is {self.baseline}; say both of the others, or scale_rewards: group"
             )
         return self
 
