@@ -18,8 +18,8 @@ after each sequence."""
 Baseline = Literal["mean", "leave_one_out", "none"]
 """Baseline that is subtracted from a response's reward: the mean of its group, that of the others in it, or nothing."""
 
-ScaleRewards = Literal["group", "batch", "none"]
-"""Standard deviation that divides the advantage: the group's, the step's, or none."""
+ScaleRewards = Literal["group", "others", "batch", "none"]
+"""Standard deviation that divides the advantage: the group's, that of the others in it, the step's, or none."""
 
 LossMean = Literal["tokens", "responses", "constant"]
 """Denominator of a loss: all tokens; responses, each with its own token mean; or responses, by a fixed length."""

@@ -1,4 +1,4 @@
-"""When two values are the same: the same numbers, in any order, but for masked ones."""
+"""Same values: the same numbers in any order, but for masked ones."""
 
 from __future__ import annotations
 

@@ -68,7 +68,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("lockstep/losses/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     **{
         (f"lockstep/foreign/{name}.py", "nothing_asks_which_algorithm"): "a key of theirs is another in each trainer"
-        for name in ("nemo_rl", "openrlhf", "openrlhf_values", "trl", "trl_steps", "trl_values", "verl", "verl_values")
+        for name in (
+            *("nemo_rl", "nemo_rl_data", "nemo_rl_values", "openrlhf", "openrlhf_values"),
+            *("trl", "trl_steps", "trl_values", "verl", "verl_values"),
+        )
     },
     ("lockstep/__init__.py", "imports_point_down"): "the public face, which imports on first use",
     ("lockstep/doctor/__init__.py", "imports_point_down"): "the doctor's face, which imports on first use",

@@ -522,7 +522,7 @@ class GRPOSectionKeys(TypedDict, total=False):
     one_step_ahead: bool
     max_sequence_mismatch: float | None
     baseline: Literal["mean", "leave_one_out", "none"]
-    scale_rewards: Literal["group", "batch", "none"]
+    scale_rewards: Literal["group", "others", "batch", "none"]
     loss_mean: Literal["tokens", "responses", "constant"]
     importance_sampling_level: Literal["token", "sequence"]
     loss: Literal["clip", "cispo"]

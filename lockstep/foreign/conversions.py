@@ -157,6 +157,13 @@ def _place(name: str, folder: str) -> str:
     return f"{folder}/{PurePosixPath(name).name.replace('$', '').strip('{}')}"
 
 
+def is_placeholder(theirs: Json, ours: Json) -> bool:
+    """True if a path stands in the place of a name on a hub, so that something is to be put there."""
+    if isinstance(ours, list):
+        return any(is_placeholder(theirs, item) for item in ours)
+    return ours != theirs and isinstance(ours, str) and ours.startswith(("models/", "data/"))
+
+
 def column(value: Json, config: Config) -> Answer:
     """A field of a row becomes a template of it."""
     return f"{{{value}}}" if isinstance(value, str) and value else nothing("none")

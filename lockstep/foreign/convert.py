@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep import yaml12
-from lockstep.foreign.conversions import data_file, data_names, data_split, model_folder
+from lockstep.foreign.conversions import data_file, data_names, data_split, is_placeholder, model_folder
 from lockstep.foreign.interpolation import is_open
 from lockstep.foreign.words import Answer, Config, Json, Key, Kind, Library, Several, Unset, find_option, spell
 
 _PATHS = (model_folder, data_file, data_names, data_split)
+_MOST_NAMED = 8
+"""Ignored keys of one section that the table names; more are counted."""
 _SECRETS = ("key", "token", "secret", "password")
 """Last words of keys whose values are not shown."""
 _LEFT = {Kind.REFUSED: "Left out", Kind.LOST: "Left out", Kind.UNFINISHED: "To finish"}
@@ -220,7 +222,7 @@ def _convert(
 
 def _describe(row: Key, theirs: Json, ours: Json, note: str) -> str:
     """The comment of an option in the recipe."""
-    if row.convert in _PATHS and ours != theirs:
+    if is_placeholder(theirs, ours) or (row.convert in _PATHS and ours != theirs):
         return f"placeholder: put {_short(theirs)} there ({note})"
     return note if ours == theirs or isinstance(ours, dict) else _one_line(f"{note}: {_short(theirs)}")
 
@@ -349,8 +351,28 @@ def list_lines(converted: Converted) -> Iterator[str]:
             yield f"  {_name(entry)} → {ours}{f'  ({entry.reason})' if entry.reason else ''}"
         reasons = dict.fromkeys(entry.reason for entry in entries if not entry.ours)
         for reason in reasons:
-            same = [_name(entry) for entry in entries if not entry.ours and entry.reason == reason]
-            yield f"  {'; '.join(same)}: {reason}"
+            same = [entry for entry in entries if not entry.ours and entry.reason == reason]
+            yield f"  {'; '.join(_fold(same) if kind is Kind.IGNORED else map(_name, same))}: {reason}"
+
+
+def _fold(entries: list[Entry]) -> Iterator[str]:
+    """Keys as the table shows them; where many are of one section, the section with their number."""
+    sections: dict[str, list[Entry]] = {}
+    for entry in entries:
+        sections.setdefault(".".join(entry.theirs.split(".")[:2]), []).append(entry)
+    for inside in sections.values():
+        if len(inside) > _MOST_NAMED:
+            yield f"{_find_common(inside)}.* ({len(inside)} keys)"
+        else:
+            yield from map(_name, inside)
+
+
+def _find_common(entries: list[Entry]) -> str:
+    """The section that all keys are in."""
+    first, *others = ([part + "." for part in entry.theirs.split(".")[:-1]] for entry in entries)
+    return "".join(part for i, part in enumerate(first) if all(other[: i + 1] == first[: i + 1] for other in others))[
+        :-1
+    ]
 
 
 def _name(entry: Entry) -> str:

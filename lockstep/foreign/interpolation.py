@@ -68,6 +68,8 @@ def _fill(key: str, value: Json, given: Mapping[str, Json], filler: Filler) -> J
         whole = _INNERMOST.fullmatch(value)
         if whole is not None:
             found = _resolve(key, whole[1], given)
+            if found is None and _is_null(key, whole[1], given):
+                return None
             filled = value if found is None else found
         else:
             filled = filler.substitute(_INNERMOST, lambda match: _text(key, match, given), value)
@@ -75,6 +77,12 @@ def _fill(key: str, value: Json, given: Mapping[str, Json], filler: Filler) -> J
             return value
         value = filled
     return value
+
+
+def _is_null(key: str, inside: str, given: Mapping[str, Json]) -> bool:
+    """True if an interpolation stands for a key that is there, and null."""
+    name = _absolute(key, inside.strip())
+    return name in given and given[name] is None
 
 
 def _text(key: str, match: re.Match[str], given: Mapping[str, Json]) -> str:

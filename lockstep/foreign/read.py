@@ -95,6 +95,8 @@ def _parse_json(path: Path, text: str) -> object:
 class _Bases:
     """Reads a file over the files that its `defaults` name, those of Hydra without an ending, those of NeMo RL with.
 
+    A section of NeMo RL's with `_override_` in it has nothing of the files below.
+
     Attributes:
         count: Files that were read.
         missing: Files that are not there.
@@ -118,6 +120,9 @@ class _Bases:
                 below = yaml12.lay_over(below, inner)
             elif name not in (None, "_self_"):
                 self.missing.append(str(name))
+        for key, section in tree.items():
+            if isinstance(section, dict) and section.pop("_override_", False):
+                below.pop(key, None)
         return yaml12.lay_over(below, tree)
 
 

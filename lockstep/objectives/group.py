@@ -13,6 +13,7 @@ from torch import Tensor
 from lockstep.types import Baseline, ScaleRewards
 
 _LEAST = 1e-4  # beside a standard deviation, so that equal rewards divide 0 by something
+_LEAST_OF_OTHERS = 1e-6  # beside that of the others, where it is not 0
 
 
 def group_advantage(
@@ -32,7 +33,8 @@ def group_advantage(
         judged_B: True for each response that was judged, bool [B].
         group_size: G.
         baseline: b: the mean of the group, of its others, or 0.
-        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1.
+        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1. Or that of the others of the
+            group, and 1 where they are equal: one right answer among wrong ones keeps the advantage 1, as in NeMo RL.
 
     Returns:
         A, [B]; 0 where there is no score, and with a baseline where a group has but one. And 1/s [B]: by how much more
@@ -58,6 +60,10 @@ def group_advantage(
         case "group":
             deviation = (centered_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)).sqrt()
             advantage_PG, slope_PG = advantage_PG / (deviation + _LEAST), slope_PG / (deviation + _LEAST)
+        case "others":
+            of_others_PG = _deviation_of_others(score_PG, judged_PG)
+            scale_PG = torch.where(of_others_PG > 0, of_others_PG + _LEAST_OF_OTHERS, 1.0)
+            advantage_PG, slope_PG = advantage_PG / scale_PG, slope_PG / scale_PG
         case "batch":
             all_N = score_B[judged_B].double()
             deviation = all_N.std() if len(all_N) > 1 else all_N.new_zeros(())
@@ -67,3 +73,16 @@ def group_advantage(
         case _:
             assert_never(scale)
     return advantage_PG.reshape(-1).to(score_B.dtype), slope_PG.reshape(-1).to(score_B.dtype)
+
+
+def _deviation_of_others(score_PG: Tensor, judged_PG: Tensor) -> Tensor:
+    """The standard deviation of the others, with n − 1; exactly 0 where they are equal or fewer than two.
+
+    Of each difference itself: sums of the whole group less one response would leave a rounding error in place of 0.
+    """
+    own_GG = torch.eye(score_PG.shape[-1], dtype=torch.bool, device=score_PG.device)
+    others_PGG = judged_PG.unsqueeze(-2) & ~own_GG
+    count_PG1, score_P1G = others_PGG.sum(-1, keepdim=True), score_PG.unsqueeze(-2)
+    mean_PG1 = torch.where(others_PGG, score_P1G, 0.0).sum(-1, keepdim=True) / count_PG1.clamp(min=1)
+    squares_PG1 = torch.where(others_PGG, score_P1G - mean_PG1, 0.0).square().sum(-1, keepdim=True)
+    return (squares_PG1 / (count_PG1 - 1).clamp(min=1)).sqrt().squeeze(-1)

@@ -62,6 +62,7 @@ OPTIONS = {
         "train kto_arithmetic kto.desirable_weight=0 kto.undesirable_weight=0"
     ),
     "rule: pairs of equal answers": BadInput("train online_dpo_arithmetic sampling.temperature=0"),
+    "rule: a deviation of others beside a mean of all": BadInput("train grpo_arithmetic grpo.scale_rewards=others"),
     "rule: robust against nothing": BadInput("train dpo_arithmetic dpo.preference_loss=robust"),
     "generate: a run with tools": BadInput("generate run rows.jsonl", a_run_with_tools),
     "environment: no verifiers": said("'data.task={name: verifiers_tasks, taskset: none}'"),

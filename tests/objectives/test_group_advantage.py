@@ -32,6 +32,7 @@ def plain(baseline: Baseline, scale: ScaleRewards) -> list[float]:
             spread = {
                 "group": (statistics.stdev(there) if len(there) > 1 else 0.0) + 1e-4,
                 "batch": statistics.stdev(judged) + 1e-4,
+                "others": statistics.stdev(others) + 1e-6 if len(set(others)) > 1 else 1.0,
                 "none": 1.0,
             }
             found.append((score - base[baseline]) / spread[scale])
@@ -39,7 +40,7 @@ def plain(baseline: Baseline, scale: ScaleRewards) -> list[float]:
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("scale", ["group", "others", "batch", "none"])
 def test_it_is_what_the_loop_says(baseline: Baseline, scale: ScaleRewards) -> None:
     scores = torch.tensor(SCORES)
     found, _ = group_advantage(scores, scores.isfinite(), GROUP, baseline=baseline, scale=scale)
@@ -47,7 +48,7 @@ def test_it_is_what_the_loop_says(baseline: Baseline, scale: ScaleRewards) -> No
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("scale", ["group", "others", "batch", "none"])
 def test_equal_scores_are_exactly_0(baseline: Baseline, scale: ScaleRewards) -> None:
     """To the last bit: Adam makes a whole step of a rounding error."""
     for size in (2, 3, 7, 8, 48):
@@ -73,6 +74,15 @@ def test_the_slope_is_one_over_the_deviation_where_responses_are_compared(scale:
     assert slope[3:8].tolist() == [0.0] * 5, "one of them is alone in its group, the others were not judged"
 
 
+@pytest.mark.parametrize("score", [0.3, 1e8 / 3, -1e-6])
+def test_others_that_are_equal_divide_nothing(score: float) -> None:
+    """A deviation of them that is a rounding error would make their one rival's advantage huge."""
+    scores = torch.tensor([score + 1.0, *[score] * 6])
+    found, slope = group_advantage(scores, scores.isfinite(), 7, baseline="leave_one_out", scale="others")
+    assert found[0] == scores[0] - scores[1]
+    assert slope[0] == 1.0
+
+
 @pytest.mark.parametrize("missing", [0.0, -7.0, float("inf"), NAN])
 def test_a_score_that_is_none_touches_nobody(missing: float) -> None:
     options: Any = {"baseline": "mean", "scale": "batch"}
@@ -85,6 +95,6 @@ def test_a_score_that_is_none_touches_nobody(missing: float) -> None:
 
 def test_where_no_one_was_judged_there_is_nothing_to_learn() -> None:
     scores = torch.full((4,), NAN)
-    for scale in ("group", "batch", "none"):
+    for scale in ("group", "others", "batch", "none"):
         found, slope = group_advantage(scores, scores.isfinite(), 2, baseline="mean", scale=scale)
         assert found.tolist() == slope.tolist() == [0.0] * 4

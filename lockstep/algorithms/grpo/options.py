@@ -26,7 +26,8 @@ class GRPOSection(PolicyGradient):
     )
     scale_rewards: ScaleRewards = Field(
         default="group",
-        description="then divided by: the standard deviation of the group, or of the step; none: Dr. GRPO, RLOO",
+        description="then divided by: the standard deviation of the group, of the others in it (NeMo RL's GRPO), or of "
+        "the step; none: Dr. GRPO, RLOO",
     )
     loss_mean: LossMean = Field(
         default="tokens",
@@ -79,6 +80,15 @@ class GRPOSection(PolicyGradient):
             raise ValueError(
                 f"scale_rewards {self.scale_rewards} divides by how far rewards differ, which may be 0, and without a "
                 "baseline that makes them huge; say scale_rewards: none, or a baseline"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _others_are_compared_with(self) -> GRPOSection:
+        if self.scale_rewards == "others" and self.baseline not in ("leave_one_out", "none"):
+            raise ValueError(
+                f"scale_rewards others is the deviation of those whose mean is baseline: leave_one_out, and the "
+                f"baseline is {self.baseline}; say both of the others, or scale_rewards: group"
             )
         return self
 
