@@ -364,7 +364,9 @@ def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], t
     follow that it has, is another way to the same result and no suspect.
     """
     outside = set(own.external())
-    kinds = [None if place in outside else find_kind(value) for place, value in enumerate(own.values)]
+    kinds = [
+        find_kind(value) if value.numel() and place not in outside else None for place, value in enumerate(own.values)
+    ]
     by_kind = {kind: list[Tensor]() for kind in kinds if kind}
     for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
         alike = by_kind.get(find_kind(value))
