@@ -184,9 +184,9 @@ class ModuleTap:
     @torch.no_grad()
     def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
         """Returns logits [T, V]."""
-        here = next(self.model.parameters()).device
-        with visit_cuts(self.model, self.paths, self.values, one):
-            return self._reads(self.model, tokens_T.to(here)).to(tokens_T.device)
+        first = next(self.model.parameters())
+        with make_in(first.dtype), visit_cuts(self.model, self.paths, self.values, one):
+            return self._reads(self.model, tokens_T.to(first.device)).to(tokens_T.device)
 
     def address(self, cut: CutPoint) -> str | None:
         """Returns `path|end|place`, the module and the end of it at which a cut lies; None where it lies at none."""
@@ -243,6 +243,17 @@ def find_watched(model: nn.Module) -> list[str]:
             found.append(path)
             experts += (f"{path}.",) if own and max(own) > 2 else ()
     return found
+
+
+@contextmanager
+def make_in(dtype: torch.dtype) -> Iterator[None]:
+    """A context in which numbers are made in float64 for a model in float64, whose least is below fp32."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype if dtype == torch.float64 else usual)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 @contextmanager

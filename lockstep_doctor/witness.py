@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep_doctor.hf import load, read_type
-from lockstep_doctor.modules import ModuleTap, read_plainly
+from lockstep_doctor.modules import ModuleTap, make_in, read_plainly
 
 
 def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[ModuleTap]:
@@ -77,10 +77,5 @@ def _read(dtype: torch.dtype, experts: str, model: Any, tokens_T: Tensor) -> Ten
     """Reads a sequence; torch has no grouped products in float64."""
     model.set_experts_implementation("eager" if dtype == torch.float64 else experts)
     beside = model._keep_in_fp32_modules_strict if dtype.itemsize < 4 else ()
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(max(usual, dtype, key=lambda one: one.itemsize))  # of a mask's least number, as xglm makes
-    try:
-        with cast_by_block(model, dtype, beside):
-            return read_plainly(model, tokens_T)
-    finally:
-        torch.set_default_dtype(usual)
+    with make_in(dtype), cast_by_block(model, dtype, beside):
+        return read_plainly(model, tokens_T)

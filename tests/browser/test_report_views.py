@@ -214,9 +214,14 @@ BAND_COLOURS = """card => {
 @pytest.mark.full
 def test_a_sweep_draws_a_band_for_each_configuration(written: Written, opened: Opened) -> None:
     runs = {f"clip={clip}_seed={seed}": {"ppo.clip": clip, "seed": seed} for clip in (0.1, 0.3) for seed in range(3)}
-    for name, values in runs.items():
-        rewards = [{"train/reward": 5 * values["ppo.clip"] + 0.1 * values["seed"] + 0.01 * step} for step in range(9)]
-        sweep = written(f"sweep/{name}", rewards).parent
+    folders = [
+        written(
+            f"sweep/{name}",
+            [{"train/reward": 5 * at["ppo.clip"] + 0.1 * at["seed"] + 0.01 * step} for step in range(9)],
+        )
+        for name, at in runs.items()
+    ]
+    sweep = folders[0].parent
     (sweep / "sweep.json").write_text(json.dumps({"runs": runs}))
     assert main(["report", str(sweep), "--out", str(sweep / "page.html")]) == 0
     page = opened(sweep / "page.html")

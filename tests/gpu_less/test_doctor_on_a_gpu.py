@@ -40,7 +40,7 @@ def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(models: Calla
         assert record.count("slow copy") > 0
     assert what.verdict == "PASS"
     for drawn in what.rows[0].drawn:
-        assert not any(isinstance(column, OnGPU) for column in drawn.tensors().values())
+        assert not any(isinstance(column, OnGPU) for column in drawn.tensors.values())
 
 
 def test_the_floor_is_measured_on_that_device(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_what_leaves_out_an_operator_is_named_before_what_runs_it(located_model:
         for module in model.modules():
             if isinstance(module, LlamaRMSNorm):
                 torch.nn.init.uniform_(module.weight, 0.5, 1.5, generator=torch.Generator().manual_seed(1))
-    wrong.model.layers[0].input_layernorm.forward = leave_out_weight
+    wrong.get_submodule("model.layers.0.input_layernorm").forward = leave_out_weight
     found = locate(ModuleTap(right, "right"), ModuleTap(wrong, "wrong"), TOKENS, ModuleTap(right, "float64"))
     first = found.places[0].suspects[0]
     assert (first.engine, first.operator.name) == ("wrong", "call")

@@ -68,3 +68,13 @@ def test_an_error_leaves_the_weights_as_they_were(located_model: Callable[[str],
     with pytest.raises(IndexError):
         tap.run(torch.tensor([10**6]), {})
     assert {weight.dtype for weight in tap.model.parameters()} == {torch.float32}
+
+
+def test_a_mask_of_the_least_number_of_float64_can_be_made(tmp_path: Path) -> None:
+    """As `xglm` makes it: by its value alone, which is of no type."""
+    shape = {"d_model": 32, "ffn_dim": 48, "num_layers": 1, "attention_heads": 2, "max_position_embeddings": 64}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("xglm", vocab_size=64, **shape)).save_pretrained(tmp_path)
+    (witness,) = open_witnesses(tmp_path, "cpu", torch.float64)
+    with open_hf(tmp_path, EngineOptions(dtype=torch.float64)) as alone:
+        assert torch.equal(witness.run(TOKENS, {}).logits, alone.run(TOKENS, {}).logits)
+    assert torch.get_default_dtype() == torch.float32
