@@ -57,7 +57,6 @@ OTHERS = (
              "critic.model.use_remove_padding",
              "reward_model.model.use_remove_padding", "reward_model.megatron.use_remove_padding", "use_remove_padding",
              "data.pad_mode"),
-    *differs(say.ESTIMATOR, f"{ACTOR}.kl_loss_type", "algorithm.kl_penalty"),
     *differs("the coefficient follows its target by one rule (docs/algorithms/ppo.md)", "algorithm.kl_ctrl.horizon"),
     *differs(say.RESUME, *under("trainer", "resume_mode resume_from_path del_local_ckpt_after_load")),
     *differs(say.STEP_ZERO, "trainer.val_before_train"),

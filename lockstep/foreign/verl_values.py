@@ -10,6 +10,7 @@ from lockstep.foreign.conversions import (
     column,
     data_ranks,
     kl_coefficient,
+    lack,
     nothing,
     number,
     refuse,
@@ -204,10 +205,31 @@ def kl_reward(value: Json, config: Config) -> Answer:
     return refuse(say.ONE_KL) if config.says(f"{ACTOR}.use_kl_loss") else kl_coefficient(value, config)
 
 
+_LOW_VARIANCE = "low_var_kl", "that of KL(π_ref ‖ π)"
+_OTHER_GRADIENT = "the gradient of {} in the loss is {} there; here it is that of KL(π ‖ π_ref), as of their k3+"
+
+
+def loss_estimator(value: Json, config: Config) -> Answer:
+    """An estimator of the KL in the loss; those with a plus have the gradient of k2."""
+    name = str(value)
+    if name in ("k2", "mse") or name.endswith("+"):
+        return nothing("its gradient is that of k2; here weighed by π/π_old, too")
+    gradient = _LOW_VARIANCE[1] if name in ("k3", "low_var_kl") else "another one"
+    return lack(_OTHER_GRADIENT.format(name, gradient))
+
+
+def reward_estimator(value: Json, config: Config) -> Answer:
+    """An estimator of the KL in the reward."""
+    if value in ("k1", "kl"):
+        return nothing("k1, as here")
+    return lack(f"{value} in the reward has another gradient there than KL(π ‖ π_ref), which k1 here has")
+
+
 def use_kl_loss(value: Json, config: Config) -> Answer:
     """The placement of the KL, where it is in the loss."""
     if value is True and config.number(f"{ACTOR}.kl_loss_coef"):
-        return "loss"
+        unsaid = f"{ACTOR}.kl_loss_type" not in config.given
+        return Several({"ppo.kl.placement": "loss"}, _OTHER_GRADIENT.format(*_LOW_VARIANCE) if unsaid else "")
     return nothing("no KL in the loss")
 
 

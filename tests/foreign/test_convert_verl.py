@@ -129,3 +129,19 @@ def test_another_objective_is_an_exit_code(words: str, tmp_path: Path, capsys: p
     assert main(["convert", str(tmp_path / "run.sh")]) == 2
     named = words.replace("=", " = ")
     assert f"the recipe trains something else than theirs, until you decide on {named}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        ("use_kl_loss=True", [f"{ACTOR}.use_kl_loss"]),  # low_var_kl, which is k3
+        ("use_kl_loss=True ACTOR.kl_loss_type=k3+", []),
+        ("use_kl_loss=True ACTOR.kl_loss_type=mse", []),
+        ("use_kl_loss=True ACTOR.kl_loss_type=kl", [f"{ACTOR}.kl_loss_type"]),
+        ("use_kl_loss=False ACTOR.kl_loss_type=kl algorithm.use_kl_in_reward=True", []),
+        ("use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.kl_penalty=mse", ["algorithm.kl_penalty"]),
+    ],
+)
+def test_another_gradient_of_the_kl_is_said(words: str, lost: list[str], convert: Convert) -> None:
+    converted = convert("run.sh", f"{RUN} ACTOR.{words}".replace("ACTOR", ACTOR))
+    assert [one.theirs for kind in (Kind.LOST, Kind.UNFINISHED) for one in converted.list_kind(kind)] == lost
