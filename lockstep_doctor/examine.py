@@ -134,6 +134,8 @@ def examine(
     ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     tokens_T = requests[worst]
+    if [bool(own[tap.name][worst].isfinite().all()) for tap in taps] == [False, True]:
+        reference, other = other, reference  # as `locate` does: values that are no numbers tell nothing about another
     heard(f"locate a gap of {gaps[worst]:.2g} nats")
     found = locate(reference, other, tokens_T, witness, rounded=rounded)
     made = PairExamination(

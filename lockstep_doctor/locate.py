@@ -13,6 +13,7 @@ from torch import Tensor
 from lockstep_doctor.arguments import first_rearranged, first_swapped
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.file_tap import FileTap
+from lockstep_doctor.measures import BROKEN, find_error
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.operators import (
     Frame,
@@ -44,7 +45,6 @@ _SEVERAL = re.compile(r"\.\d+$")
 """Behind the stage of a module's further outputs."""
 
 _SAME = 1e-7
-_ROW = 1e-5
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class FaultPlace:
         exact = self.exact
         if exact is None:
             return {}
-        return {name: _differ(exact, own)[0] for name, own in self.values.items() if own.numel() == exact.numel()}
+        return {name: find_error(exact, own)[0] for name, own in self.values.items() if own.numel() == exact.numel()}
 
     @property
     def cleared(self) -> set[str]:
@@ -118,7 +118,7 @@ class FaultPlace:
     @property
     def wrong(self) -> list[str]:
         """The engines that are farther from float64 than rounding explains."""
-        return [name for name, error in self.errors.items() if error > self.tolerance]
+        return [name for name, error in self.errors.items() if not error <= self.tolerance]
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def locate(
     The other engine reads the sequence with the reference's value at every cut, so that each segment is given the same
     inputs in both. Segments whose outputs differ are undone, alone and together, until the gap is gone; in the first of
     each kind the operators of both engines are compared. A file cannot be given values: it is taken as the reference,
-    and no operators are compared.
+    and no operators are compared; so is the other engine where the reference's values are no numbers.
 
     Args:
         reference: The engine that the other one is compared with.
@@ -199,10 +199,11 @@ def locate(
         tolerance: Relative error of a cut that two fp32 programs may have.
         rounded: The witness's program in the types of the engines: how far it is from the witness is the noise floor.
     """
-    if isinstance(other, FileTap):
-        reference, other = other, reference
-    right = reference.run(tokens_T, {})
-    gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
+    right, own = (tap.run(tokens_T, {}) for tap in (reference, other))
+    is_broken, is_sound = not gives_numbers(right, tokens_T), gives_numbers(own, tokens_T)
+    if isinstance(other, FileTap) or (is_broken and is_sound and not isinstance(reference, FileTap)):
+        reference, other, right, own = other, reference, own, right
+    gap = nats(right.logits, own.logits, tokens_T)
     rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
     if not FLOORS * rounding.gap < CAP:
         rounding = Rounding()  # no gap would be more than such a floor: the program that it is measured with is broken
@@ -253,6 +254,11 @@ def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
     return score_tokens(logits_TV[:-1].double().cpu(), tokens_T[1:].cpu())
 
 
+def gives_numbers(found: Capture, tokens_T: Tensor) -> bool:
+    """Returns if all log-probabilities of the tokens are finite."""
+    return bool(pick_logprobs(found.logits, tokens_T).isfinite().all())
+
+
 def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:
     """Measures how far one program is from itself in float64, in the types of both engines together.
 
@@ -269,8 +275,8 @@ def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, rig
         gap += nats(plain, tap.run(tokens_T, {}).logits, tokens_T) ** 2
         for cut, value in tap.run(tokens_T, right.seen).seen.items():
             if cut in exact and exact[cut].numel() == value.numel():
-                squares[cut] = squares.get(cut, 0.0) + _differ(exact[cut], value)[0] ** 2
-    return Rounding(gap**0.5, {cut: square**0.5 for cut, square in squares.items()})
+                squares[cut] = squares.get(cut, 0.0) + find_error(exact[cut], value)[0] ** 2
+    return Rounding(gap**0.5, {cut: square**0.5 for cut, square in squares.items() if square < BROKEN**2})
 
 
 def exceeds(gap: float, floor: float) -> bool:
@@ -311,20 +317,11 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
             continue
         is_second = bool(found) and cut.stage.startswith(f"{found[-1].end.stage}.")  # of the same module's outputs
         start = found[-1].start if is_second else before
-        found.append(Segment(start, cut, *_differ(value, own), tuple(missing)))
+        found.append(Segment(start, cut, *find_error(value, own), tuple(missing)))
         if missing and found[-1].error <= _SAME:
             continue  # another branch, which does not read what is missing
         before, missing = cut, []
     return found
-
-
-def _differ(right: Tensor, own: Tensor) -> tuple[float, int]:
-    """Relative error, and the first position that has one."""
-    width = right.shape[-1] if right.ndim > 1 else 1
-    first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
-    off, scale = (first - second).nan_to_num(1e3), float(first.square().mean().sqrt()) or 1.0
-    rows = (off.square().mean(-1).sqrt() > _ROW * scale).nonzero()
-    return float(off.square().mean().sqrt()) / scale, int(rows[0, 0]) if len(rows) else 0
 
 
 def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]) -> list[list[Segment]]:
@@ -342,6 +339,8 @@ def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment
         removed = undo(_flat(chosen))
         if removed > ENOUGH:
             break
+    if removed <= 0:
+        return chosen[:1]  # nothing says which are needed
     for kind in list(chosen):
         fewer = [one for one in chosen if one is not kind]
         if fewer and undo(_flat(fewer)) >= min(ENOUGH, removed):

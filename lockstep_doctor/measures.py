@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -16,6 +17,22 @@ _HITS = 1e-3
 """Share of the largest difference: less is none."""
 _FEW = 0.5
 _LOW_RANK = 4
+_ROW = 1e-5
+"""Relative error from which on a position differs."""
+
+BROKEN = 1e3
+"""Relative error of a value that is finite in one engine alone."""
+
+
+def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
+    """Returns the relative error, and the first position that has one; the same infinity, or NaN, in both is none."""
+    width = right.shape[-1] if right.ndim > 1 else 1
+    first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
+    off = (first - second).masked_fill((first == second) | (first.isnan() & second.isnan()), 0.0)
+    scale = float(first.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) or 1.0
+    rows = (~(off.square().mean(-1).sqrt() <= _ROW * scale)).nonzero()
+    error = float(off.square().mean().sqrt()) / scale
+    return error if isfinite(error) else BROKEN, int(rows[0, 0]) if len(rows) else 0
 
 
 def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor], tolerance: float) -> Iterator[str]:

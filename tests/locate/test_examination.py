@@ -275,6 +275,18 @@ def test_an_engine_that_gives_nan_does_not_agree(folder: Path) -> None:
     assert found.columns[0] == "one gives log-probabilities that are not finite"
 
 
+@pytest.mark.parametrize("in_reference", [True, False])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_side_that_gives_no_numbers_is_wrong_where_it_begins(folder: Path, in_reference: bool, value: float) -> None:
+    fault = hook("model.layers.1.mlp.down_proj", lambda x: torch.full_like(x, value))
+    found = find(folder, in_reference=fault) if in_reference else find(folder, fault)
+    (place,) = found.location.places
+    assert ends(found.location) == {"down"}
+    assert place.wrong == ["one" if in_reference else "other"]
+    assert found.location.removed > 0.99
+    assert not found.location.noisy
+
+
 def test_where_both_are_wrong_the_small_request_says_so_too(folder: Path) -> None:
     models = [copy.deepcopy(right(folder)) for _ in range(2)]
     for model, factor in zip(models, (1.2, 2.0), strict=True):
