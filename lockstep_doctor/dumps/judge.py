@@ -156,9 +156,13 @@ def _score(
         temperatures: By name, of all rows or of each, [B].
         change: Puts other ids in front of a row's.
         rows: So many are computed, those in front; None: all.
+
+    Raises:
+        DumpError: The model gives NaN.
     """
     assert columns.ids is not None
-    device = next(model.parameters()).device
+    weight = next(model.parameters())
+    device = weight.device
     found = {name: torch.full_like(columns.train, torch.nan) for name in temperatures}
     for row, ids in enumerate(columns.ids.split(columns.lengths.tolist())[:rows]):
         given, end = change(ids), int(columns.offsets[row + 1])
@@ -166,6 +170,11 @@ def _score(
         for name, each in temperatures.items():
             scaled = logits / (float(each[row]) if isinstance(each, Tensor) else each)
             own = score_tokens(scaled, given[1:].to(device)).double().cpu()[-ids.numel() :]
+            if bool(own.isnan().any()):
+                dtype = str(weight.dtype).removeprefix("torch.")
+                raise DumpError(
+                    f"the model in {dtype} gives log-probabilities that are NaN; no side can be judged by it"
+                )
             found[name][end - own.numel() : end] = own
     return found
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lockstep_doctor.dumps import DumpError, describe_dump, locate_dump, read_dump
+from lockstep_doctor.dumps import DumpError, describe_dump, judge, locate_dump, read_dump
+from lockstep_doctor.hf import load
 
 ROWS, LENGTH, PROMPT = 16, 48, 6
 SIDES = ("prev_logprobs", "generation_logprobs")
@@ -212,6 +213,21 @@ def test_one_side_is_enough(folder: Path, tmp_path: Path) -> None:
     )
     found = locate_dump(alone, folder)
     assert (found.gap, [one.side for one in found.wrong]) == (None, ["infer"])
+
+
+@pytest.mark.parametrize("broken", [torch.float32, torch.bfloat16])
+def test_a_model_that_gives_nan_judges_no_side(
+    broken: torch.dtype, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_broken(path: Path, dtype: torch.dtype, device: str) -> Any:
+        model = load(path, dtype, device)
+        if dtype == broken:
+            model.lm_head.weight.data.fill_(torch.nan)
+        return model
+
+    monkeypatch.setattr(judge, "load", load_broken)
+    with pytest.raises(DumpError, match=f"in {broken}".replace("torch.", "") + " gives log-probabilities that are NaN"):
+        locate_dump(write(tmp_path / "d.jsonl", score(IDS), score(IDS)), folder)
 
 
 def test_what_cannot_be_judged_gets_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
