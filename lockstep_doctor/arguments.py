@@ -16,12 +16,12 @@ _FEWEST = 3
 
 
 def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
-    """Returns the first operator that gives the same numbers in another order, where both engines run the same ones."""
+    """Returns the first operator that gives the same numbers in another order, or that the other engine does not run."""
     for one, its in zip(own.operators, other.operators, strict=False):
         if one.name != its.name:
             return one
         for a, b in zip(one.outputs, its.outputs, strict=False):
-            first, second = own.values[a], other.values[b]
+            first, second = own.values[a].double(), other.values[b].double()
             if first.shape != second.shape or not torch.allclose(first, second, rtol=tolerance, atol=tolerance):
                 return one
     return None

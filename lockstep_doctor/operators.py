@@ -225,7 +225,7 @@ class Recorder(TorchDispatchMode):
         """The value that a tensor has now; a view of what was written elsewhere follows from that."""
         writes, written = self._writes.get(_memory(tensor), (0, 0))
         known, then = self._index.get(id(tensor), (-1, -1))
-        if known >= 0 and (then == writes or torch.equal(self._values[known], _local(tensor).cpu())):
+        if known >= 0 and (then == writes or torch.equal(self._values[known], _copy(tensor))):
             return known
         value = self._add(tensor)
         if writes:
@@ -238,10 +238,15 @@ class Recorder(TorchDispatchMode):
         self._alive.append(tensor)  # an id is of one tensor only as long as that is alive
         value = len(self._values)
         self._index[id(tensor)] = (value, self._writes.get(_memory(tensor), (0, 0))[0])
-        own = _local(tensor).cpu()
-        is_tiny = own.is_floating_point() and own.itemsize == 1  # torch neither compares nor sorts numbers of 8 bits
-        self._values.append(own.float() if is_tiny else own.clone())
+        self._values.append(_copy(tensor))
         return value
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """The numbers that a tensor has now, on the CPU."""
+    own = _local(tensor).cpu()
+    is_tiny = own.is_floating_point() and own.itemsize == 1  # torch neither compares nor sorts numbers of 8 bits
+    return own.float() if is_tiny else own.clone()
 
 
 def _local(tensor: Tensor) -> Tensor:

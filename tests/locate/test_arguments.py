@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from lockstep_doctor import ModuleTap, locate
 from lockstep_doctor.arguments import first_rearranged, first_swapped
-from lockstep_doctor.operators import Frame, Operator, OperatorTrace, suspects
+from lockstep_doctor.operators import Frame, Operator, OperatorTrace, Recorder, suspects
 from lockstep_doctor.producers import find_producers
 
 QUERY, KEY, VALUE, OUT, WRONG = (torch.randn(6, 4) for _ in range(5))
@@ -38,6 +38,22 @@ def test_numbers_that_come_in_another_order_have_the_first_operator_that_gives_t
     right, turned = (OperatorTrace([KEY, x], [run("turn", (0,), (1,))]) for x in (KEY.flip(0), KEY.flip(1)))
     assert first_rearranged(turned, right, 1e-5) == turned.operators[0]
     assert first_rearranged(right, right, 1e-5) is None
+
+
+def test_numbers_in_unlike_types_are_compared_in_their_order() -> None:
+    """And those of 8 bits, of a view that was read before its memory was written."""
+    right, own = (OperatorTrace([KEY, x], [run("turn", (0,), (1,))]) for x in (KEY, KEY.bfloat16()))
+    assert first_rearranged(own, right, 1e-1) is None
+    assert first_rearranged(own, right, 1e-5) == own.operators[0]
+    memory = torch.ones(32).to(torch.float8_e4m3fn)
+    with Recorder() as recorder:
+        recorder.begin(early=False)
+        view = memory[:16]
+        view.float()
+        memory.copy_(2 * torch.ones(32))
+        view.float()
+    found = recorder.join()
+    assert [float(found.values[one.outputs[0]][0]) for one in found.operators if "_to_copy" in one.name] == [1.0, 2.0]
 
 
 def test_a_mask_that_becomes_numbers_is_not_the_same_value() -> None:
