@@ -192,7 +192,7 @@ class ModuleTap:
         """Returns `path|end|place`, the module and the end of it at which a cut lies; None where it lies at none."""
         if cut == OUTPUT:
             return cut.stage
-        stage, _, number = cut.stage.partition(".")
+        stage, _, number = cut.stage.rpartition(".")
         base, place = (cut, "0") if cut in self._places else (CutPoint(stage, cut.layer), number)
         return None if base not in self._places else "|".join((*self._places[base], place))
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from located import TOKENS, ends, families, functions
+from torch import nn
 from transformers import DynamicCache
 
-from lockstep_doctor import locate
+from lockstep_doctor import CutPoint, ModuleTap, locate
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
 
@@ -54,6 +55,14 @@ def test_modules_that_one_name_is_for_have_cuts_of_their_own(
         found = locate(plain, other, TOKENS)
     assert found.removed > 0.99
     assert ends(found) == {"o" if "self_attn.o_proj" not in modules else "self_attn.o_proj"}
+
+
+def test_further_outputs_of_modules_with_dotted_names_have_addresses() -> None:
+    layer = nn.ModuleDict({one: nn.ModuleDict({"router": nn.Linear(2, 2)}) for one in ("a", "b")})
+    tap = ModuleTap(nn.ModuleDict({"layers": nn.ModuleList([layer])}), "two routers")
+    assert tap.address(CutPoint("a.router", 0)) == "layers.0.a.router|out|0"
+    assert tap.address(CutPoint("a.router.1", 0)) == "layers.0.a.router|out|1"
+    assert tap.address(CutPoint("router.1", 0)) is None
 
 
 def test_a_cache_in_bf16_is_found_where_keys_are_kept(
