@@ -16,7 +16,7 @@ _FEWEST = 3
 
 
 def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
-    """Returns the first operator that gives the same numbers in another order, or that the other engine does not run."""
+    """Returns the first operator that gives the same numbers in another order, or that the other engine has not."""
     for one, its in zip(own.operators, other.operators, strict=False):
         if one.name != its.name:
             return one

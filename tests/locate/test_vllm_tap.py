@@ -132,6 +132,18 @@ def test_a_square_matrix_of_a_conv1d_is_compared_as_a_linear_layer_has_it(vllm: 
     assert not is_loaded(model, site, CutPoint("o", 0), right)
 
 
+def test_the_function_that_chooses_experts_has_no_weights(vllm: None) -> None:
+    from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
+
+    from lockstep.samplers.vllm.loading import is_loaded
+    from lockstep.samplers.vllm.sites import Site
+
+    experts = nn.Module()
+    experts.router = FusedTopKRouter(top_k=1, global_num_experts=2)
+    site = Site("experts.router.select_experts", "out", (CutPoint("router.1", 0), CutPoint("router.2", 0)))
+    assert is_loaded(nn.ModuleDict({"experts": experts}), site, CutPoint("router.1", 0), {"gate.weight": torch.ones(2)})
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "qwen3_moe"])
 def test_it_has_every_cut_of_transformers_but_those_that_it_fuses(
     vllm: None, located_model: Callable[[str], Path], family: str
