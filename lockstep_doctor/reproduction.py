@@ -81,7 +81,7 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
     script = _SCRIPT.format(what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.tolerance)
-    return _write(folder, script, inputs | {goal: find_right(tap.name, found), "tokens": tokens_T})
+    return _write(folder, script, inputs | {goal: find_right(found), "tokens": tokens_T})
 
 
 def write_engine_reproduction(
@@ -103,7 +103,7 @@ def write_engine_reproduction(
         tolerance=found.tolerance,
     )
     inputs = {str(cut): value for cut, value in found.seen.items() if cut != end}
-    return _write(folder, script, inputs | {"right": find_right(engine, found), "tokens": tokens_T})
+    return _write(folder, script, inputs | {"right": find_right(found), "tokens": tokens_T})
 
 
 def _say(engine: str, found: Location) -> str:
@@ -121,10 +121,10 @@ def _say_options(options: EngineOptions) -> str:
     return f"EngineOptions({', '.join(said)})"
 
 
-def find_right(engine: str, found: Location) -> Tensor:
-    """Returns what the first segment has to give: in float64 where that says that the engine is wrong."""
+def find_right(found: Location) -> Tensor:
+    """Returns what the first segment has to give: in float64 where that says that an engine is wrong."""
     place = found.places[0]
-    if place.exact is not None and engine in place.wrong:
+    if place.exact is not None and place.wrong:
         return place.exact
     return found.seen[place.segments[0].end]
 

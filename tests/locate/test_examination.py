@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from located import TOKENS, ends
 from torch import Tensor
@@ -213,6 +214,15 @@ def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_pat
         assert "lockstep" not in of_hf.read_text().replace(str(model), "")
         outcomes.append((_run(script), _run(of_hf)))
     assert outcomes == [(1, 1), (0, 0)]
+
+
+def test_a_script_has_the_right_value_where_the_reference_is_wrong(folder: Path, tmp_path: Path) -> None:
+    """The name that an engine is opened by is not that of its tap, which says the layout, too."""
+    found = find(folder, in_reference=scale_down).small
+    write_engine_reproduction(tmp_path, "torch", folder, EngineOptions(), found, TOKENS)
+    exact, right = found.places[0].exact, safetensors.torch.load_file(tmp_path / "inputs.safetensors")["right"]
+    assert exact is not None
+    torch.testing.assert_close(right, exact)
 
 
 def _run(script: Path) -> int:

@@ -84,7 +84,7 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
         tolerance=found.tolerance,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    kept = inputs | {"right": _tokens_first(find_right(tap.name, found), len(tokens_T)), "tokens": tokens_T}
+    kept = inputs | {"right": _tokens_first(find_right(found), len(tokens_T)), "tokens": tokens_T}
     safetensors.torch.save_file(
         {name: value.contiguous().clone() for name, value in kept.items()}, folder / "inputs.safetensors"
     )
