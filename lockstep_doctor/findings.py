@@ -65,7 +65,7 @@ def _describe_undone(undone: Sequence[Undone]) -> Iterator[str]:
     for one in undone:
         many = f" ({one.count} modules)" if one.count > 1 else ""
         if one.removed is None:
-            yield f"{one.what}{many}; it cannot be undone here"
+            yield f"{one.what}{many}; it was not undone"
         elif one.confirmed:
             yield f"{one.what}{many}: confirmed by undoing, which removes {one.removed:.0%}"
         else:

@@ -72,6 +72,14 @@ def test_a_learner_computes_what_transformers_does(
         assert_forced(learner, own.seen[CutPoint("attn", 1)])
 
 
+def test_a_cut_with_its_path_for_a_name_is_called_as_in_transformers(located_model: Models) -> None:
+    folder = located_model("modernbert-decoder")
+    with open_hf(folder, EngineOptions()) as reference, open_torch(folder, EngineOptions()) as learner:
+        right = reference.run(TOKENS, {}).seen
+        assert CutPoint("model.embeddings.norm") in right
+        assert right.keys() == learner.run(TOKENS, {}).seen.keys()
+
+
 def assert_forced(tap: Any, attn: torch.Tensor) -> None:
     """What is forced flows on, on every rank; and only then."""
     before = tap.run(TOKENS, {}).seen

@@ -23,8 +23,8 @@ def tap_torch(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
     """The tap on a rank of the torch learner, see `RankTap`."""
     model = learner.model
     assert isinstance(model, LogitsHead), "a learner that scores tokens"
-    paths = find_watched(model)
-    named = values_by_name(name_cuts(paths))
+    inside = find_watched(model.lm)  # named as there: a cut that shares its name with others has its path for one
+    named = values_by_name({(f"{_MODEL}.{path}", end): cut for (path, end), cut in name_cuts(inside).items()})
 
     def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
         if path != _MODEL:
@@ -38,4 +38,4 @@ def tap_torch(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
         weight = head.weight.detach()
         return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
-    return RankTap(learner, [*paths, _MODEL], values, gather_head, frozenset(), name, neighbors)
+    return RankTap(learner, [*(f"{_MODEL}.{path}" for path in inside), _MODEL], values, gather_head, frozenset(), name, neighbors)
