@@ -139,7 +139,7 @@ def test_the_function_that_chooses_experts_has_no_weights(vllm: None) -> None:
     from lockstep.samplers.vllm.sites import Site
 
     experts = nn.Module()
-    experts.router = FusedTopKRouter(top_k=1, global_num_experts=2)
+    experts.router = FusedTopKRouter(top_k=1, global_num_experts=2)  # pyright: ignore[reportArgumentType] (as vLLM does)
     site = Site("experts.router.select_experts", "out", (CutPoint("router.1", 0), CutPoint("router.2", 0)))
     assert is_loaded(nn.ModuleDict({"experts": experts}), site, CutPoint("router.1", 0), {"gate.weight": torch.ones(2)})
 
