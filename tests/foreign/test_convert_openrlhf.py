@@ -147,6 +147,12 @@ def test_rows_are_counted_or_left_to_cut(convert: Convert) -> None:
     assert (entry.kind, "batches of 1024 rows" in entry.reason) == (Kind.REFUSED, True)
 
 
+def test_a_text_may_become_a_message_there(convert: Convert) -> None:
+    said = convert("run.sh", f"{SFT} --data.apply_chat_template").render_recipe(())
+    assert "of a text, say data.prompt='{question}' and data.chat=true" in said
+    assert "of a text" not in convert("run.sh", f"{DPO} --data.apply_chat_template").render_recipe(())
+
+
 def test_the_recipe_itself_says_what_is_to_finish(convert: Convert) -> None:
     recipe = convert("run.sh", f"{PPO} {TIS}").render_recipe(())
     assert "# To finish: algo.advantage.is_correction_threshold: [0.5, 5.0]: weights below 0.5 are raised" in recipe
