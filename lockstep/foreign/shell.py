@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise, takewhile
+from itertools import chain, pairwise
 
 from lockstep.errors import InputError
 from lockstep.foreign.interpolation import Filler, parse_value
@@ -26,6 +26,7 @@ _ESCAPE = re.compile(
     rb"""\\(?:([abeEfnrtv\\'"?])|([0-7]{1,3})|(?:x([\da-fA-F]{1,2})|u([\da-fA-F]{1,4})|U0{0,3}([\da-fA-F]{1,5})))"""
 )
 _ESCAPED = dict(zip(b"abeEfnrtv", b"\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+_ONE_WORD = re.compile(r"""(?<!\S)(--[\w.-]++)\s+("\$(?:\w+|\{\w+\})")(?=\s*$|\s+(?:--|\d?[>|;&]))""")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\}|\{(\w+)\[[@*]\]\})")
 _ARITHMETIC = re.compile(r"\$\(\(([^$]+?)\)\)(?!\))")
 _PROGRAM = re.compile(r"(.*\.py|(openrlhf\.cli|verl|recipe|trl)(\.\w+)+)")
@@ -198,7 +199,8 @@ def _is_closed(text: str) -> bool:
 
 def _split(line: str) -> Iterator[list[str]]:
     """The words of each statement of a line; none where its quotes do not end."""
-    counts = _quote_plainly(line).replace("$#", "$0").replace("${#", "${0")  # no comments
+    plain = _ONE_WORD.sub(r"\1=\2", _quote_plainly(line))  # a variable in quotes is not split, nor is what has a name
+    counts = plain.replace("$#", "$0").replace("${#", "${0")  # no comments
     reader = shlex.shlex(
         _ARITHMETIC.sub(lambda match: match[0].replace(" ", ""), counts), posix=True, punctuation_chars=";"
     )
@@ -218,11 +220,14 @@ def _split(line: str) -> Iterator[list[str]]:
 
 def _find_inner(words: list[str]) -> Iterator[str]:
     """The texts that a statement gives to a shell: `bash -c "…"`."""
-    for i, word in enumerate(words):
-        if word.rpartition("/")[2] in ("bash", "sh"):
-            options = [*takewhile(lambda option: option.startswith("-") or option == "pipefail", words[i + 1 :])]
-            if options and re.fullmatch(r"-\w*c", options[-1]):
-                yield from words[i + 1 + len(options) :][:1]
+    in_options = False
+    for before, word in pairwise(words):
+        if before.rpartition("/")[2] in ("bash", "sh"):
+            in_options = True
+        elif not before.startswith("-") and before != "pipefail":
+            in_options = False
+        if in_options and re.fullmatch(r"-\w*c", before):
+            yield word
 
 
 def _drop_comment(line: str) -> str:

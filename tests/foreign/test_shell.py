@@ -80,7 +80,7 @@ def test_an_array_ends_at_its_parenthesis(array: str) -> None:
 )
 @pytest.mark.parametrize(
     ("before", "used"),
-    [("", "--a 1 --b %s"), ("T=%s\n# don't\n", '--a 1 --b="$T"'), ("ARGS=(\n  --a 1\n  --b %s\n)\n", "${ARGS[@]}")],
+    [("", "--a 1 --b %s"), ("T=%s\n# don't\n", '--a 1 --b "$T"'), ("ARGS=(\n  --a 1\n  --b %s\n)\n", "${ARGS[@]}")],
 )
 def test_a_text_is_what_bash_makes_of_it(before: str, used: str, word: str, text: str) -> None:
     command = f"{before}python -m openrlhf.cli.train_sft \\\n {used} \\\n --c 2\necho done\n".replace("%s", word)
