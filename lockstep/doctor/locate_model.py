@@ -175,14 +175,17 @@ class _Locator:
                 raise self.bound.refuse(one)
             if not requests:
                 return None
-            read = self.bound.describe(requests)
-            predicted = self.bound.predict(left if fits else [one], requests)
-            self.shown.note(f"{predicted.sentence}; {'' if fits else f'for {one} alone; '}read: {read}")
+            predicted, which = (
+                self.bound.predict(left if fits else [one], requests),
+                "" if fits else f"for {one} alone; ",
+            )
+            self.shown.note(f"{predicted.sentence}; {which}read: {self.bound.describe(requests)}")
             found = self._examine(one, taps, requests)
+            read = self.bound.describe(requests[: found.requests])
             return Located(one, found, self._reproduce(one, taps, found), read)
 
     def _examine(self, one: EnginePair, taps: tuple[Tap, Tap], requests: Sequence[Tensor]) -> PairExamination:
-        """Examines two open engines on requests."""
+        """Examines two open engines on requests; what was drawn and is not among them is left out, too."""
         witness, rounded = self.witnesses
 
         def note(phase: str) -> None:
@@ -195,7 +198,8 @@ class _Locator:
             note(f"other settings are not measured: {readable(free)} are free")
             return {}
 
-        return examine(*taps, requests, witness, [rounded, rounded], switches, note, in_time=self.bound.is_left)
+        found = examine(*taps, requests, witness, [rounded, rounded], switches, note, in_time=self.bound.is_left)
+        return replace(found, left_out=[*self.bound.list_dropped(requests), *found.left_out])
 
     def _reproduce(self, one: EnginePair, taps: tuple[Tap, Tap], found: PairExamination) -> Path | None:
         """The script that shows what was found; None: it is no place."""

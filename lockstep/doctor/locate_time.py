@@ -131,6 +131,14 @@ class LocateTime:
         longest = max(map(len, requests))
         return f"{len(requests)} of {len(self._requests)} requests, {longest} of {len(self._longest)} tokens at most"
 
+    def list_dropped(self, requests: Sequence[Tensor]) -> Iterator[str]:
+        """Yields what was drawn and is not among the requests that were chosen."""
+        count, first, whole = len(self._requests), len(requests[0]), len(self._requests[0])
+        if len(requests) < count:
+            yield f"{count - len(requests)} of {count} drawn requests"
+        if first < whole:
+            yield f"the last {whole - first} of {whole} tokens"
+
     def refuse(self, comparison: EnginePair) -> InputError:
         """Makes the error that says how long a comparison takes at least."""
         *_, least = _shorten(self._requests, self.prompt)

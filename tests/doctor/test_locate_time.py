@@ -153,6 +153,29 @@ def test_comparisons_that_were_not_begun_are_named(
     assert f"not done, for want of time: {', '.join(left_out)}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("shorten", "dropped"),
+    [
+        (lambda all_: all_[:2], "6 of 8 drawn requests"),
+        (lambda all_: [all_[0][:-5]], "7 of 8 drawn requests, the last 5 of 13 tokens"),
+    ],
+)
+def test_what_was_shortened_beforehand_is_named(
+    models: Callable[..., Path],
+    tmp_path: Path,
+    shorten: Callable[[list[Tensor]], list[Tensor]],
+    dropped: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    choose = LocateTime.choose
+    monkeypatch.setattr(LocateTime, "choose", lambda self, comparisons: shorten(choose(self, comparisons)))
+    code, found = ask(models("llama"), tmp_path / "out")
+    assert (code, {one["agrees"] for one in found}) == (exit_codes.INCONCLUSIVE, {True})
+    assert {", ".join(one["left_out"]) for one in found} == {dropped}
+    assert f"not done, for want of time: {dropped}" in capsys.readouterr().out
+
+
 def test_a_place_that_was_found_is_proved_and_the_rest_named(
     models: Callable[..., Path], tmp_path: Path, questions: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
