@@ -225,8 +225,14 @@ def _judge(sound: Sequence[EngineChoice], outcome: Located) -> list[EngineChoice
     return [*sound, *(one.sides if outcome.found.agrees else ())]
 
 
+def summarize(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what a page shows: the comparison with the largest gap, with what was left out of any."""
+    left_out = dict.fromkeys(what for tree in trees for what in tree["left_out"])
+    return {**max(trees, key=lambda tree: tree["gap"]), "left_out": list(left_out)}
+
+
 def _write(folder: Path, found: Sequence[Located]) -> None:
-    """Writes what was found, and adds the pair with the largest gap to the table's report, where there is one."""
+    """Writes what was found, and adds a summary to the table's report, where there is one."""
     trees: list[dict[str, Any]] = [
         tree_of(one.found) | {"read": one.read, "reproduction": one.script and str(one.script)} for one in found
     ]
@@ -235,6 +241,6 @@ def _write(folder: Path, found: Sequence[Located]) -> None:
     if not path.is_file():
         return
     report = json.loads(path.read_text(encoding="utf-8"))
-    report["location"] = max(trees, key=lambda tree: tree["gap"])
+    report["location"] = summarize(trees)
     write_whole(path, [json.dumps(report, indent=1).encode(), b"\n"])
     write_page(folder)

@@ -19,6 +19,7 @@ from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.doctor import locate_time
 from lockstep.doctor.locate_engines import EngineChoice, EnginePair
+from lockstep.doctor.locate_model import summarize
 from lockstep.doctor.locate_time import LocateTime, PassTime
 from lockstep.models import attention
 from lockstep_doctor import Capture, CutPoint
@@ -174,6 +175,12 @@ def test_what_was_shortened_beforehand_is_named(
     assert (code, {one["agrees"] for one in found}) == (exit_codes.INCONCLUSIVE, {True})
     assert {", ".join(one["left_out"]) for one in found} == {dropped}
     assert f"not done, for want of time: {dropped}" in capsys.readouterr().out
+
+
+def test_a_page_says_what_was_left_out_of_any_comparison() -> None:
+    worst = {"gap": 2.0, "left_out": ["a"], "read": "all"}
+    shown = summarize([{"gap": 1.0, "left_out": ["a"]}, worst, {"gap": 0.0, "left_out": ["b", "a"]}])
+    assert shown == {**worst, "left_out": ["a", "b"]}
 
 
 def test_a_place_that_was_found_is_proved_and_the_rest_named(
