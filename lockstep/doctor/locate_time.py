@@ -7,7 +7,8 @@
                        float64 and four in the engines' types
     place              where they disagree, at most so many passes more: most find the smallest request
 
-What does not fit is shortened: half of the requests, down to one; then half of its new tokens, down to an eighth.
+What does not fit is shortened: half of the requests, down to one; then half of its new tokens, down to an eighth;
+then comparisons are left out, the last ones first.
 """
 
 from __future__ import annotations
@@ -125,6 +126,13 @@ class LocateTime:
             if time.monotonic() + predicted.agree < self._end:
                 return requests
         return []
+
+    def share(self, comparisons: Sequence[EnginePair]) -> tuple[Sequence[EnginePair], list[Tensor]]:
+        """Returns as many of the first comparisons as there is time for, and what they read; none if for none."""
+        for count in range(len(comparisons), 0, -1):
+            if requests := self.choose(comparisons[:count]):
+                return comparisons[:count], requests
+        return [], []
 
     def describe(self, requests: Sequence[Tensor]) -> str:
         """Says what is read of the requests."""
