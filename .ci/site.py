@@ -40,8 +40,9 @@ TABLE = re.compile(r"^\| Lockstep \|.*\n(?:\|.*\n)+", re.MULTILINE)
 CELL = re.compile(r"(?<!\\)\|")
 TABS = ("TRL", "verl", "NeMo RL", "OpenRLHF", "NeMo-Aligner", "SkyRL", "prime-rl", "Tinker")
 """Libraries, in the order of their tabs."""
-NAMED = re.compile(r"(?<![\[`(/\w])(`?)(docs/[\w/.-]+\.md|LOG\.md)\1(?![`\w\])])")
-"""A page that is named, as code or as a word, and no link yet."""
+PAGE = r"docs/[\w/.-]+\.md|LOG\.md"
+NAMED = re.compile(rf"`[^`\n]+`|(?<![\[/\w])(?<!\]\()(?:{PAGE})(?![\w\]])")
+"""Any code, and a page that is named as a word and is no link yet."""
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 BOOSTS = (
@@ -102,8 +103,10 @@ def link_named_pages(markdown: str, folder: str) -> str:
 
 
 def link_to(name: re.Match[str], folder: str) -> str:
-    """A link to the page that is named, if it is there."""
-    return f"[{name[0]}]({posixpath.relpath(name[2], folder or '.')})" if (ROOT / name[2]).is_file() else name[0]
+    """A link to the page that is named, as a word or as all of some code, if it is there and no link yet."""
+    page, is_linked = name[0].strip("`"), name.string[: name.start()].endswith("[")
+    is_page = re.fullmatch(PAGE, page) is not None and (ROOT / page).is_file()
+    return f"[{name[0]}]({posixpath.relpath(page, folder or '.')})" if is_page and not is_linked else name[0]
 
 
 def lead(link: re.Match[str], folder: str, inside: str) -> str:

@@ -19,7 +19,7 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
     """Yields what was found about two engines, line by line."""
     yield from _describe_gap(found)
     if found.left_out:
-        yield f"  not done, for want of time: {', '.join(found.left_out)}"
+        yield f"  not done, for want of time or memory: {', '.join(found.left_out)}"
 
 
 def _describe_gap(found: PairExamination) -> Iterator[str]:

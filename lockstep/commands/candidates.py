@@ -126,7 +126,8 @@ def _list_overrides(recipe: str, last: str) -> list[str]:
         return []
     if not equals:
         prefix = "".join(f"{section}." for section in above)
-        return [f"{prefix}{name}{'=' if holder.within(name) is None else '.'}" for name in holder.fields]
+        names = [] if holder.is_named and not holder.said else holder.inner()
+        return [f"{prefix}{name}{'=' if inner is None else '.'}" for name, inner in names]
     short = None if above else find_short_forms(kind).get(name)
     inner = holder.within(name) if short else None
     fields = (inner or holder).kind.model_json_schema()["properties"]

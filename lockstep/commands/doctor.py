@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -155,10 +156,11 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _quick(options: argparse.Namespace) -> int:
+    begun = time.monotonic()
     code = _measure(options)
     if code == exit_codes.BROKEN:
         try:
-            _locate_model(options)
+            _locate_model(options, begun)
         except InputError as error:  # the verdict stands
             print(f"the place was not looked for: {error}")
     return code
@@ -191,12 +193,12 @@ def _refuse_unread(
             parser.error(f"locate with {what} does not read {said}; leave it out")
 
 
-def _locate_model(options: argparse.Namespace) -> int:
+def _locate_model(options: argparse.Namespace, begun: float | None = None) -> int:
     loaded = _load(options)
     with spare_modules():
         from lockstep.doctor.locate_model import locate_model
 
-    found = locate_model(loaded)
+    found = locate_model(loaded, begun)
     if not all(one.agrees for one in found):
         return exit_codes.BROKEN
     return exit_codes.INCONCLUSIVE if any(one.left_out for one in found) else exit_codes.OK

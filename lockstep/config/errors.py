@@ -75,7 +75,8 @@ class Shape:
         """The shape of a section by its name; None where the option is no section."""
         value = self.said.get(name) if isinstance(self.said, dict) else None
         if self.is_named:
-            return Shape(self.kind.narrow(value), value)
+            is_other = isinstance(self.said, dict) and self.said and name not in self.said
+            return None if is_other else Shape(self.kind.narrow(value), value)
         section = section_of(self.fields[name].annotation) if name in self.fields else None
         if section is None:
             return None

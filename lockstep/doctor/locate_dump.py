@@ -40,12 +40,15 @@ def locate_server(loaded: Loaded, url: str, served: str | None = None, variable:
         The exit code.
 
     Raises:
-        InputError: The server has no log-probabilities of prompts, or the model cannot be read, or there is no key.
+        InputError: The server has no log-probabilities of prompts, the model cannot be read, there is no key, or its
+            time has a bound, which is not kept.
     """
     key = None if variable is None else os.environ.get(variable, "").strip()
     if key == "":
         raise InputError(f"the environment variable {variable} is not set; it holds the key of {Server(url).place}")
     recipe = loaded.expect(DoctorRecipe)
+    if recipe.grid.budget_s is not None:
+        raise InputError("locate with --url does not read grid.budget_s; leave it out")
     _say("draw requests from the model")
     drawn = draw_requests(recipe, PromptSource(recipe))
     _say(f"ask the server about {len(drawn)} requests")

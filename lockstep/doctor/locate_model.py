@@ -59,16 +59,19 @@ class Located:
         return not self.comparison.is_beside or not self.found.agrees or bool(self.found.left_out)
 
 
-def locate_model(loaded: Loaded) -> list[PairExamination]:
+def locate_model(loaded: Loaded, begun: float | None = None) -> list[PairExamination]:
     """Examines every pair, prints what was found, leaves it in the folder of the results, and returns it.
 
     Engines that agree with another one and not with themselves follow the pairs. What was not compared, for want of
     time, is left out of the last.
 
+    Args:
+        begun: When its budget of time began, by `time.monotonic`; None: now.
+
     Raises:
         ValueError: If the model, its prompts or an engine cannot be used, or there is no time for the first pair.
     """
-    begun, recipe = time.monotonic(), loaded.expect(DoctorRecipe)
+    begun, recipe = time.monotonic() if begun is None else begun, loaded.expect(DoctorRecipe)
     results = choose_results(loaded)
     with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
         memory = _require_memory(recipe, shown)
@@ -147,7 +150,7 @@ class _Locator:
         while left:
             one = left[0]
             if not one.is_beside or one.reference in sound:
-                outcome = self._compare(left, is_first=not found)
+                outcome = self._compare(list(left), is_first=not found)
                 if outcome is None:
                     left_out.append(str(one))
                 else:
@@ -162,40 +165,44 @@ class _Locator:
     def _compare(self, left: Sequence[EnginePair], is_first: bool) -> Located | None:
         """Examines the first comparison of those that are left; None: there is no time for it.
 
-        It gets as many requests as all have time for; where that is none, as many as it has alone.
+        It gets as many requests as all have time for; where that is none, as all but the last ones have.
         """
         one = left[0]
         if not is_first and not self.bound.is_left():
             return None
         with self.shown.phase(str(one)), one.open() as taps:
             self.bound.measure(one, taps)
-            fits = self.bound.choose(left)
-            requests = fits or self.bound.choose([one])
-            if not requests and is_first:
+            planned, requests = self.bound.share(left)
+            if not planned and is_first:
                 raise self.bound.refuse(one)
-            if not requests:
+            if not planned:
                 return None
-            read = self.bound.describe(requests)
-            predicted = self.bound.predict(left if fits else [one], requests)
-            self.shown.note(f"{predicted.sentence}; {'' if fits else f'for {one} alone; '}read: {read}")
+            predicted = self.bound.predict(planned, requests)
+            which = f"for {len(planned)} of {len(left)} comparisons that are left"
+            self.shown.note(f"{predicted.sentence}, {which}; read: {self.bound.describe(requests)}")
             found = self._examine(one, taps, requests)
+            read = self.bound.describe(requests[: found.requests])
             return Located(one, found, self._reproduce(one, taps, found), read)
 
     def _examine(self, one: EnginePair, taps: tuple[Tap, Tap], requests: Sequence[Tensor]) -> PairExamination:
-        """Examines two open engines on requests."""
+        """Examines two open engines on requests; what was drawn and is not among them is left out, too."""
         witness, rounded = self.witnesses
 
         def note(phase: str) -> None:
             self.shown.note(f"{one}: {phase}")
+
+        scarce = list[str]()
 
         def switches() -> Mapping[str, Pair]:
             free = free_bytes(torch.device(one.reference.options.device))
             if not 0 < free < self.memory.again + self.memory.values:
                 return one.switches()
             note(f"other settings are not measured: {readable(free)} are free")
+            scarce.extend(f"the gap {name}" for name in one.switches())
             return {}
 
-        return examine(*taps, requests, witness, [rounded, rounded], switches, note, in_time=self.bound.is_left)
+        found = examine(*taps, requests, witness, [rounded, rounded], switches, note, in_time=self.bound.is_left)
+        return replace(found, left_out=[*self.bound.list_dropped(requests), *found.left_out, *scarce])
 
     def _reproduce(self, one: EnginePair, taps: tuple[Tap, Tap], found: PairExamination) -> Path | None:
         """The script that shows what was found; None: it is no place."""
@@ -221,8 +228,14 @@ def _judge(sound: Sequence[EngineChoice], outcome: Located) -> list[EngineChoice
     return [*sound, *(one.sides if outcome.found.agrees else ())]
 
 
+def summarize(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what a page shows: the comparison with the largest gap, with what was left out of any."""
+    left_out = dict.fromkeys(what for tree in trees for what in tree["left_out"])
+    return {**max(trees, key=lambda tree: tree["gap"]), "left_out": list(left_out)}
+
+
 def _write(folder: Path, found: Sequence[Located]) -> None:
-    """Writes what was found, and adds the pair with the largest gap to the table's report, where there is one."""
+    """Writes what was found, and adds a summary to the table's report, where there is one."""
     trees: list[dict[str, Any]] = [
         tree_of(one.found) | {"read": one.read, "reproduction": one.script and str(one.script)} for one in found
     ]
@@ -231,6 +244,6 @@ def _write(folder: Path, found: Sequence[Located]) -> None:
     if not path.is_file():
         return
     report = json.loads(path.read_text(encoding="utf-8"))
-    report["location"] = max(trees, key=lambda tree: tree["gap"])
+    report["location"] = summarize(trees)
     write_whole(path, [json.dumps(report, indent=1).encode(), b"\n"])
     write_page(folder)

@@ -7,7 +7,8 @@
                        float64 and four in the engines' types
     place              where they disagree, at most so many passes more: most find the smallest request
 
-What does not fit is shortened: half of the requests, down to one; then half of its new tokens, down to an eighth.
+What does not fit is shortened: half of the requests, down to one; then half of its new tokens, down to an eighth;
+then comparisons are left out, the last ones first.
 """
 
 from __future__ import annotations
@@ -126,10 +127,25 @@ class LocateTime:
                 return requests
         return []
 
+    def share(self, comparisons: Sequence[EnginePair]) -> tuple[Sequence[EnginePair], list[Tensor]]:
+        """Returns as many of the first comparisons as there is time for, and what they read; none if for none."""
+        for count in range(len(comparisons), 0, -1):
+            if requests := self.choose(comparisons[:count]):
+                return comparisons[:count], requests
+        return [], []
+
     def describe(self, requests: Sequence[Tensor]) -> str:
         """Says what is read of the requests."""
         longest = max(map(len, requests))
         return f"{len(requests)} of {len(self._requests)} requests, {longest} of {len(self._longest)} tokens at most"
+
+    def list_dropped(self, requests: Sequence[Tensor]) -> Iterator[str]:
+        """Yields what was drawn and is not among the requests that were chosen."""
+        count, first, whole = len(self._requests), len(requests[0]), len(self._requests[0])
+        if len(requests) < count:
+            yield f"{count - len(requests)} of {count} drawn requests"
+        if first < whole:
+            yield f"the last {whole - first} of {whole} tokens"
 
     def refuse(self, comparison: EnginePair) -> InputError:
         """Makes the error that says how long a comparison takes at least."""

@@ -97,10 +97,10 @@ class _Served:
     ) -> None:
         self._env, self._serving, self._tasks, self._context = env, serving, tasks, context
         self._calls: dict[str, _Calls] = {}
-        self._under_way, self._most = 0, _most_episodes()
+        self._most = _most_episodes()
 
     def begin(self, index: int, calls: _Calls) -> asyncio.Task[Any]:
-        if self._under_way == self._most:
+        if len(_UNDER_WAY) >= self._most:
             raise RuntimeError(
                 f"has {self._most} episodes under way in one process, and no open files for another (ulimit -n); raise "
                 "environment.max_concurrency, the number of processes"
@@ -111,12 +111,9 @@ class _Served:
             episode.add_done_callback(lambda done: self._calls.pop(trace.id))
 
         episode = asyncio.ensure_future(self._env.run_episode(self._tasks[index], self._context, on_trace=note))
-        self._under_way += 1
-        episode.add_done_callback(self._end)
+        _UNDER_WAY.add(episode)
+        episode.add_done_callback(_UNDER_WAY.discard)
         return episode
-
-    def _end(self, episode: asyncio.Task[Any]) -> None:
-        self._under_way -= 1
 
     async def answer(self, trace: str, messages: Sequence[dict[str, Any]]) -> str:
         """Waits for the policy's response to a call of the episode with this trace."""
@@ -132,9 +129,11 @@ def _most_episodes() -> int:
     files = max(soft, min(hard, _FILES))
     if files > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
-    return (files - _OTHER_FILES) // _FILES_OF_AN_EPISODE
+    return max(0, (files - _OTHER_FILES) // _FILES_OF_AN_EPISODE)
 
 
+_UNDER_WAY: set[asyncio.Task[Any]] = set()
+"""Episodes of all tasksets of this process, which share its open files."""
 _SERVED: dict[str, asyncio.Future[_Served]] = {}
 
 

@@ -40,7 +40,7 @@ _OBJECTIVE = (
     "ppo.clip", "ppo.clip_high", "ppo.dual_clip", "ppo.entropy_coef", "ppo.kl.coef", "ppo.kl.placement",
     "ppo.correction.kind", "ppo.correction.high", "ppo.correction.low",
     "dpo.preference_loss", "dpo.preference_loss_weight", "distill.on_policy", "reward.type", "reward.function",
-    "reward.parts",
+    "reward.parts", "data.prompt",
 )  # fmt: skip
 """Options that say what is trained: one that is left out makes another training of it."""
 _ONLY_WITH = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.foreign import sentences as say
-from lockstep.foreign.conversions import column, data_file, nothing, optional, read_section, refuse, section
-from lockstep.foreign.nemo_rl_steps import find_start, find_trainer
-from lockstep.foreign.nemo_rl_values import SAMPLES, lose_value, prompt_length
+from lockstep.foreign.conversions import collect, column, data_file, lack, nothing, optional, refuse, section
+from lockstep.foreign.nemo_rl_steps import describe_end, find_start, find_trainer
+from lockstep.foreign.nemo_rl_values import SAMPLES, describe_lengths, prompt_length
 from lockstep.foreign.words import Answer, Config, Convert, Gate, Json, Key, Kind, Several, Unset, differs, none
 
 FIELDS = {
@@ -81,7 +81,11 @@ def find_always(config: Config) -> Mapping[str, Json]:
 
 def find_remarks(config: Config) -> tuple[str, ...]:
     """Differences that no option says."""
-    return tuple(text for text in (_lengths(config), _rows(config), _note_split(config), _warmup(config)) if text)
+    return tuple(
+        text
+        for text in (_lengths(config), _rows(config), _note_split(config), _warmup(config), describe_end(config))
+        if text
+    )
 
 
 def _lengths(config: Config) -> str:
@@ -91,10 +95,7 @@ def _lengths(config: Config) -> str:
     prompt = longest if isinstance(longest, int) else 0
     if config.algorithm not in SAMPLES or not limit or not prompt or prompt + answer <= limit:
         return ""
-    return (
-        f"a prompt and its response have at most policy.max_total_sequence_length = {limit} tokens together there; "
-        f"here a response may have sampling.max_tokens = {answer} behind any prompt"
-    )
+    return describe_lengths(limit, answer)
 
 
 def _rows(config: Config) -> str:
@@ -147,7 +148,7 @@ def _answer_field(value: Json, config: Config) -> Answer:
 
 
 def _text_file(option: str, place: str) -> Convert:
-    told = lose_value(f"a file with a text; write it into {option}{place}")
+    told = lack(f"a file with a text; write it into {option}{place}")
     return lambda value, config: told if value else nothing("none")
 
 
@@ -156,17 +157,13 @@ def _template(value: Json, config: Config) -> Answer:
         return nothing("no template: a text goes as it is, as without data.chat")
     if str(value).lower() == "default":
         return nothing("the tokenizer's own")
-    return lose_value("a template of its own; write it into chat_template.jinja in the folder of the model")
+    return lack("a template of its own; write it into chat_template.jinja in the folder of the model")
 
 
 def _tokenizer(value: Json, config: Config) -> Answer:
     if value == config.get("policy.model_name"):
         return nothing("the model's own")
-    return lose_value("a tokenizer of another folder, with its chat template; a model has its own here")
-
-
-def _template_args(value: Json, config: Config) -> Answer:
-    return section("data", template_args=read_section(f"{_TOKENIZER}.chat_template_kwargs.", config))
+    return lack("a tokenizer of another folder, with its chat template; a model has its own here")
 
 
 def _reward(value: Json, config: Config) -> Answer:
@@ -196,12 +193,12 @@ def _answers(value: Json, config: Config) -> Answer:
     if value is True:
         return nothing("the last answer, as here")
     sentence = "every answer of a row is learned there, and the last one here"
-    return lose_value(sentence) if _dataset(config) in _SEVERAL_ANSWERS else Unset(Kind.DIFFERS, sentence)
+    return lack(sentence) if _dataset(config) in _SEVERAL_ANSWERS else Unset(Kind.DIFFERS, sentence)
 
 
 def _processor(value: Json, config: Config) -> Answer:
     known = (None, "default", "math_hf_data_processor", "math_data_processor", "sft_processor")
-    return nothing("prompts by the chat template, as data.chat says") if value in known else lose_value(
+    return nothing("prompts by the chat template, as data.chat says") if value in known else lack(
         "rows are made by a function of theirs")  # fmt: skip
 
 
@@ -236,7 +233,8 @@ ROWS = (
     Key(f"{_TOKENIZER}.name", ("data.chat",), _tokenizer, page="-"),
     Key(f"{_TOKENIZER}.chat_template", ("data.chat",), _template, page="-"),
     Key(f"{_TOKENIZER}.chat_template_kwargs", ("data.template_args",), optional(off=(None, {}))),
-    Key(f"{_TOKENIZER}.chat_template_kwargs.*", ("data.template_args",), _template_args, page="-"),
+    Key(f"{_TOKENIZER}.chat_template_kwargs.*", ("data.template_args",), collect(f"{_TOKENIZER}.chat_template_kwargs."),
+        page="-"),
     Key("sft.only_unmask_final", ("data.completion",), _answers, page="-"),
     *differs("data.prompt, data.answer and data.completion are of validation, too",
              *(f"data.validation.{key}" for key in ("input_key", "output_key", "prompt_key", "chosen_key",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.foreign import nemo_rl_data as data
+from lockstep.foreign import nemo_rl_steps as steps
 from lockstep.foreign.words import Config, Json
 
 _LOSS: dict[str, Json] = {
@@ -14,7 +15,7 @@ _LOSS: dict[str, Json] = {
 DEFAULTS: dict[str, dict[str, Json]] = {
     "grpo": _LOSS | {
         "grpo.num_prompts_per_step": 32, "grpo.num_generations_per_prompt": 16, "grpo.max_num_epochs": 1,
-        "grpo.max_num_steps": 1000000, "grpo.seed": 42, "grpo.adv_estimator.name": "grpo",
+        "grpo.max_num_steps": steps.ENDLESS, "grpo.seed": 42, "grpo.adv_estimator.name": "grpo",
         "grpo.adv_estimator.use_leave_one_out_baseline": True, "grpo.adv_estimator.normalize_rewards": True,
     },
     "ppo": _LOSS | {

@@ -108,7 +108,7 @@ _MIRRORED_OPTIONS = differs(
         for owner in ("value", "teacher")
         for key in under(
             owner,
-            "precision train_global_batch_size max_total_sequence_length optimizer.* "
+            "precision max_total_sequence_length optimizer.* "
             "dtensor_cfg.tensor_parallel_size dtensor_cfg.context_parallel_size dtensor_cfg.activation_checkpointing "
             "dtensor_cfg.cpu_offload dtensor_cfg.lora_cfg.enabled dtensor_cfg.lora_cfg.dim dtensor_cfg.lora_cfg.alpha "
             "dtensor_cfg.lora_cfg.target_modules dtensor_cfg.dp_replicate_size megatron_cfg.enabled "
@@ -124,7 +124,9 @@ _MIRRORED_OPTIONS = differs(
 )
 
 _TEACHER = (
-    *differs("a teacher is not trained", "teacher.scheduler", "teacher.max_grad_norm"),
+    *differs(
+        "a teacher is not trained", "teacher.scheduler", "teacher.max_grad_norm", "teacher.train_global_batch_size"
+    ),
     *differs(
         "teachers and the critic read the tokens of the policy",
         *(

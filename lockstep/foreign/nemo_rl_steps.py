@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import nothing, number, positive, refuse, section
 from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Unset
@@ -10,8 +12,12 @@ TRAINERS = {
     "ppo": "ppo", "grpo": "grpo", "dpo": "dpo", "sft": "sft", "rm": "reward_model", "distillation": "distill",
 }  # fmt: skip
 MEGATRON = "policy.megatron_cfg"
+ENDLESS = 1_000_000
+"""GRPO's steps where a config does not say them: more than a run has."""
 ALL_SETS = 10_000_000
 """Rows that no data set has: where a run of so many steps needs more, its passes end it."""
+OF_ENDLESS = 1_000_000
+"""Rows that data sets stay below where the steps are `ENDLESS`."""
 
 
 def find_trainer(config: Config) -> str | None:
@@ -53,10 +59,20 @@ def has_one_update(config: Config) -> bool:
 # What ends a run.
 
 
+def batch_factor(config: Config) -> float:
+    """Prompts that dynamic sampling draws at a time, by those of a step."""
+    return config.number(own(config, "batch_multiplier"), 1) if config.says(own(config, "use_dynamic_sampling")) else 1
+
+
 def _count_needed(config: Config) -> float:
-    """Rows of a data set of which the passes would last as long as the steps."""
+    """Rows of a data set of which the passes would last as long as the steps, or longer with dynamic sampling."""
     rows = config.whole(own(config, "num_prompts_per_step"), config.whole("policy.train_global_batch_size", 1))
-    return config.number(own(config, "max_num_steps")) * rows / max(1, config.number(own(config, "max_num_epochs"), 1))
+    rows = int(rows * batch_factor(config))
+    steps, passes = config.number(own(config, "max_num_steps")), config.number(own(config, "max_num_epochs"), 1)
+    try:
+        return steps * rows / max(1, passes)
+    except OverflowError:
+        return math.inf
 
 
 def _is_async(config: Config) -> bool:
@@ -65,7 +81,8 @@ def _is_async(config: Config) -> bool:
 
 def _ends_by_epochs(config: Config) -> bool:
     steps = config.number(own(config, "max_num_steps"))
-    return steps <= 0 or (not _is_async(config) and _count_needed(config) > ALL_SETS)
+    most = OF_ENDLESS if steps >= ENDLESS else ALL_SETS
+    return steps <= 0 or (not _is_async(config) and _count_needed(config) > most)
 
 
 def max_steps(value: Json, config: Config) -> Answer:
@@ -81,10 +98,23 @@ def max_epochs(value: Json, config: Config) -> Answer:
         return value
     if _is_async(config):
         return nothing("max_num_steps alone ends an asynchronous run")
-    return Unset(
-        Kind.DIFFERS,
-        f"the first of both ends the run there, and run.max_steps alone here: with fewer than "
-        f"{_count_needed(config):,.0f} rows, say run.max_epochs={value} in its place",
+    return Unset(Kind.DIFFERS, "the first of both ends the run there, and run.max_steps alone here")
+
+
+def describe_end(config: Config) -> str:
+    """Says what ends the run there where that depends on the number of rows; else empty."""
+    steps, passes = config.number(own(config, "max_num_steps")), config.number(own(config, "max_num_epochs"), 1)
+    needed = _count_needed(config)
+    if not 0 < passes < steps or needed > ALL_SETS or _is_async(config):
+        return ""
+    if _ends_by_epochs(config):
+        return (
+            f"with fewer than {needed:,.0f} rows max_num_epochs ends the run there; where max_num_steps does, say "
+            f"run.max_steps={int(steps)} in place of run.max_epochs"
+        )
+    return (
+        f"the run ends there after max_num_epochs = {int(passes)}, if its steps do not end it before: with fewer than "
+        f"{needed:,.0f} rows, say run.max_epochs={int(passes)} in place of run.max_steps"
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from lockstep.foreign.conversions import Lookup, bound, data_ranks, nothing, number, positive, refuse, section
-from lockstep.foreign.nemo_rl_steps import MEGATRON, has_one_update, is_megatron, own
+import math
+
+from lockstep.foreign.conversions import Lookup, bound, data_ranks, lack, nothing, number, positive, refuse, section
+from lockstep.foreign.nemo_rl_steps import MEGATRON, batch_factor, has_one_update, is_megatron, own
 from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Several, Unset
 
 SAMPLES = ("ppo", "grpo", "distill")
@@ -16,11 +18,6 @@ ESTIMATOR = "grpo.adv_estimator"
 UNBOUNDED = 1e30
 """The bound of weights that theirs does not truncate."""
 OFF = "off, as here without a word"
-
-
-def lose_value(reason: str) -> Unset:
-    """The answer to a value that changes what is trained there, and nothing here."""
-    return Unset(Kind.LOST, reason)
 
 
 # The loss.
@@ -41,7 +38,7 @@ def ratio(value: Json, config: Config) -> Answer:
         return nothing(OFF)
     if has_one_update(config):
         return nothing("a step has one optimizer step, in which the ratio is 1, with the same gradient")
-    return lose_value("from a step's second optimizer step on, the ratio is not 1 here, and is clipped")
+    return lack("from a step's second optimizer step on, the ratio is not 1 here, and is clipped")
 
 
 def kl_coefficient(value: Json, config: Config) -> Answer:
@@ -160,17 +157,17 @@ def dynamic_sampling(value: Json, config: Config) -> Answer:
     if config.algorithm == "ppo":
         return Unset(Kind.IGNORED, "PPO's loop does not call it")
     if config.get("grpo.use_leave_one_out_baseline") is not False:
-        return lose_value(
+        return lack(
             "with use_leave_one_out_baseline a response leaves there where all others are equal, as the only right one "
             "does, and here the prompts of which all are; false makes both the same"
         )
-    return config.whole("grpo.dynamic_sampling_max_gen_batches", 10)
+    return math.ceil(config.whole("grpo.dynamic_sampling_max_gen_batches", 10) * batch_factor(config))
 
 
 def dynamic_limit(value: Json, config: Config) -> Answer:
-    """Batches of a step of dynamic sampling."""
+    """Batches of a step of dynamic sampling, which are as large as the step here."""
     answer = dynamic_sampling(config.get(own(config, "use_dynamic_sampling")), config)
-    return value if isinstance(answer, int) else nothing("there is no dynamic sampling")
+    return answer if isinstance(answer, int) else nothing("there is no dynamic sampling")
 
 
 # The reward.
@@ -197,7 +194,7 @@ def _overlong(config: Config) -> tuple[float, float, float] | Unset:
     buffer, penalty = config.number(f"{name}.overlong_buffer_length"), config.number(f"{name}.overlong_buffer_penalty")
     longest, given = config.number("policy.generation.max_new_tokens"), config.number(f"{name}.max_response_length")
     if not buffer or not longest or not given:
-        return lose_value("the buffer, max_response_length or max_new_tokens is not said, so the penalty has no place")
+        return lack("the buffer, max_response_length or max_new_tokens is not said, so the penalty has no place")
     begins = longest - (given - buffer)
     return (begins, buffer, penalty) if begins > 0 and penalty > 0 else nothing("no response gets so long, or pays")
 
@@ -220,7 +217,7 @@ def stop_properly(value: Json, config: Config) -> Answer:
         return nothing("no factor")
     if value == 1:
         return nothing("1 changes no reward, and takes the penalty of overlong responses away")
-    return lose_value("the reward of a truncated response is multiplied by it; ppo.truncation_penalty is subtracted")
+    return lack("the reward of a truncated response is multiplied by it; ppo.truncation_penalty is subtracted")
 
 
 # The critic.
@@ -235,7 +232,7 @@ def value_scale(value: Json, config: Config) -> Answer:
     if value in (1, None):
         return nothing("1, as here")
     if not value:
-        return lose_value("the critic is not trained there")
+        return lack("the critic is not trained there")
     return Unset(Kind.DIFFERS, "critic.max_grad_norm and critic.eps are divided by it: AdamW's steps are the same")
 
 
@@ -247,6 +244,15 @@ def of_critic(convert: Convert) -> Convert:
         return answer / _value_scale(config) if isinstance(answer, int | float) else answer
 
     return convert_given
+
+
+def critic_batch(value: Json, config: Config) -> Answer:
+    """Rows of the critic's optimizer step."""
+    if config.algorithm != "ppo":
+        return nothing("there is no critic")
+    if value == config.get("policy.train_global_batch_size"):
+        return nothing("the policy's own")
+    return lack("the critic has so many rows to an optimizer step there, and as many as the policy here")
 
 
 # Machines.
@@ -284,14 +290,22 @@ def turns(value: Json, config: Config) -> Answer:
     return refuse("episodes need an environment: environment.class_name; docs/guides/environments.md")
 
 
+def describe_lengths(limit: int, answer: int) -> str:
+    """Says that a long prompt leaves less for its response there."""
+    return (
+        f"a prompt and its response have at most policy.max_total_sequence_length = {limit} tokens together there; "
+        f"here a response may have sampling.max_tokens = {answer} behind any prompt"
+    )
+
+
 def prompt_length(value: Json, config: Config) -> Answer:
-    """A bound on prompts; where the response leaves less of their bound on both, that."""
+    """A bound on prompts, of which the longest may leave less than `max_new_tokens` of their bound on both."""
     limit, answer = (
         config.whole("policy.max_total_sequence_length", 0),
         config.whole("policy.generation.max_new_tokens", 0),
     )
-    if config.algorithm in SAMPLES and isinstance(value, int) and 0 < answer < limit:
-        return min(value, limit - answer)
+    if config.algorithm in SAMPLES and isinstance(value, int) and 0 < answer < limit < value + answer:
+        return Several({"data.max_prompt_tokens": value}, describe_lengths(limit, answer))
     return positive("the lengths decide")(value, config)
 
 

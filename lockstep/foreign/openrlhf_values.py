@@ -423,6 +423,12 @@ def margin(value: Json, config: Config) -> Answer:
 def find_remarks(config: Config) -> tuple[str, ...]:
     """Facts about a run of theirs that no key says."""
     found: list[str] = []
+    wraps = config.algorithm in RL or (config.algorithm == "sft" and config.get("data.output_key"))
+    if config.says("data.apply_chat_template") and wraps and (field := _field(config)):
+        found.append(
+            f"rows may have a text in {field} there, which becomes a user's message; data.messages takes a list of "
+            f"messages alone: of a text, say data.prompt='{{{field}}}' and data.chat=true in its place"
+        )
     if config.algorithm in RL:
         found += _list_remarks_of_rl(config)
     else:

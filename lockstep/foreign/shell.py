@@ -18,6 +18,15 @@ _ASSIGNMENT = re.compile(r"(?:(?:export|readonly|local|declare(?:\s+-\w+)?)\s+)?
 _ARRAY = re.compile(r"^\s*(?:declare\s+-a\s+)?([A-Za-z_]\w*\+?)=\((.*)$")
 _BEFORE_COMMENT = re.compile(r"""(?:[^'"#]|"[^"]*"|'[^']*'|(?<=\S)#)*""")
 _HEREDOC = re.compile(r"^\s*read\b.*\s([A-Za-z_]\w*)\s*<<-?\s*['\"]?(\w+)['\"]?\s*$")
+_BODY = re.compile(r"(?<!<)<<-?\s*['\"]?([A-Za-z_]\w*)")
+_QUOTES = ("'", '"', "$'")
+_PIECE = re.compile(r"""\\.|\$'|[^\\'"$#]+|.""", re.DOTALL)
+_ANSI = re.compile(r"""\\.|"(?:[^"\\]|\\.)*"|\$'((?:[^'\\]|\\.)*)'|'[^']*'""", re.DOTALL)
+_ESCAPE = re.compile(
+    rb"""\\(?:([abeEfnrtv\\'"?])|([0-7]{1,3})|(?:x([\da-fA-F]{1,2})|u([\da-fA-F]{1,4})|U0{0,3}([\da-fA-F]{1,5})))"""
+)
+_ESCAPED = dict(zip(b"abeEfnrtv", b"\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+_ONE_WORD = re.compile(r"""(?<!\S)(--[\w.-]++)\s+("\$(?:\w+|\{\w+\})")(?=\s*$|\s+(?:--|\d?[>|;&]))""")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\}|\{(\w+)\[[@*]\]\})")
 _ARITHMETIC = re.compile(r"\$\(\(([^$]+?)\)\)(?!\))")
 _PROGRAM = re.compile(r"(.*\.py|(openrlhf\.cli|verl|recipe|trl)(\.\w+)+)")
@@ -84,7 +93,8 @@ def find_command(script: str) -> TrainingCommand:
 def _read_word(word: str) -> Json:
     """The value of a word; one such as `Q: {}` is a text, though YAML reads a mapping."""
     value = parse_value(word)
-    return word if isinstance(value, dict) and not word.lstrip().startswith("{") else value
+    is_text = isinstance(value, str) or (isinstance(value, dict) and not word.lstrip().startswith("{"))
+    return word if is_text else value
 
 
 def _append(value: Json, more: Json) -> Json:
@@ -95,9 +105,9 @@ def _append(value: Json, more: Json) -> Json:
 
 
 def _join_lines(script: str) -> Iterator[str]:
-    """Lines, each with those that a backslash, an array or a here-document adds to it, and no comments."""
-    lines = iter(script.replace("\\\r\n", "\\\n").splitlines())
-    for line in lines:
+    """Lines, each with those that a backslash, a quote, an array or a here-document adds to it, and no comments."""
+    lines, body = iter(script.replace("\\\r\n", "\\\n").splitlines()), ""
+    while (line := next(lines, None)) is not None:
         heredoc, array = _HEREDOC.match(line), _ARRAY.match(line)
         if heredoc is not None:
             yield f"{heredoc[1]}={shlex.quote(_collect(lines, heredoc[2]))}"
@@ -106,9 +116,60 @@ def _join_lines(script: str) -> Iterator[str]:
         if array is not None:
             yield f"{array[1]}={shlex.quote(' ' + _collect_array(array[2], lines))}"
             continue
-        while line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
-            line = line.rstrip()[:-1] + " " + _drop_comment(next(lines, ""))
+        line = _continue(line, lines)
+        begins = _BODY.search(line)
+        body = body if body and line.strip() != body else begins[1] if begins is not None else ""
+        if not body:
+            line, lines = _close_quote(line, lines)
         yield line
+
+
+def _continue(line: str, lines: Iterator[str]) -> str:
+    """A line with those that a backslash adds to it."""
+    while line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
+        line = line.rstrip()[:-1] + " " + _drop_comment(next(lines, ""))
+    return line
+
+
+def _close_quote(line: str, lines: Iterator[str]) -> tuple[str, Iterator[str]]:
+    """A line with those up to the end of its last quote, and the lines behind; alone where that does not end."""
+    added: list[str] = []
+    quote = _follow_quotes(line, "")
+    while quote and (following := next(lines, None)) is not None:
+        added.append(_continue(following, lines))
+        quote = _follow_quotes(added[-1], quote)
+    return (line, chain(added, lines)) if quote else ("\n".join([line, *added]), lines)
+
+
+def _follow_quotes(line: str, quote: str) -> str:
+    """The quote that is open at the end of a line, by the one at its beginning; empty: none."""
+    before = " "
+    for piece in _PIECE.findall(line):
+        if not quote:
+            if piece == "#" and before.isspace():
+                break
+            quote = piece if piece in _QUOTES else ""
+        elif piece.endswith(quote[-1]) and (quote == "'" or not piece.startswith("\\")):
+            quote = ""
+        before = piece[-1]
+    return quote
+
+
+def _quote_plainly(text: str) -> str:
+    """The text with what stands in `$'…'`, whose escapes bash reads, in quotes that shlex knows."""
+    return _ANSI.sub(lambda match: match[0] if match[1] is None else shlex.quote(_unescape(match[1])), text)
+
+
+def _unescape(text: str) -> str:
+    def read(match: re.Match[bytes]) -> bytes:
+        letter, octal, byte, *points = match.groups()
+        if letter is not None:
+            return bytes([_ESCAPED.get(letter[0], letter[0])])
+        if octal is not None or byte is not None:
+            return bytes([int(octal, 8) & 255 if octal is not None else int(byte, 16)])
+        return chr(int(points[0] or points[1], 16)).encode(errors="replace")
+
+    return _ESCAPE.sub(read, text.encode(errors="replace")).decode(errors="replace")
 
 
 def _collect(lines: Iterator[str], end: str) -> str:
@@ -118,7 +179,7 @@ def _collect(lines: Iterator[str], end: str) -> str:
         if line.strip() == end:
             break
         found.append(_drop_comment(line).rstrip().removesuffix("\\"))
-    return " ".join(found)
+    return "\n".join(found)
 
 
 def _collect_array(first: str, lines: Iterator[str]) -> str:
@@ -129,7 +190,7 @@ def _collect_array(first: str, lines: Iterator[str]) -> str:
         if found[-1].endswith(")") and (found[-1].strip() == ")" or _is_closed("".join(found))):
             found[-1] = found[-1][:-1]
             break
-    return " ".join(found)
+    return "\n".join(found)
 
 
 def _is_closed(text: str) -> bool:
@@ -138,7 +199,8 @@ def _is_closed(text: str) -> bool:
 
 def _split(line: str) -> Iterator[list[str]]:
     """The words of each statement of a line; none where its quotes do not end."""
-    counts = line.replace("$#", "$0").replace("${#", "${0")  # no comments
+    plain = _ONE_WORD.sub(r"\1=\2", _quote_plainly(line))  # a variable in quotes is not split, nor is what has a name
+    counts = plain.replace("$#", "$0").replace("${#", "${0")  # no comments
     reader = shlex.shlex(
         _ARITHMETIC.sub(lambda match: match[0].replace(" ", ""), counts), posix=True, punctuation_chars=";"
     )
@@ -158,9 +220,14 @@ def _split(line: str) -> Iterator[list[str]]:
 
 def _find_inner(words: list[str]) -> Iterator[str]:
     """The texts that a statement gives to a shell: `bash -c "…"`."""
-    for (shell, option), text in zip(pairwise(words), words[2:], strict=False):
-        if shell.rpartition("/")[2] in ("bash", "sh") and option in ("-c", "-lc"):
-            yield text
+    in_options = False
+    for before, word in pairwise(words):
+        if before.rpartition("/")[2] in ("bash", "sh"):
+            in_options = True
+        elif not before.startswith("-") and before != "pipefail":
+            in_options = False
+        if in_options and re.fullmatch(r"-\w*c", before):
+            yield word
 
 
 def _drop_comment(line: str) -> str:
@@ -187,7 +254,7 @@ class _Script:
     def read(self, line: str) -> Iterator[TrainingCommand]:
         """The commands of a line that start a known program, also in a text that it gives to a shell."""
         for statement in _split(line):
-            for inner in _find_inner(statement):
+            for inner in chain.from_iterable(map(_join_lines, _find_inner(statement))):
                 yield from self.read(inner)
             command = self._read_statement(self._enter(statement))
             if command is not None:
@@ -239,7 +306,7 @@ class _Script:
         if not _VARIABLE.fullmatch(word) or " " not in filled:
             return [filled]
         try:
-            return shlex.split(filled, comments=True)
+            return shlex.split(_quote_plainly(filled), comments=True)
         except ValueError:
             return [filled]
 

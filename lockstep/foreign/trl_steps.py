@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from lockstep.foreign.conversions import Lookup, nothing, positive, refuse, section, share_of_steps
 from lockstep.foreign.trl_values import convert_optimizer, has_adamw
@@ -80,7 +81,8 @@ _RATIO = "the ratio of a response that is used again, and its clip, are of the w
 def convert_generated(value: Json, config: Config) -> Answer:
     """Responses generated at a time, of which several optimizer steps may be made."""
     reuses = is_rloo(config) and count_generated(config) > count_rows(config)
-    return Unset(Kind.LOST, _RATIO) if reuses else batch(value, config)
+    answer = batch(value, config)
+    return replace(answer, unfinished=_RATIO) if reuses and isinstance(answer, Several) else answer
 
 
 def iterations(value: Json, config: Config) -> Answer:

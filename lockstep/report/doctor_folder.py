@@ -3,8 +3,8 @@
     report.json           what was asked, measured and decided; `location` is there once a place has been looked for
     columns.safetensors   the tokens, and what each backend says about them
 
-`location` is what `lockstep_doctor.findings.tree_of` returns of the pair with the largest gap, and `reproduction`, the
-path of a script.
+`location` is what `lockstep_doctor.findings.tree_of` returns of the pair with the largest gap, but `left_out` of
+all; `read`, what was read of the requests; and `reproduction`, the path of a script.
 """
 
 from __future__ import annotations

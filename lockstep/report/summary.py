@@ -109,7 +109,7 @@ def _headline(
 
 def _parts(rows: list[dict[str, float]]) -> set[str]:
     """The metrics of a sum's rewards."""
-    return {name for row in rows for name in row if name.startswith("reward/")}
+    return {name for row in rows for name in row if name.startswith("reward/")} - {"reward/tampering"}
 
 
 def _judge(series: list[Figure]) -> str:

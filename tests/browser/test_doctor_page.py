@@ -35,7 +35,8 @@ PLACE = {
 }
 LOCATION = {
     "pair": ["hf", "torch"], "gap": 0.3, "floor": 0.011, "removed": 0.94, "places": [PLACE], "columns": [],
-    "reproduction": "out/repro.py",
+    "reproduction": "out/repro.py", "read": "2 of 8 requests",
+    "left_out": ["6 of 8 drawn requests", "hf vs hf by decoding"],
     "cuts": {"layers.0.down": 1e-6, "layers.1.attn": 0.25, "final_norm": 0.0, "logits": None},
 }  # fmt: skip
 
@@ -297,7 +298,10 @@ def test_places_with_what_was_measured_and_the_error_at_each_cut(result: Result,
         "aten.bmm ← a.py:7 attend",
     ):
         assert said in card
-    assert "Fails on the fault: out/repro.py" in page.locator("#findings").inner_text()
+    findings = page.locator("#findings").inner_text()
+    assert "Fails on the fault: out/repro.py" in findings
+    assert "Read: 2 of 8 requests." in findings
+    assert "here or in other comparisons: 6 of 8 drawn requests, hf vs hf by decoding." in findings
     assert curve(page, "layers", "attn") == [(1, 0.25)]
     assert "1 of 4 agree to the bit" in page.locator("#layers").inner_text()
     assert page.locator("#layers code").all_inner_texts()[:2] == ["logits", "layers.1.attn"]

@@ -73,6 +73,7 @@ OPTIONS = {
     ),
     "rule: rows of two kinds": BadInput("train kto_arithmetic data.task.pairs=true"),
     "doctor: too little time": BadInput("doctor locate model grid.budget_s=0.001 grid.lengths=[8]").late,
+    "doctor: time of a server": BadInput("doctor locate model --url http://127.0.0.1:9 grid.budget_s=60"),
     "sweep: a value twice": BadInput("sweep sft.yaml seed=0,0", dry=False),
     "sweep: one run": BadInput("sweep sft.yaml seed=0", dry=False),
     "sweep: its note is another's": BadInput("sweep sft.yaml seed=0,1 --name old", another_sweep, dry=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,10 @@ from transformers import AttentionInterface
 from lockstep import exit_codes
 from lockstep.batch import Batch
 from lockstep.cli import main
-from lockstep.doctor import locate_time
+from lockstep.config.loading import Loaded
+from lockstep.doctor import locate_model, locate_time, measure_table
 from lockstep.doctor.locate_engines import EngineChoice, EnginePair
+from lockstep.doctor.locate_model import summarize
 from lockstep.doctor.locate_time import LocateTime, PassTime
 from lockstep.models import attention
 from lockstep_doctor import Capture, CutPoint
@@ -116,6 +119,13 @@ def test_then_shorter_ones(clock: Clock, left: float, tokens: int) -> None:
     assert found.describe(found.choose([DECODING])) == f"1 of 8 requests, {tokens} of 24 tokens at most"
 
 
+def test_where_not_all_fit_the_last_ones_wait_and_the_others_share(clock: Clock) -> None:
+    found = bound(clock, MEASURED + 2 * 24 + 0.5)
+    assert len(found.choose([PAIR])) == 4
+    planned, requests = found.share([PAIR, PAIR, PAIR])
+    assert (len(planned), len(requests)) == (2, 1)
+
+
 def test_too_little_time_is_refused_by_the_name_of_its_option(clock: Clock) -> None:
     found = bound(clock, MEASURED + 10)
     assert found.choose([PAIR]) == []
@@ -135,8 +145,17 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return answer
 
 
-def ask(model: Path, out: Path) -> tuple[int, list[dict[str, Any]]]:
-    code = main(["doctor", "locate", str(model), "--out", str(out), *SMALL])
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lockstep's attention computes with another scale."""
+    kernels = AttentionInterface._global_mapping
+    plain = kernels[attention.NAME]
+    scaled = {attention.NAME: lambda *inputs, scaling, **named: plain(*inputs, scaling=0.8 * scaling, **named)}
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", {**kernels, **scaled})
+
+
+def ask(model: Path, out: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
+    code = main(["doctor", "locate", str(model), "--out", str(out), *SMALL, *more])
     return code, json.loads((out / "location.json").read_text())
 
 
@@ -150,16 +169,75 @@ def test_comparisons_that_were_not_begun_are_named(
     code, (found,) = ask(models("llama"), tmp_path / "out")
     left_out = ["hf vs hf by decoding", "torch vs torch among others", "torch vs torch sampler by decoding"]
     assert (code, found["agrees"], found["left_out"]) == (exit_codes.INCONCLUSIVE, True, left_out)
-    assert f"not done, for want of time: {', '.join(left_out)}" in capsys.readouterr().out
+    assert f"not done, for want of time or memory: {', '.join(left_out)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("shorten", "asked", "dropped"),
+    [
+        (lambda all_: all_[:2], 1, "6 of 8 drawn requests"),
+        (lambda all_: [all_[0][:-5]], 0, "7 of 8 drawn requests, the last 5 of 13 tokens"),
+    ],
+)
+def test_what_was_shortened_beforehand_is_named(
+    models: Callable[..., Path],
+    tmp_path: Path,
+    shorten: Callable[[list[Tensor]], list[Tensor]],
+    asked: int,
+    dropped: str,
+    questions: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    choose = LocateTime.choose
+    monkeypatch.setattr(LocateTime, "choose", lambda self, comparisons: shorten(choose(self, comparisons)))
+    questions(asked)
+    code, (found,) = ask(models("llama"), tmp_path / "out")
+    assert (code, found["agrees"]) == (exit_codes.INCONCLUSIVE, True)
+    assert ", ".join(found["left_out"]).startswith(f"{dropped}, hf vs hf by decoding")
+    assert f"not done, for want of time or memory: {dropped}" in capsys.readouterr().out
+
+
+def test_a_page_says_what_was_left_out_of_any_comparison() -> None:
+    worst = {"gap": 2.0, "left_out": ["a"], "read": "all"}
+    shown = summarize([{"gap": 1.0, "left_out": ["a"]}, worst, {"gap": 0.0, "left_out": ["b", "a"]}])
+    assert shown == {**worst, "left_out": ["a", "b"]}
+
+
+def test_quick_has_one_budget_for_its_table_and_its_place(
+    models: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = time.monotonic
+
+    def fail_late(loaded: Loaded) -> SimpleNamespace:
+        monkeypatch.setattr(time, "monotonic", lambda: read() + 1000)
+        return SimpleNamespace(verdict="FAIL")
+
+    monkeypatch.setattr(measure_table, "measure_and_report", fail_late)
+    named = ["--out", str(tmp_path / "out"), "--budget", "900", *SMALL]
+    assert main(["doctor", "quick", str(models("llama")), *named]) == exit_codes.BROKEN
+    said = capsys.readouterr().out
+    assert "the place was not looked for: locate needs" in said
+    assert "0.0 s of grid.budget_s=900 are left" in said
+
+
+def test_what_memory_has_no_room_for_is_named(
+    models: Callable[..., Path],
+    tmp_path: Path,
+    faulty: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    free = iter([0])  # it is not said before the model is opened, and is too little behind it
+    monkeypatch.setattr(locate_model, "free_bytes", lambda device: next(free, 1))
+    code, (found,) = ask(models("llama"), tmp_path / "out", "learner.dtype=bf16")
+    assert (code, found["switches"], found["left_out"]) == (exit_codes.BROKEN, {}, ["the gap in fp32"])
+    assert "not done, for want of time or memory: the gap in fp32" in capsys.readouterr().out
 
 
 def test_a_place_that_was_found_is_proved_and_the_rest_named(
-    models: Callable[..., Path], tmp_path: Path, questions: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    models: Callable[..., Path], tmp_path: Path, questions: Callable[[int], None], faulty: None
 ) -> None:
-    kernels = AttentionInterface._global_mapping
-    plain = kernels[attention.NAME]
-    faulty = {attention.NAME: lambda *inputs, scaling, **named: plain(*inputs, scaling=0.8 * scaling, **named)}
-    monkeypatch.setattr(AttentionInterface, "_global_mapping", {**kernels, **faulty})
     questions(1)
     code, (found,) = ask(models("llama"), tmp_path / "out")
     (place,) = found["places"]

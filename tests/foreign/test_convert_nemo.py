@@ -51,6 +51,26 @@ OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"grpo.baseline": "none", "grpo.scale_rewards": "none", "grpo.whiten_advantages": True},
     ),
     "steps end the run": (GRPO, "", {"run.max_steps": 100, "run.max_epochs": None}),
+    "no steps that someone chose": (
+        GRPO,
+        "grpo: {max_num_steps: 1000000, num_prompts_per_step: 8, num_generations_per_prompt: 64}",
+        {"run.max_steps": None, "run.max_epochs": 1},
+    ),
+    "dynamic sampling takes more rows": (
+        GRPO,
+        "grpo: {use_dynamic_sampling: true, use_leave_one_out_baseline: false, batch_multiplier: 3, "
+        "num_prompts_per_step: 512, max_num_steps: 10000}",
+        {"run.max_steps": None, "run.max_epochs": 1, "grpo.dynamic_sampling.max_batches": 30},
+    ),
+    "rows that they learn": (
+        GRPO,
+        "policy: {max_total_sequence_length: 4096, generation.max_new_tokens: 3072}\n"
+        "data.max_input_seq_length: 2048",
+        {"data.max_prompt_tokens": 2048, "sampling.max_tokens": 3072},
+    ),
+    "arguments of the template": (
+        GRPO, "policy.tokenizer.chat_template_kwargs: {a: 1, b: c}", {"data.template_args": {"a": 1, "b": "c"}}
+    ),
     "passes end it": (GRPO, "grpo.max_num_steps: 1000000", {"run.max_steps": None, "run.max_epochs": 1}),
     "the fields of a set, and the chat template": (
         GRPO,
@@ -172,6 +192,13 @@ CHANGES: dict[str, tuple[str, str, str, str]] = {
         "distillation.seed: 1\nteachers: [{model_name: m}]\nloss_fn: {ce_loss_scale: 0.1, kd_loss_mode: sum}\n",
         "", "loss_fn.ce_loss_scale = 0.1", "one tokenizer",
     ),
+    "a critic with steps of its own": (
+        PPO, "value.train_global_batch_size: 128", "value.train_global_batch_size = 128", "as many as the policy here"
+    ),
+    "responses behind long prompts": (
+        GRPO, "policy: {max_total_sequence_length: 4096, generation.max_new_tokens: 3072}\n"
+        "data.max_input_seq_length: 2048", "data.max_input_seq_length = 2048", "= 4096 tokens together there"
+    ),
     "adapters of Megatron": (
         GRPO, "policy.megatron_cfg: {enabled: true, peft: {enabled: true}}", "peft.enabled", "of the torch backend"
     ),
@@ -189,6 +216,10 @@ def test_what_trains_something_else(name: str, convert: Convert) -> None:
 NOTES = {
     "5% of the rows are validated on there": (GRPO, ""),
     "together there; here a response may have sampling.max_tokens = 512": (GRPO, ""),
+    "with fewer than 8,000,000 rows max_num_epochs ends the run there; where": (
+        GRPO,
+        "grpo: {max_num_steps: 1000000, num_prompts_per_step: 8, num_generations_per_prompt: 64}",
+    ),
     "begins at 0.1 of the learning rate there, and at 1/50 of it": (GRPO, WARMUP),
     "rows of HelpSteer3 are made by a class of theirs": ("dpo.seed: 1\ndata.train.dataset_name: HelpSteer3\n", ""),
 }

@@ -52,6 +52,7 @@ TEN, ONE = [-10, 10], [-1, 1]
         (f"{PPO} --train.agent_func_path a.py", {"reward.type": None, "environment.max_tokens": 128}),
         (SFT, {"data.prompt": "User: {question}\nAssistant: ", "data.completion": "{answer}"}),
         (f"{SFT} --data.input_template 'Q: {{}}\\nA: '", {"data.prompt": "Q: {question}\\nA: "}),  # as it stands there
+        (f"{SFT} --data.input_template $'Q: {{}}\\nA: '", {"data.prompt": "Q: {question}\nA: "}),
         (f"{SFT} --data.apply_chat_template", {"data.messages": "question", "data.prompt": None}),
         (f"{DPO} --model.nll_loss_coef 0.2", {"dpo.sft_loss_weight": 0.2, "dpo.sft_average_log_probs": True}),
         (f"{DPO} --data.apply_chat_template", {"data.messages": "chosen", "data.chat": None}),
@@ -112,6 +113,7 @@ THRESHOLD = f"{A}is_correction_threshold (their default) = [0.5, 5.0]"
         (f"{PPO} --rollout.vllm_generate_batch_size 64", ["rollout.vllm_generate_batch_size = 64"]),
         (f"{PPO} --ds.load_in_4bit", ["ds.load_in_4bit = True"]),
         (SFT, []),
+        (f"{SFT} --data.input_template $TEMPLATE", ["data.input_template = $TEMPLATE"]),
         (f"{SFT} --model.pretrain_mode_enable", ["model.pretrain_mode_enable = True"]),
         (f"{SFT} --data.multiturn --data.apply_chat_template", ["data.multiturn = True"]),
         (f"{DPO} --ref.model_name_or_path other", ["ref.model_name_or_path = other"]),
@@ -143,6 +145,12 @@ def test_rows_are_counted_or_left_to_cut(convert: Convert) -> None:
     [entry] = [entry for entry in convert("run.sh", f"{PPO} --data.max_samples 100000").entries
                if entry.theirs == "data.max_samples"]  # fmt: skip
     assert (entry.kind, "batches of 1024 rows" in entry.reason) == (Kind.REFUSED, True)
+
+
+def test_a_text_may_become_a_message_there(convert: Convert) -> None:
+    said = convert("run.sh", f"{SFT} --data.apply_chat_template").render_recipe(())
+    assert "of a text, say data.prompt='{question}' and data.chat=true" in said
+    assert "of a text" not in convert("run.sh", f"{DPO} --data.apply_chat_template").render_recipe(())
 
 
 def test_the_recipe_itself_says_what_is_to_finish(convert: Convert) -> None:

@@ -212,6 +212,12 @@ def test_what_changes_the_objective_is_listed(command: str, changes: list[str], 
     assert list(convert("run.sh", command).list_changes()) == changes
 
 
+def test_generated_responses_of_rloo_are_to_finish(convert: Convert) -> None:
+    converted = convert("rloo.py", "RLOOConfig(num_generations=4, steps_per_generation=8)\n", library="trl")
+    assert [converted.options[f"grpo.{name}"] for name in ("num_prompts_per_step", "global_batch_size")] == [16, 8]
+    assert [entry.theirs for entry in converted.list_kind(Kind.UNFINISHED)] == ["steps_per_generation"]
+
+
 def test_what_no_key_says_is_noted(convert: Convert) -> None:
     said = {name: " ".join(convert("run.sh", command).remarks) for name, command in
             (("rloo", RLOO), ("packed", "python sft.py --packing true --gradient_accumulation_steps 4"),

@@ -66,3 +66,33 @@ def test_an_array_ends_at_its_parenthesis(array: str) -> None:
     command = find_command(f'ARGS={array}\npython -m verl.trainer.main_ppo "${{ARGS[@]}}" data.truncation=error\n')
     assert command.read()["data.shuffle"] is True
     assert command.read()["data.truncation"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        (r"$'User: {}\nAssistant: '", "User: {}\nAssistant: "),
+        (r"$'it\'s \x41\101\u00e9\U1F600 \\ \q'", "it's AA\u00e9\U0001f600 \\ \\q"),
+        ("'User: {}\nAssistant: '", "User: {}\nAssistant: "),
+        ("'Q {}\n\nA '", "Q {}\n\nA "),
+        ('"Q \\"{}\\"\nA "', 'Q "{}"\nA '),
+    ],
+)
+@pytest.mark.parametrize(
+    ("before", "used"),
+    [("", "--a 1 --b %s"), ("T=%s\n# don't\n", '--a 1 --b "$T"'), ("ARGS=(\n  --a 1\n  --b %s\n)\n", "${ARGS[@]}")],
+)
+def test_a_text_is_what_bash_makes_of_it(before: str, used: str, word: str, text: str) -> None:
+    command = f"{before}python -m openrlhf.cli.train_sft \\\n {used} \\\n --c 2\necho done\n".replace("%s", word)
+    assert find_command(command).read() == {"a": 1, "b": text, "c": 2}
+
+
+@pytest.mark.parametrize("shell", ["bash -c", "sh -ec", "/bin/bash -xc", "bash -l -c", "bash -euo pipefail -c"])
+def test_a_shell_is_given_several_lines(shell: str) -> None:
+    inner = "set -x; cd /w\nlr=3\npython3 -m openrlhf.cli.train_sft \\\n --a $lr --b 'x\ny'\necho done"
+    assert find_command(f'srun -N 1 {shell} "{inner}" &\nwait\n').read() == {"a": 3, "b": "x\ny"}
+
+
+def test_a_quote_that_does_not_end_takes_no_lines() -> None:
+    script = "cat > notes <<EOF\nit's a run\nEOF\n# don't\npython -m openrlhf.cli.train_sft --a 1\necho it's\n"
+    assert find_command(script).read() == {"a": 1}

@@ -85,7 +85,7 @@ class GRPOSection(PolicyGradient):
 
     @model_validator(mode="after")
     def _others_are_compared_with(self) -> GRPOSection:
-        if self.scale_rewards == "others" and self.baseline not in ("leave_one_out", "none"):
+        if self.scale_rewards == "others" and self.baseline != "leave_one_out":
             raise ValueError(
                 f"scale_rewards others is the deviation of those whose mean is baseline: leave_one_out, and the "
                 f"baseline is {self.baseline}; say both of the others, or scale_rewards: group"

@@ -17,15 +17,17 @@ function findingsView({ location: found, notes }) {
   return [element("h2", {}, "Findings"), ...remarks, ...(found ? placesView(found) : [element("p.empty", {}, "The place of a disagreement has not been looked for: lockstep doctor locate does.")])];
 }
 
-function placesView({ pair, gap, floor, removed, places, columns, reproduction }) {
+function placesView({ pair, gap, floor, removed, places, columns, reproduction, read, left_out: leftOut = [] }) {
   const from = `${pair[0]} and ${pair[1]} were ${shown(gap)} nats apart (root mean square), where rounding makes ${shown(floor)}`;
   const to = places.length ? `; undoing what follows removes ${percent(removed)} of it.` : ". No segment gave other values for the same inputs.";
   const script = reproduction ? [element("p.remark", {}, "Fails on the fault: ", element("code", {}, visible(reproduction)))] : [];
+  const rest = [read && `Read: ${read}.`, leftOut.length && `Not done for want of time or memory, here or in other comparisons: ${leftOut.join(", ")}.`];
   return [
     element("p.lead", {}, visible(from + to)),
     ...columns.map((text) => element("p.remark", {}, visible(text))),
     element("ol.places", {}, ...places.map(placeCard)),
     ...script,
+    ...rest.filter(Boolean).map((text) => element("p.remark", {}, visible(text))),
   ];
 }
 
