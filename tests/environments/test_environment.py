@@ -144,7 +144,7 @@ def test_a_dry_run_makes_one(run: Run, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["train", "grpo.yaml", "--dry-run"]) == 0
     assert "worlds.py:Even can be made; it was not played with; its rewards count" in capsys.readouterr().out
     assert main(["train", "grpo.yaml", "--dry-run", "environment.class_name=worlds.py:Odd"]) == 2
-    assert "no class Odd in worlds.py; it has Even, Moody, Asleep" in capsys.readouterr().err
+    assert "no class Odd in worlds.py; it has Even, Split, Moody, Asleep" in capsys.readouterr().err
 
 
 @pytest.mark.full

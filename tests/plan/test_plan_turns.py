@@ -59,7 +59,8 @@ def test_in_turns_a_gpu_holds_all_learners_or_an_engine(seven_billion: Path) -> 
     assert found.beside_engine == buckets, "what CUDA IPC carries weights in"
     budget = found.budget
     assert budget is not None
-    assert budget.beside == buckets + sampler.weights, "the cache has the rest of the GPU"
+    assert sampler.seen == 256 * 32000 * (4 + 1 / 8), "counts of tokens, and which are seen, of each place"
+    assert budget.beside == buckets + sampler.weights + sampler.seen, "the cache has the rest of the GPU"
     reference, policy = ranks["reference"].resident, ranks["policy"].held
     assert found.to_host == resident - reference, "a copy of what is frozen stays there"
     assert found.from_host == resident + policy, "the policy's weights are brought back to be sent, too"
@@ -101,7 +102,7 @@ def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
     for name, options in {"judge": sized, "none": judged, "stays": [*sized, "cluster.offload_idle=false"]}.items():
         recipe = load("self_rewarding", options).expect(Algorithm)
         found[name] = MemoryEstimate.of(recipe, sizes(seven_billion.parent), placement_of(recipe))
-    size = WEIGHTS_7B + 4 * 2**30
+    size = WEIGHTS_7B + 4 * 2**30 + 256 * 32000 * (4 + 1 / 8)  # what vLLM counts penalties in
     assert found["judge"].beside_engine - found["none"].beside_engine == size
     assert found["stays"].beside_engine - found["stays"]._learners == size
 
