@@ -38,4 +38,6 @@ def tap_torch(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
         weight = head.weight.detach()
         return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
-    return RankTap(learner, [*(f"{_MODEL}.{path}" for path in inside), _MODEL], values, gather_head, frozenset(), name, neighbors)
+    return RankTap(
+        learner, [*(f"{_MODEL}.{path}" for path in inside), _MODEL], values, gather_head, frozenset(), name, neighbors
+    )
