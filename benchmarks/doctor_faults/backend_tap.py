@@ -15,6 +15,9 @@ from lockstep.models.heads import PLAIN
 from lockstep.types import SamplingParams
 from lockstep_doctor import Capture, CutPoint, ModuleTap
 
+_OUTSIDE = -1e4
+"""Logit of a token that is not drawn from."""
+
 
 class BackendTap(ModuleTap):
     """Reads a sequence alone by the model of a backend, and looks its column up in what the backend said.
@@ -50,4 +53,4 @@ class BackendTap(ModuleTap):
 
 def process(logits_TV: Tensor, sampling: SamplingParams) -> Tensor:
     """Logits of the distribution that is drawn from, by the processors of `transformers`."""
-    return logits_TV.float() if sampling.unshaped else shape_logits(logits_TV.float(), sampling)
+    return logits_TV.float() if sampling.unshaped else shape_logits(logits_TV.float(), sampling).clamp(min=_OUTSIDE)

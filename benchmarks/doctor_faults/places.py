@@ -5,9 +5,18 @@ from __future__ import annotations
 COLUMN = "column"
 """Behind the logits, or only beside other sequences, or only while tokens are drawn."""
 
-_NORMS = frozenset({"attn_norm", "mlp_norm", "final_norm", "post_attention_layernorm", "post_feedforward_layernorm"})
-_HEADS = frozenset({"q", "k", "v", "qkv", "attn", "o", "self_attn.q_norm", "self_attn.k_norm", "rotary_emb"})
-_BRANCH = frozenset({"gate", "up", "gate_up", "act", "mlp.act_fn", "down", "router", "routed", "experts"})
+_NORMS = frozenset(
+    {"attn_norm", "mlp_norm", "final_norm", "post_attention_layernorm", "post_feedforward_layernorm"}
+    | {"post_mlp_layernorm", "post_norm1"}
+)
+_HEADS = frozenset(
+    {"q", "k", "v", "qkv", "attn", "o", "self_attn.q_norm", "self_attn.k_norm", "rotary_emb"}
+    | {"self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.dense", "self_attention.attention_dropout"}
+)
+_BRANCH = frozenset(
+    {"gate", "up", "gate_up", "act", "mlp.act_fn", "down", "router", "routed", "experts"}
+    | {"mlp.act", "mlps.0.down_proj", "mlps.1.down_proj", "resid_mlp_dropout"}
+)
 _ENDS = frozenset({"embed", "resid_in", "resid_mid", "resid_out", "logits", "output", "wpe"})
 _ALL = _NORMS | _HEADS | _BRANCH | _ENDS
 _BEHIND = frozenset({COLUMN})
@@ -29,8 +38,8 @@ PLACES: dict[str, frozenset[str]] = {
     "sliding_window": frozenset({"attn"}) | _BEHIND,
     "bias": _HEADS | _BRANCH | {"logits"},
     "norm_eps": _NORMS | {"self_attn.q_norm", "self_attn.k_norm"},
-    "activation": frozenset({"act", "mlp.act_fn", "down", "experts"}),
-    "attention": frozenset({"attn", "o"}),
+    "activation": frozenset({"act", "mlp.act", "mlp.act_fn", "down", "experts"}),
+    "attention": frozenset({"attn", "o", "self_attn.dense"}),
     "embedding": frozenset({"embed", "resid_in", "wpe"}),
     "stale_tensor": _ALL,
     "swapped_tensors": _ALL,

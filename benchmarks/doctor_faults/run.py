@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.doctor_faults.backend_tap import BackendTap, process
@@ -27,10 +28,11 @@ from lockstep.models.heads import PLAIN
 from lockstep.report.progress import Progress, show_progress
 from lockstep.types import SamplingParams
 from lockstep_doctor import ModuleTap, PairExamination, examine
+from lockstep_doctor.locate import nats
 
 _QUARTERINGS, _REQUESTS = 5, 8
-_FINE, _ROUGH = 1e-3, 0.1
-"""Nats that a column may be from the logits of a sequence alone, in fp32 and in other types."""
+_FINE, _NOISES = 1e-3, 8.0
+"""Nats that a column may be from the logits of a sequence alone; and how often what its type rounds."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,9 @@ def _examined(trial: Trial) -> Row:
         )
         types = [TORCH_TYPES[side.settings()["dtype"]] for side in (case.train, case.infer)]
         witness, *rounded = (_plain(case.folder, dtype, drawn.sampling or PLAIN) for dtype in (torch.float64, *types))
-        own = _ROUGH if any(dtype != torch.float32 for dtype in types) else _FINE
-        found = examine(*taps, list(drawn.sequences()), witness, rounded, delivered=own)
+        sequences = list(drawn.sequences())
+        own = max(_FINE, _NOISES * max(_measure_noise(witness, tap, sequences[0]) for tap in rounded))
+        found = examine(*taps, sequences, witness, rounded, delivered=own)
         off = (scored - drawn["sampler_logprob"])[drawn.mask].double()
         probabilities = scored[drawn.mask].exp() - drawn["sampler_logprob"][drawn.mask].exp()
         return Row(
@@ -205,6 +208,11 @@ def _examined(trial: Trial) -> Row:
         )
     finally:
         case.close()
+
+
+def _measure_noise(witness: ModuleTap, rounded: ModuleTap, tokens_T: Tensor) -> float:
+    """Nats by which a type rounds: a column of a batch may be off by several of them from what one sequence gives."""
+    return nats(witness.run(tokens_T, {}).logits, rounded.run(tokens_T, {}).logits, tokens_T)
 
 
 def _stages(found: PairExamination) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Row:
     @property
     def outcome(self) -> Outcome:
         """How the doctor did."""
-        found = set(self.found)
+        found = {re.sub(r"\.\d+$", "", stage) for stage in self.found}  # of several outputs of one module
         if not self.expected:
             return "false alarm" if found or self.disagrees else "quiet"
         places = [frozenset().union(*(PLACES[cause] for cause in right)) for right in self.expected]
