@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bad_inputs import BadInput, a_run, own, reward, said
+from safetensors.torch import load_file, save_file
 from workspace import write
 
 
@@ -27,6 +28,16 @@ def a_run_with_tools(folder: Path) -> None:
     tools = "{class_name: lockstep.environments.calculator:CalculatorTool, tool_format: hermes, max_tokens: 24}"
     with (folder / "run/recipe.yaml").open("a") as recipe:
         recipe.write(f"environment: {tools}\n")
+
+
+def break_weights(folder: Path) -> None:
+    """The model's weights are no numbers, and there is a dump to judge by them."""
+    file = folder / "model/model.safetensors"
+    save_file({name: weight * float("nan") for name, weight in load_file(file).items()}, file, {"format": "pt"})
+    write(
+        "dump.jsonl",
+        '{"ids": [1, 2, 3], "old_log_probs": [-0.1, -0.2, -0.1], "rollout_log_probs": [-0.1, -0.3, -0.1]}\n',
+    )(folder)
 
 
 TEMPLATE = "{% if enable_thinking %}<think>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
@@ -72,6 +83,7 @@ OPTIONS = {
         write("model/chat_template.jinja", TEMPLATE), f"{CALCULATOR} environment.tool_format=hermes data.chat=true"
     ),
     "rule: rows of two kinds": BadInput("train kto_arithmetic data.task.pairs=true"),
+    "doctor: a model that is broken": BadInput("doctor locate dump.jsonl --model model", break_weights).late,
     "doctor: too little time": BadInput("doctor locate model grid.budget_s=0.001 grid.lengths=[8]").late,
     "doctor: time of a server": BadInput("doctor locate model --url http://127.0.0.1:9 grid.budget_s=60"),
     "sweep: a value twice": BadInput("sweep sft.yaml seed=0,0", dry=False),
