@@ -204,7 +204,8 @@ def locate(
     if isinstance(other, FileTap) or (is_broken and is_sound and not isinstance(reference, FileTap)):
         reference, other, right, own = other, reference, own, right
     gap = nats(right.logits, own.logits, tokens_T)
-    rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right)
+    exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
+    rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right, exact)
     if not FLOORS * rounding.gap < CAP:
         rounding = Rounding()  # no gap would be more than such a floor: the program that it is measured with is broken
     if not exceeds(gap, rounding.gap):
@@ -234,7 +235,6 @@ def locate(
     order = list(right.seen)
     chosen = sorted(_choose_fewest(segments, undo), key=lambda some: order.index(some[0].end))
     removed = undo(_flat(chosen))
-    exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
     places: list[FaultPlace] = []
     for some in chosen:
         end = some[0].end
@@ -259,16 +259,17 @@ def gives_numbers(found: Capture, tokens_T: Tensor) -> bool:
     return bool(pick_logprobs(found.logits, tokens_T).isfinite().all())
 
 
-def measure_rounding(witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture) -> Rounding:
+def measure_rounding(
+    witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture, exact: Mapping[CutPoint, Tensor]
+) -> Rounding:
     """Measures how far one program is from itself in float64, in the types of both engines together.
 
     Args:
-        witness: In float64.
+        witness: In float64; `exact` is what it makes of the values `right`, which all are given.
         rounded: In each type.
         tokens_T: Ids of one sequence.
-        right: The values that all are given.
     """
-    exact, plain = witness.run(tokens_T, right.seen).seen, witness.run(tokens_T, {}).logits
+    plain = witness.run(tokens_T, {}).logits
     squares: dict[CutPoint, float] = {}
     gap = 0.0
     for tap in rounded:

@@ -274,12 +274,12 @@ GATES = (
     Gate((f"{VLLM}.*", "policy.generation.vllm_kwargs*"),
         lambda config: config.get("policy.generation.backend") == "vllm",
          "policy.generation.backend is not vllm"),
-    Gate(("*.reward_shaping.*",), lambda config: config.says(steps.own(config, "reward_shaping.enabled")),
+    Gate(("*.reward_shaping.*",), lambda config: config.says(steps.key_of(config, "reward_shaping.enabled")),
          "reward_shaping.enabled is false", but=("*.reward_shaping.enabled",)),
-    Gate(("*.reward_scaling.*",), lambda config: config.says(steps.own(config, "reward_scaling.enabled")),
+    Gate(("*.reward_scaling.*",), lambda config: config.says(steps.key_of(config, "reward_scaling.enabled")),
          "reward_scaling.enabled is false", but=("*.reward_scaling.enabled",)),
-    Gate(("*.async_grpo.*", "*.async_ppo.*"), lambda config: config.says(steps.own(config, "async_grpo.enabled"))
-         or config.says(steps.own(config, "async_ppo.enabled")), "it is not asynchronous",
+    Gate(("*.async_grpo.*", "*.async_ppo.*"), lambda config: config.says(steps.key_of(config, "async_grpo.enabled"))
+         or config.says(steps.key_of(config, "async_ppo.enabled")), "it is not asynchronous",
          but=("*.async_*po.enabled",)),
     Gate((f"{ESTIMATOR}.normalize_rewards", f"{ESTIMATOR}.use_leave_one_out_baseline", "grpo.normalize_rewards",
           "grpo.use_leave_one_out_baseline"), values.compares_responses, "the estimator reads neither"),

@@ -32,7 +32,7 @@ def algorithm(config: Config) -> str | None:
     return None if trainer is None else TRAINERS[trainer]
 
 
-def own(config: Config, name: str) -> str:
+def key_of(config: Config, name: str) -> str:
     """A key of the section that names what is trained."""
     return f"{find_trainer(config)}.{name}"
 
@@ -45,15 +45,15 @@ def is_megatron(config: Config, owner: str = "policy") -> bool:
 def count_updates(config: Config) -> int:
     """Optimizer steps of one pass over a step's responses, after which their scheduler makes a step."""
     prompts, each = (
-        config.whole(own(config, "num_prompts_per_step"), 0),
-        config.whole(own(config, "num_generations_per_prompt"), 1),
+        config.whole(key_of(config, "num_prompts_per_step"), 0),
+        config.whole(key_of(config, "num_generations_per_prompt"), 1),
     )
     return max(1, prompts * each // max(1, config.whole("policy.train_global_batch_size", 1)))
 
 
 def has_one_update(config: Config) -> bool:
     """True if a step has one optimizer step, in which the policy is still the one that sampled."""
-    return count_updates(config) * config.whole(own(config, "ppo_epochs"), 1) == 1
+    return count_updates(config) * config.whole(key_of(config, "ppo_epochs"), 1) == 1
 
 
 # What ends a run.
@@ -61,14 +61,18 @@ def has_one_update(config: Config) -> bool:
 
 def batch_factor(config: Config) -> float:
     """Prompts that dynamic sampling draws at a time, by those of a step."""
-    return config.number(own(config, "batch_multiplier"), 1) if config.says(own(config, "use_dynamic_sampling")) else 1
+    return (
+        config.number(key_of(config, "batch_multiplier"), 1)
+        if config.says(key_of(config, "use_dynamic_sampling"))
+        else 1
+    )
 
 
 def _count_needed(config: Config) -> float:
     """Rows of a data set of which the passes would last as long as the steps, or longer with dynamic sampling."""
-    rows = config.whole(own(config, "num_prompts_per_step"), config.whole("policy.train_global_batch_size", 1))
+    rows = config.whole(key_of(config, "num_prompts_per_step"), config.whole("policy.train_global_batch_size", 1))
     rows = int(rows * batch_factor(config))
-    steps, passes = config.number(own(config, "max_num_steps")), config.number(own(config, "max_num_epochs"), 1)
+    steps, passes = config.number(key_of(config, "max_num_steps")), config.number(key_of(config, "max_num_epochs"), 1)
     try:
         return steps * rows / max(1, passes)
     except OverflowError:
@@ -80,14 +84,14 @@ def _is_async(config: Config) -> bool:
 
 
 def _ends_by_epochs(config: Config) -> bool:
-    steps = config.number(own(config, "max_num_steps"))
+    steps = config.number(key_of(config, "max_num_steps"))
     most = OF_ENDLESS if steps >= ENDLESS else ALL_SETS
     return steps <= 0 or (not _is_async(config) and _count_needed(config) > most)
 
 
 def max_steps(value: Json, config: Config) -> Answer:
     """Steps of the run, unless its passes certainly end it before."""
-    if _ends_by_epochs(config) and config.number(own(config, "max_num_steps")) > 0:
+    if _ends_by_epochs(config) and config.number(key_of(config, "max_num_steps")) > 0:
         return nothing(f"max_num_epochs ends the run before, of any data set below {_count_needed(config):,.0f} rows")
     return positive("max_num_epochs decides")(value, config)
 
@@ -103,7 +107,7 @@ def max_epochs(value: Json, config: Config) -> Answer:
 
 def describe_end(config: Config) -> str:
     """Says what ends the run there where that depends on the number of rows; else empty."""
-    steps, passes = config.number(own(config, "max_num_steps")), config.number(own(config, "max_num_epochs"), 1)
+    steps, passes = config.number(key_of(config, "max_num_steps")), config.number(key_of(config, "max_num_epochs"), 1)
     needed = _count_needed(config)
     if not 0 < passes < steps or needed > ALL_SETS or _is_async(config):
         return ""

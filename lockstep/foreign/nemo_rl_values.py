@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lockstep.foreign.conversions import Lookup, bound, data_ranks, lack, nothing, number, positive, refuse, section
-from lockstep.foreign.nemo_rl_steps import MEGATRON, batch_factor, has_one_update, is_megatron, own
+from lockstep.foreign.nemo_rl_steps import MEGATRON, batch_factor, has_one_update, is_megatron, key_of
 from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Several, Unset
 
 SAMPLES = ("ppo", "grpo", "distill")
@@ -166,7 +166,7 @@ def dynamic_sampling(value: Json, config: Config) -> Answer:
 
 def dynamic_limit(value: Json, config: Config) -> Answer:
     """Batches of a step of dynamic sampling, which are as large as the step here."""
-    answer = dynamic_sampling(config.get(own(config, "use_dynamic_sampling")), config)
+    answer = dynamic_sampling(config.get(key_of(config, "use_dynamic_sampling")), config)
     return answer if isinstance(answer, int) else nothing("there is no dynamic sampling")
 
 
@@ -178,7 +178,7 @@ def reward_scaling(value: Json, config: Config) -> Answer:
     if value is not True:
         return nothing(OFF)
     source, target = (
-        [config.number(own(config, f"reward_scaling.{side}_{end}"), otherwise)
+        [config.number(key_of(config, f"reward_scaling.{side}_{end}"), otherwise)
          for end, otherwise in (("min", 0.0), ("max", 1.0))]
         for side in ("source", "target")
     )  # fmt: skip
@@ -188,7 +188,7 @@ def reward_scaling(value: Json, config: Config) -> Answer:
 
 def _overlong(config: Config) -> tuple[float, float, float] | Unset:
     """Tokens before the longest response from which on theirs takes something off; their buffer and penalty."""
-    name = own(config, SHAPING)
+    name = key_of(config, SHAPING)
     if config.get(f"{name}.stop_properly_penalty_coef") is not None:
         return Unset(Kind.IGNORED, "stop_properly_penalty_coef is set, and goes before")
     buffer, penalty = config.number(f"{name}.overlong_buffer_length"), config.number(f"{name}.overlong_buffer_penalty")
@@ -339,12 +339,12 @@ def metric(value: Json, config: Config) -> Answer:
     metrics = {"val:accuracy": "validation/accuracy", "val:val_loss": "validation/loss", "val_loss": "validation/loss"}
     if str(value) not in metrics:
         return refuse(f"the metric {value} has another name here; docs/coming_from.md")
-    if config.number(own(config, "val_period")) <= 0:
+    if config.number(key_of(config, "val_period")) <= 0:
         return nothing("val_period validates at no step between")
     named = (config.get("data.validation.dataset_name"), config.get("data.validation.data_path"))
     if not any(named):
         return refuse("there are no rows in data.validation to compare by")
-    every, validates = config.whole("checkpointing.save_period", 10), config.whole(own(config, "val_period"), 1)
+    every, validates = config.whole("checkpointing.save_period", 10), config.whole(key_of(config, "val_period"), 1)
     if every % validates:
         return refuse(f"a checkpoint is compared by its validation, and {every} steps are no multiple of {validates}")
     return metrics[str(value)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import Lookup, column, lack, nothing, positive, refuse, section, whole
 from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Several, Unset
 
@@ -64,12 +65,6 @@ def no_std(value: Json, config: Config) -> Answer:
     return lack("advantages of a step are centered and not divided there; whiten_advantages does both here, or neither")
 
 
-_GRADIENTS = {
-    ("loss", "k1"): "k1 in the loss has an expected gradient of 0 there; here the loss has that of KL(π ‖ π_ref)",
-    ("loss", "k3"): "k3 in the loss has the gradient of KL(π_ref ‖ π) there; here the loss has that of KL(π ‖ π_ref)",
-    ("reward", "k2"): "k2 in the reward has another gradient there than KL(π ‖ π_ref), which k1 here has",
-    ("reward", "k3"): "k3 in the reward has another gradient there than KL(π ‖ π_ref), which k1 here has",
-}
 _NET_OF_KL = "there a token pays β times the KL of itself and what follows beside the group's advantage; here {} of "
 _NET_OF_KL += "rewards less β times the KL of the whole response"
 
@@ -80,7 +75,7 @@ def placement(value: Json, config: Config) -> Answer:
         return nothing("there is no KL")
     if value is True:
         unsaid = "algo.kl.estimator" not in config.given
-        return Several({"ppo.kl.placement": "loss"}, _GRADIENTS["loss", "k1"] if unsaid else "")
+        return Several({"ppo.kl.placement": "loss"}, say.GRADIENTS["loss", "k1"] if unsaid else "")
     compared = {"group_norm": "the group's mean and deviation are"}.get(str(read_estimator(config)), "the baseline is")
     is_odd = config.algorithm == "grpo" and read_estimator(config) in GROUPS
     return Several({"ppo.kl.placement": "reward"}, _NET_OF_KL.format(compared) if is_odd else "")
@@ -89,7 +84,7 @@ def placement(value: Json, config: Config) -> Answer:
 def kl_estimator(value: Json, config: Config) -> Answer:
     """An estimator of the KL, which the placement decides here."""
     in_loss = config.says("algo.kl.use_loss")
-    odd = _GRADIENTS.get(("loss" if in_loss else "reward", str(value)))
+    odd = say.GRADIENTS.get(("loss" if in_loss else "reward", str(value)))
     if odd is not None:
         return lack(odd)
     return nothing("k2 in the loss; here weighed by π/π_old, too" if in_loss else "k1 in the reward, as here")

@@ -205,31 +205,31 @@ def kl_reward(value: Json, config: Config) -> Answer:
     return refuse(say.ONE_KL) if config.says(f"{ACTOR}.use_kl_loss") else kl_coefficient(value, config)
 
 
-_LOW_VARIANCE = "low_var_kl", "that of KL(π_ref ‖ π)"
-_OTHER_GRADIENT = "the gradient of {} in the loss is {} there; here it is that of KL(π ‖ π_ref), as of their k3+"
+_ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+_OTHER_GRADIENT = "{} in the {} has another gradient there than KL(π ‖ π_ref), which is trained by here"
 
 
 def loss_estimator(value: Json, config: Config) -> Answer:
     """An estimator of the KL in the loss; those with a plus have the gradient of k2."""
-    name = str(value)
-    if name in ("k2", "mse") or name.endswith("+"):
+    name = _ESTIMATORS.get(str(value), str(value))
+    if name == "k2" or name.endswith("+"):
         return nothing("its gradient is that of k2; here weighed by π/π_old, too")
-    gradient = _LOW_VARIANCE[1] if name in ("k3", "low_var_kl") else "another one"
-    return lack(_OTHER_GRADIENT.format(name, gradient))
+    return lack(say.GRADIENTS.get(("loss", name), _OTHER_GRADIENT.format(value, "loss")))
 
 
 def reward_estimator(value: Json, config: Config) -> Answer:
     """An estimator of the KL in the reward."""
-    if value in ("k1", "kl"):
+    name = _ESTIMATORS.get(str(value), str(value))
+    if name == "k1":
         return nothing("k1, as here")
-    return lack(f"{value} in the reward has another gradient there than KL(π ‖ π_ref), which k1 here has")
+    return lack(say.GRADIENTS.get(("reward", name), _OTHER_GRADIENT.format(value, "reward")))
 
 
 def use_kl_loss(value: Json, config: Config) -> Answer:
     """The placement of the KL, where it is in the loss."""
     if value is True and config.number(f"{ACTOR}.kl_loss_coef"):
         unsaid = f"{ACTOR}.kl_loss_type" not in config.given
-        return Several({"ppo.kl.placement": "loss"}, _OTHER_GRADIENT.format(*_LOW_VARIANCE) if unsaid else "")
+        return Several({"ppo.kl.placement": "loss"}, say.GRADIENTS["loss", "k3"] if unsaid else "")
     return nothing("no KL in the loss")
 
 
