@@ -41,7 +41,7 @@ class Conditions:
 
     def but(self, other: Conditions) -> Conditions:
         """These, and over them what the other ones say."""
-        return replace(self, **{name: said for name, said in vars(other).items() if said})
+        return replace(other, **{name: usual for name, usual in vars(self).items() if not vars(other)[name]})
 
 
 USUAL = Conditions()
