@@ -23,10 +23,13 @@ from tiny_recipe import RECIPE
 
 from lockstep import disk, exit_codes
 from lockstep.cli import main
+from lockstep.config.hub_name import PINS
 from lockstep.config.loading import load
+from lockstep.report.judge_reward import agreement_file, replies_file
 from lockstep.report.log import read_metrics
 from lockstep.run import checkpoint
-from lockstep.run.folder import lock_folder
+from lockstep.run.folder import FRAME, lock_folder
+from lockstep.run.footprint import Footprint
 from lockstep.run.identity import ChangedError, differences, identity, inputs
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
@@ -406,6 +409,19 @@ def test_a_stopped_start_leaves_what_others_made(run: Run, in_tmp: Path) -> None
     with pytest.raises(Stopped, match="first stopped after step 1"):
         train(load("tiny.yaml", warm))
     assert list(Path("runs").glob("first-*/checkpoints/step_000001"))
+
+
+def test_a_failed_start_takes_away_what_it_made(in_tmp: Path) -> None:
+    """Else the same command is refused afterwards, since the folder holds something and no run."""
+    made = [PINS, "recipe.yaml", replies_file("reward.judge"), agreement_file("reward.judge"), f"{FRAME}/config.json"]
+    folder = Path("run")
+    before = Footprint.before(folder)
+    for name in made:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    with pytest.raises(OSError, match="engine"), before.restore_on_failure():
+        raise OSError("no engine")
+    assert not folder.exists()
 
 
 @pytest.mark.full
