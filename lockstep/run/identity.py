@@ -18,8 +18,8 @@ from lockstep.models.digests import digest, model_files
 
 Identity = dict[str, Any]
 
-_WITH_MODELS = ("reward_model.", "critic_model.", "teachers.", "reward.", "validation_reward.")
-"""Sections whose options `path` name models besides the initial one."""
+_WITH_MODELS = ("reward_model.", "critic_model.", "teachers.", "reward.", "validation_reward.", "judge.", "meta_judge.")
+"""Sections that name further models: every option `path` in them is a model folder."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
 
 

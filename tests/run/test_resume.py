@@ -453,6 +453,17 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
     assert sorted(names) == ["code.reward.function", "data.train", "model.model.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "option"), [("self_rewarding", "judge"), ("self_rewarding_meta_llama3_8b", "meta_judge")]
+)
+def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) -> None:
+    loaded = load(recipe, [f"{option}.path={tmp_path}"])
+    (tmp_path / "weights").write_bytes(b"1")
+    before = inputs(loaded, {}, None)
+    (tmp_path / "weights").write_bytes(b"2")
+    assert [line.split()[0] for line in differences(before, inputs(loaded, {}, None))] == [f"{option}.weights"]
+
+
 def test_a_large_file_of_the_first_model_is_known_by_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
