@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 
@@ -45,6 +46,10 @@ def _parts(value: object, seen: set[int]) -> Iterator[str]:
         case type():
             seen.add(id(value))
             yield from _parts_of_class(value, seen)
+        case property():
+            yield from _parts([value.fget, value.fset, value.fdel], seen)
+        case cached_property():
+            yield from _parts(value.func, seen)
         case _:
             yield type(value).__qualname__
 
