@@ -243,7 +243,7 @@ class Rank:
         return self._copies(1 if self.learner.activation_checkpointing else None)
 
     def _forward(self) -> dict[str, int]:
-        """Further contents at the end of the forward pass; if layers are recomputed, one layer's working memory, too."""
+        """Further contents at the end of the forward pass; with recomputed layers also the working memory of one."""
         copies = {"bf16 copies of weights": self._copies(), "logits while they are shaped": self.logits.shaping}
         if not self.learner.activation_checkpointing:
             return copies
