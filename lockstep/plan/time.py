@@ -2,7 +2,8 @@
 
 Every response is taken to have its greatest length, so this is too much where most of them end before. Products are
 counted as 2 operations per weight and token forward and twice that backward, attention as 4 per number of a query and
-token that it sees. Updates of the optimizer, loading of data, rewards and checkpoints are left out.
+token that it sees. The measured share of a learner includes its updates. Loading of data, scoring of rewards and
+checkpoints are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Rates:
 
     Attributes:
         products: Operations per second of large products.
-        learner: Share of `products` that a pass of a learner reaches.
+        learner: Share of `products` that passes of a learner with their update reach.
         memory: Bytes per second that are read from memory.
         layer_s: Seconds that a layer of a decoding pass takes besides reading and multiplying.
         sync: Bytes per second of a weight sync.
@@ -85,7 +86,7 @@ class StepTime:
         refit: Weight sync.
         turns: Copies of learners to the host's memory and back.
         score: Passes without a gradient.
-        learn: Passes with a gradient.
+        learn: Passes with a gradient, and updates.
     """
 
     generate: float
