@@ -19,7 +19,7 @@ class DriftSection(Section):
     )
     baseline_steps: PositiveInt = Field(default=20, description="first steps, from which the usual mismatch is learned")
     factor: Annotated[float, Field(gt=1.0)] = Field(
-        default=1.5, description="healthy is a mismatch up to this times the baseline's mean plus three standard errors"
+        default=1.5, description="a mismatch is healthy up to this times (mean + 3 standard errors) of the first steps"
     )
 
 
