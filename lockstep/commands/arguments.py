@@ -40,15 +40,15 @@ def add_asking(
     folder: str,
     model: Callable[[str], str] = source_argument,
 ) -> None:
-    """Adds the arguments of a command that asks a model the rows of a file.
+    """Adds the arguments of a command that runs a model on the rows of a file.
 
     Args:
-        parser: Of the command.
-        rows: Contents of the file.
+        parser: The command's parser.
+        rows: Contents of the file, for the help.
         option: An override, as an example.
-        recipe: The recipe where none is named.
+        recipe: The default recipe.
         folder: Folder of the results.
-        model: Reads what names the model.
+        model: Parses the argument that names the model.
     """
     parser.add_argument(
         "model",

@@ -1,4 +1,4 @@
-"""The words that a shell can put in place of the last one. Imports no torch, and runs no code that a recipe names."""
+"""Shell completion: the words that can replace the last one. Imports no torch, and runs no code that a recipe names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Typed:
     """The words before the last, as the parser reads them.
 
     Attributes:
-        parser: Of the command, or of the part of it that the words have reached.
+        parser: The parser of the command or subcommand that the words have reached.
         positional: Number of positional arguments so far.
         awaits: The flag whose value comes next, if any.
         recipe: The recipe that the words name, if they do.
@@ -60,11 +60,11 @@ class Typed:
 
 
 def find_candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Finds what can stand in place of the last word; nothing where a file can, which the shell knows better.
+    """Finds the words that can replace the last one; none where a file is due, which the shell completes itself.
 
     Args:
-        parser: Of the command line.
-        words: Those behind the program's name; the last may be empty.
+        parser: The parser of the command line.
+        words: The words behind the program's name; the last may be empty.
     """
     typed = Typed(parser)
     for word in words[:-1]:
@@ -98,7 +98,7 @@ def _list_words(typed: Typed, last: str) -> Iterable[str]:
 
 
 def _list_recipes(last: str) -> list[str]:
-    """Returns recipes that ship, and files and folders that begin so."""
+    """Returns the recipes that ship, and the YAML files and folders whose paths begin with `last`."""
     from lockstep.config.recipe_files import find_shipped
 
     near = sorted(Path().glob(f"{last}*")) if last and not Path(last).is_absolute() else sorted(Path().glob("*.yaml"))
@@ -107,7 +107,7 @@ def _list_recipes(last: str) -> list[str]:
 
 
 def _list_overrides(recipe: str, last: str) -> list[str]:
-    """Returns the options of a recipe, a level at a time, or behind = the values of one."""
+    """Returns the options of the section that `last` has reached or, behind `=`, the values of an option."""
     from lockstep.config import Common, registry
     from lockstep.config.errors import Shape
     from lockstep.config.loading import find_short_forms, read_tree
@@ -135,7 +135,7 @@ def _list_overrides(recipe: str, last: str) -> list[str]:
 
 
 def _list_values(schema: Mapping[str, Any]) -> list[str]:
-    """Returns the values of an option that has few."""
+    """Returns the values of an option that has few; else nothing."""
     if "anyOf" in schema:
         found = [value for choice in schema["anyOf"] for value in _list_values(choice)]
         return [] if found == ["null"] else found
@@ -146,7 +146,7 @@ def _list_values(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _leave_out_code(tree: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a recipe says without a task of the user's own: pressing a key imports no one's code."""
+    """Returns a recipe's options without a task of the user's own, so that completion never imports the user's code."""
     data = tree.get("data")
     task = data.get("task") if isinstance(data, dict) else None
     name = task.get("name") if isinstance(task, dict) else None

@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 
 def require_address(url: str, example: str) -> str:
-    """Returns a server's address.
+    """Returns a server's URL unchanged, once it is checked.
 
     Raises:
-        ValueError: It is none, or holds a key.
+        ValueError: It is no http(s) URL with a host, or has a user name or a query, which may hold a key.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

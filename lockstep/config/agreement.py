@@ -12,14 +12,14 @@ _CEILING_FP32, _CEILING_BF16 = 1.001, 1.05
 
 
 class DriftSection(Section):
-    """The drift monitor, which compares each step with the first ones; see docs/guides/add_a_model.md."""
+    """The drift monitor: an alarm when the mismatch of sampler and learner rises; see docs/guides/add_a_model.md."""
 
     false_alarm_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.01, description="bound on the chance that a healthy run ever has an alarm"
     )
     baseline_steps: PositiveInt = Field(default=20, description="first steps, from which the usual mismatch is learned")
     factor: Annotated[float, Field(gt=1.0)] = Field(
-        default=1.5, description="how many times the usual mismatch, and three of its standard errors, is still healthy"
+        default=1.5, description="a mismatch is healthy up to this times (mean + 3 standard errors) of the first steps"
     )
 
 
@@ -48,7 +48,7 @@ class AgreementSection(Section):
 
     @property
     def requires_exact(self) -> bool:
-        """True if the run is refused, or ends, where they do not."""
+        """True if a recipe that cannot be exact is refused, and a run ends at the first token that differs."""
         return self.exact == "require"
 
     @property

@@ -78,7 +78,7 @@ class InferenceOptions(ABC):
 
     @abstractmethod
     def refuse_options(self, section: SamplerSection) -> None:
-        """Raises ValueError for an option that the backend does not have, or lacks."""
+        """Raises ValueError for an option that the backend does not support, or that it needs and is not given."""
 
     def explain_fixed_weights(self, section: SamplerSection) -> str | None:
         """Says which option keeps it from taking the weights of a learner; None: none does."""
@@ -91,22 +91,22 @@ class InferenceOptions(ABC):
     @property
     @abstractmethod
     def doctor_backends(self) -> tuple[str, ...]:
-        """Backends that the doctor compares for a run of torch that samples with this, the trainer first."""
+        """Backends that the doctor compares for a run with the torch learner and this sampler, the learner's first."""
 
     @abstractmethod
     def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
-        """Overrides by which the doctor computes as this section says."""
+        """Overrides that give a doctor recipe the options of this section."""
 
 
 class Backends(Generic[B]):
     """The backends that one option can name; as an annotation of the option, it admits these names alone."""
 
     def __init__(self, option: str, base: type[B], places: Mapping[str, str]) -> None:
-        """Notes where they are, and imports none.
+        """Registers the backends by place; `find` imports one when it is asked for.
 
         Args:
             option: The option, for messages.
-            base: Of all declarations.
+            base: Base class of all declarations.
             places: Place of each declaration, `package.module:Class`, by name.
         """
         self._option, self._base, self._places = option, base, places
@@ -117,7 +117,7 @@ class Backends(Generic[B]):
         return tuple(self._places)
 
     def find(self, name: str) -> B:
-        """The declaration of one.
+        """The declaration of the backend called `name`.
 
         Raises:
             InputError: There is no such backend.
@@ -167,5 +167,5 @@ def list_own_sections() -> tuple[OwnSection, ...]:
 
 
 def list_engines() -> tuple[str, ...]:
-    """Names of the inference backends that are given weights."""
+    """Names of the inference backends that take a learner's weights: all but servers."""
     return tuple(name for name, backend in INFERENCE.every() if not backend.is_server)

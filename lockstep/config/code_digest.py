@@ -1,7 +1,7 @@
-"""Digests of functions and classes of a program, so that another function is another run. Imports nothing heavy.
+"""Digests of functions and classes that a program hands over, so that a changed function gives another run.
 
-They are of what a function computes by: its code, its defaults, the values that it closes over, and the global values,
-functions and classes of the program that its code names. Modules and other objects count by name alone.
+A digest covers the bytecode, the defaults, the values that a function closes over, and the global values, functions and
+classes that its code names. Modules and other objects count by name alone. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import hashlib
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 
 def digest_code(found: Callable[..., Any]) -> str:
-    """Eight hexadecimal digits."""
+    """Returns eight hexadecimal digits of a SHA-256."""
     return hashlib.sha256("\n".join(_parts(found, set())).encode()).hexdigest()[:8]
 
 
 def _parts(value: object, seen: set[int]) -> Iterator[str]:
-    """Yields the texts that a value is told apart by; each function and class once."""
+    """Yields the texts that identify a value; a function or class that was seen before yields only its name."""
     match value:
         case None | bool() | int() | float() | complex() | str() | bytes():
             yield repr(value)
@@ -45,6 +46,10 @@ def _parts(value: object, seen: set[int]) -> Iterator[str]:
         case type():
             seen.add(id(value))
             yield from _parts_of_class(value, seen)
+        case property():
+            yield from _parts([value.fget, value.fset, value.fdel], seen)
+        case cached_property():
+            yield from _parts(value.func, seen)
         case _:
             yield type(value).__qualname__
 
@@ -61,7 +66,7 @@ def _parts_of_function(function: types.FunctionType, seen: set[int]) -> Iterator
 
 
 def _parts_of_class(kind: type, seen: set[int]) -> Iterator[str]:
-    """A class of a library counts by its name; one of the program by all that it has."""
+    """Yields the name of a class and, where it is of the program, its bases, values, methods and properties."""
     yield kind.__qualname__
     if kind.__module__ != "__main__":
         return
@@ -74,6 +79,6 @@ def _parts_of_class(kind: type, seen: set[int]) -> Iterator[str]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """All names in a function's code, that of comprehensions and functions within included."""
+    """All names in a function's code, nested functions and comprehensions included."""
     inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return set(code.co_names).union(*inner)

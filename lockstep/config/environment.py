@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from lockstep.config.section import LocalPath, Probability, Section
 
 ToolFormat = Literal["hermes", "llama3_json"]
-"""The ways in which models write calls of tools."""
+"""Syntaxes in which models write tool calls."""
 
 
 class EnvironmentSection(Section):
@@ -36,8 +36,8 @@ class EnvironmentSection(Section):
     )
     max_turns: PositiveInt = Field(default=8, description="responses of an episode; a longer one is truncated")
     max_tokens: PositiveInt = Field(
-        description="of an episode, observations among them; one that has no room left for a response of "
-        "sampling.max_tokens is truncated"
+        description="longest episode, observations included; it is truncated where no room is left for a response of "
+        "sampling.max_tokens"
     )
     pass_score: float | None = Field(
         default=None, description="where the environment rewards: a held-out episode passes with this; null: no pass@k"
@@ -45,7 +45,7 @@ class EnvironmentSection(Section):
     timeout_s: PositiveFloat = Field(default=30.0, description="an environment that takes longer over a call is ended")
     max_concurrency: PositiveInt = Field(default=1, description="processes that share the episodes")
     max_no_verdict_rate: Probability = Field(
-        default=0.5, description="stop where more of the episodes that are played at once fail by the environment"
+        default=0.5, description="stop where the environment fails in a larger share of the episodes of one batch"
     )
 
     @property

@@ -66,7 +66,7 @@ class Shape:
         return {} if self.is_named else self.kind.model_fields
 
     def inner(self) -> Iterator[tuple[str, Shape | None]]:
-        """Yields what it holds by name, as `within` says; where the recipe gives no names, one that is called NAME."""
+        """Yields each option's name and, where it is a section, its shape; NAME stands for names not given yet."""
         names = (self.said if isinstance(self.said, dict) and self.said else ["NAME"]) if self.is_named else self.fields
         for name in names:
             yield name, self.within(name)
@@ -85,7 +85,7 @@ class Shape:
 
 
 def kinds_at(recipe: Shape, path: KeyPath) -> set[object]:
-    """The types that the option at `path` may have, one of several each; none where there is no such option."""
+    """The types that a value at `path` may have, each member of a union; empty where there is no such option."""
     field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
     return set() if field is None else set(_kinds(field.annotation))
 
@@ -113,7 +113,7 @@ def algorithm_sentence(given: Any) -> str:
 def sentences(
     problems: Iterable[ErrorDetails], recipe: Shape, is_in_yaml: Callable[[KeyPath], bool]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Describes all problems that validation found, each with its path; those of a value of several types at once."""
+    """Describes the problems that validation found, each with its path; a value that fits no type of a union once."""
     for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
         own = list(found)
         if all(len(problem["loc"]) > len(path) for problem in own):
@@ -123,7 +123,7 @@ def sentences(
 
 
 def _sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool) -> str:
-    """Describes one problem that validation found at `path`, and how YAML would say it where it was said `in_yaml`."""
+    """Describes one problem that validation found at `path`; for a value `in_yaml` also how to quote text."""
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
         case "extra_forbidden":
@@ -143,7 +143,7 @@ def _sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool
 
 
 def _sentence_of_union(problems: Sequence[ErrorDetails], path: KeyPath) -> str:
-    """Describes a value that may be of several types; `problems` says of each why it is not."""
+    """Describes a value that fits no type of a union; `problems` has at least one entry for each type."""
     key, depth = ".".join(map(str, path)), len(path) + 1
     told = next((problem for problem in problems if problem["type"] == "value_error"), None)
     if told is not None:
@@ -161,7 +161,7 @@ def _name_types(problem: ErrorDetails) -> str:
 
 
 def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
-    """The part of a problem's path that a recipe has: behind it stands the type that a value of several is not."""
+    """The part of a problem's path that exists in the recipe; for a union, pydantic appends the type that failed."""
     path = problem["loc"]
     if problem["type"] in ("missing", "extra_forbidden"):
         return path
@@ -177,7 +177,7 @@ def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
 
 
 def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
-    """The option to name as wrong: of an unknown section one that another library, or another section, has."""
+    """The option to name as wrong: within an unknown section, one that another library or another section has."""
     from lockstep.foreign import names as foreign_names  # tables that a recipe without faults does not need
 
     foreign = foreign_names.find_within(value, [str(key) for key in path])
@@ -192,7 +192,7 @@ def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
 
 
 def format_value(value: Any) -> str:
-    """A value for people, long ones by their kind."""
+    """Returns a value as messages show it: a mapping or a list by its kind only."""
     match value:
         case dict():
             return "a mapping"

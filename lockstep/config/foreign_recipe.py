@@ -1,4 +1,4 @@
-"""Recipes that are made of configs of other libraries: the options that they may have, and their validation."""
+"""Recipes converted from configs of other libraries: conversion, the order of options, and validation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def convert_file(path: Path, library: str | None = None, algorithm: str | None =
     """Converts the config in a file.
 
     Args:
-        path: Of the file.
-        library: Whose config it is, by the word for `--from`; None: of the one that has most of its keys.
-        algorithm: What it trains; None: what the file says.
+        path: The file.
+        library: The library whose config it is, as `--from` names it; None: the one that has most of its keys.
+        algorithm: The algorithm that it trains by; None: the one that the file names.
 
     Raises:
-        InputError: It cannot be read, or does not say enough.
+        InputError: The file cannot be read, or the library or the algorithm cannot be told from it.
     """
     read = read_config(path)
     try:
@@ -54,7 +54,7 @@ def render(converted: Converted) -> str:
 
 
 def describe_changes(converted: Converted, loaded: Loaded) -> str:
-    """Says what the recipe does not train as theirs does, and what it has instead; empty where nothing is known."""
+    """Names settings of theirs that the recipe does not reproduce, each with its option here; empty where all are."""
     changes = converted.list_changes()
     if not changes:
         return ""

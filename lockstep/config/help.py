@@ -33,7 +33,7 @@ def headline(recipe: str) -> str:
 
 
 def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
-    """The options with these keys, and all in the sections with these keys; every option where there are no keys.
+    """Returns help on the options with these keys and on all options of the sections with these keys; else on all.
 
     Raises:
         RecipeError: If there is no such option; names the nearest.
@@ -49,7 +49,7 @@ def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
 
 
 def _options(shape: Shape, above: Keys) -> Iterator[tuple[Keys, type[Section], type[Section] | None]]:
-    """Keys of each option, the section it stands in, and the one that it is, if any."""
+    """Yields each option's keys, the section class that holds it, and the section class that it is itself, or None."""
     for name, inner in shape.inner():
         if not shape.is_named:
             yield (*above, name), shape.kind, None if inner is None else inner.kind

@@ -72,7 +72,7 @@ def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
         weights: Also fetch the weights of models; else a line says how large they are.
 
     Raises:
-        InputError: There is no such model or file, it has no safetensors, or it is neither here nor to be had.
+        InputError: There is no such model or file, it has no safetensors, or it is not here and cannot be fetched.
     """
     names = _names(loaded)
     if not names:
@@ -86,7 +86,7 @@ def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
 
 
 def fetch_model(model: str) -> Path:
-    """The folder of a model: one that is named, the weights of a finished run, or what a name on the hub stands for."""
+    """The folder of a model: `model` itself, `final/` if that is a run, or the fetched copy of a name on the hub."""
     return _fetch_once(model) if model.startswith(HUB) else weights_of(model)
 
 
@@ -100,7 +100,7 @@ def _fetch_once(model: str) -> Path:
 
 
 def require_pinned(loaded: Loaded, what: str) -> None:
-    """Raises InputError where a recipe names something on the hub that may be another tomorrow."""
+    """Raises InputError where a recipe names something on the hub by a branch or tag, which may move."""
     for name in _names(loaded).values():
         if not name.is_pinned:
             example = name.text.replace(f"@{name.revision}", "").replace(name.repo, f"{name.repo}@COMMIT", 1)
@@ -124,7 +124,7 @@ def _names(loaded: Loaded) -> Mapping[str, HubName]:
 
 
 def _fetch(name: HubName, pin: str | None, weights: bool) -> _Found:
-    """Fetches what a name stands for, of the commit `pin` where one is given; a whole copy of a commit is taken as is.
+    """Fetches what a name stands for, at commit `pin` if given; for a commit that is here whole, the hub is not asked.
 
     Texts of errors of huggingface_hub and its HTTP client are not shown: they may hold a token.
     """
@@ -167,7 +167,7 @@ def _ask(api: HfApi, name: HubName, revision: str | None) -> ModelInfo | Dataset
 
 
 def _read_commit(name: HubName, revision: str | None, said: str | None) -> str:
-    """The commit that the hub says; raises InputError where it is none, or not the one that was asked for."""
+    """The commit in the hub's answer; raises InputError where it is no commit, or not the one asked for."""
     if said is None or not is_commit(said):
         raise InputError(f"{name.text}: the hub's answer names no commit; correct HF_ENDPOINT, or ask again later")
     if revision is not None and is_commit(revision) and said != revision:

@@ -1,7 +1,7 @@
-"""Copies on this machine of what is named on the hub, in huggingface_hub's own cache, which other programs fill too.
+"""Local copies of models and files of the hub, in huggingface_hub's own cache, which other programs fill too.
 
-After a fetch the names of a model's files are noted beside them, for a folder does not show what it lacks: of a copy
-that is whole by its note nothing is asked any more. One without a note is looked at where the hub gives nothing.
+A folder does not show which files it lacks. So a fetch leaves a note that lists a model's files, and a copy that has
+all of them is used without asking the hub. A copy without a note is used only where the hub cannot be asked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockstep.records import check_shape, is_file, read_record
 from lockstep.whole_files import write_changed
 
 INDEX, ALONE = "model.safetensors.index.json", "model.safetensors"
-"""Files that say where a model's weights are: in those that the first names, or in the second."""
+"""The index of sharded weights, and the one file of weights that are not sharded."""
 _NOTES = "lockstep"
 """Folder beside a repository's `snapshots`, with a note for each commit."""
 _TOKENIZERS = (
@@ -29,7 +29,7 @@ _TOKENIZERS = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
-"""Files one of which a model's tokenizer is read from."""
+"""Files that hold a tokenizer; a model has one of them."""
 _OPTIONAL = ("generation_config.json", "tokenizer_config.json")
 """Files that a model may be without, and that change what it samples: stop tokens, chat template."""
 
@@ -47,7 +47,7 @@ class ModelFiles:
     weights: tuple[str, ...]
 
     def are_in(self, folder: Path, weights: bool) -> bool:
-        """True if a folder has them all; those of the weights only where asked for."""
+        """True if a folder has all of these files; `weights` counts the weights, too."""
         return all((folder / file).is_file() for file in (*self.beside, *(self.weights if weights else ())))
 
 
@@ -77,7 +77,7 @@ def find_copy(name: HubName, file: str, revision: str | None) -> Path | None:
 
 
 def find_noted(name: HubName, commit: str) -> Path | None:
-    """The file of rows, or the folder of a model, that is whole on this machine; None where none is known to be."""
+    """The local file of rows, or the local folder of a model that is whole by its note; None where there is none."""
     path = find_copy(name, name.file or "config.json", commit)
     if path is None or name.kind == "dataset":
         return path
@@ -95,9 +95,9 @@ def seems_whole(folder: Path, weights: bool) -> bool:
 
 
 def find_doubtful(name: HubName, folder: Path) -> str | None:
-    """A file that a copy without a note lacks, and that the model may have; None where there is none.
+    """An optional file that a copy without a note lacks although the model may have it; None where there is none.
 
-    What other programs fetch bit by bit, the cache remembers files of that the model is without.
+    The cache remembers files that the hub said a model does not have; those are not doubtful.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -112,7 +112,7 @@ def list_weights(folder: Path) -> tuple[str, ...]:
     """The files of weights that a folder should have: those of its index, or the one without.
 
     Raises:
-        InputError: The index is none.
+        InputError: The index has no map from tensors to files.
     """
     file = folder / INDEX
     if not file.is_file():
@@ -134,7 +134,7 @@ def note_commit(path: Path, revision: str) -> None:
 
 
 def split(path: Path) -> tuple[Path, str]:
-    """The folder of a repository on this machine, and the commit, of a path within."""
+    """Splits a path in the cache into the folder of its repository and its commit."""
     at = path.parts.index("snapshots")
     return Path(*path.parts[:at]), path.parts[at + 1]
 

@@ -79,7 +79,7 @@ def parse_rows(text: str) -> HubName:
 
 
 def _may_be(repo: str) -> bool:
-    """True for `owner/name` as the hub has them, such as without `--` and without a dot at an end."""
+    """True if the hub allows this `owner/name`: it forbids `--` and a dot at an end, for example."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -119,7 +119,7 @@ class Fetched(str):
 
 @dataclass
 class HubPaths:
-    """The context of a validation that takes names on the hub for local paths.
+    """The context of a validation that replaces names on the hub by local paths.
 
     Attributes:
         paths: Local paths by name; a name that is not here stays.

@@ -175,7 +175,7 @@ class MetaJudgeSection(AskedSection, ComparisonSection):
 
 
 def expression(pattern: str) -> str:
-    """Raises ValueError for what is no regular expression."""
+    """Returns the pattern; raises ValueError where it is no regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:

@@ -58,7 +58,7 @@ _EXCLUSIVE = (
 _NAMED = (("data", "task"),)
 """Sections whose `name` decides which options they have: another name drops the options set before."""
 _LENGTH = ("run", ("max_steps", "max_epochs"))
-"""Likewise, in recipes where only one of them counts; -1 is none."""
+"""Exclusive as well, where a recipe has `steps_and_epochs = False`; -1 means not given."""
 Keys = yaml12.Keys
 R = TypeVar("R", bound=Recipe)
 S = TypeVar("S", bound=Section)
@@ -74,7 +74,7 @@ class Loaded:
         recipe: Its options, after bases and overrides.
         origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
         arguments: The recipe and its overrides, as a command takes them.
-        distrusted: A folder in which no code is run that the recipe names; None: there is none.
+        distrusted: A folder whose code is refused where the recipe names it; None: no folder is.
         pins: Commits of names on the hub, by name.
         places: Local paths of those that were fetched, see `lockstep.config.hub`.
     """
@@ -117,7 +117,7 @@ class Loaded:
 
     @cached_property
     def warm_start(self) -> Loaded | None:
-        """The recipe that is trained first, which follows this one where it should; None where none is."""
+        """The recipe that is trained first, with the options that this one hands down; None where there is none."""
         name = self.recipe.trained_first
         if name is None:
             return None
@@ -125,7 +125,7 @@ class Loaded:
         return load(name, [f"{key}={value}" for key, value in same.items()], distrusted=self.distrusted)
 
     def identity(self) -> dict[str, Any]:
-        """The options that identify the run: all that change a result, with the digest of what is trained first."""
+        """The options that identify the run: all that change a result, and the digest of the recipe trained first."""
         tree = self.dump()
         for section in ("trackers", "acceptance"):  # what shows a run, and what a finished run is measured by
             tree.pop(section, None)
@@ -169,7 +169,7 @@ def load(
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
         also: More layers, after every file and before the overrides.
-        distrusted: A folder in which no code is run that the recipe names, see `load_run`.
+        distrusted: A folder whose code is refused where the recipe names it, see `load_run`.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -179,12 +179,12 @@ def load(
 
 
 def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
-    """Resolves a recipe that a program says, as `load` does one in a file.
+    """Resolves a recipe whose options a program gives, as `load` does one in a file.
 
     Args:
-        name: Of the recipe.
-        base: A recipe that ships, or a YAML file, to start from; None: all is said.
-        said: The options; later ones win.
+        name: Name of the recipe.
+        base: A recipe that ships, or a YAML file, to start from; None: the layers give everything.
+        said: The options; later layers win.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -194,7 +194,7 @@ def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
 
 
 def load_section(kind: type[S], said: Layer) -> S:
-    """Validates a section that a program says.
+    """Validates a section whose options a program gives.
 
     Raises:
         RecipeError: One sentence for each option that is wrong.
@@ -203,10 +203,10 @@ def load_section(kind: type[S], said: Layer) -> S:
 
 
 def load_run(folder: Path) -> Loaded:
-    """Loads the recipe in a run's folder, which may be another user's, or an older version's with option names of then.
+    """Loads the recipe in a run's folder, which may come from another user or have option names of an older version.
 
-    Code that it names is found as usual, from the working directory, and refused where it lies in that folder; where it
-    is not that with which the run was made, a note says so.
+    Code that it names is found from the working directory, as usual, and refused where it lies in the run's folder. A
+    note says which code has changed since the run was made.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -242,7 +242,7 @@ def _resolve(
 
 
 def _refuse_buried(overriding: Sequence[Layer]) -> None:
-    """Raises RecipeError where an override sets an option within what another sets to a scalar, which it would undo."""
+    """Raises RecipeError where one override sets a section to a scalar and another one sets an option within it."""
     for layer in overriding:
         for keys in _options(layer.tree):
             inner = [other.source for other in overriding if isinstance(yaml12.value_at(other.tree, keys), dict)]
@@ -275,7 +275,7 @@ def usage(kind: type[Recipe], recipe: str) -> str:
 
 
 def require_command(kind: type[Recipe], recipe: str) -> None:
-    """Raises RecipeError if a recipe, which need not be whole, is for another command than recipes of this kind are."""
+    """Raises RecipeError if a recipe, which may still lack options, is for another command than recipes of `kind`."""
     algorithm = algorithm_of(recipe)
     other = registry.find(algorithm) if isinstance(algorithm, str) else None
     if other is not None and other is not kind:
@@ -384,7 +384,7 @@ def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
 
 
 def find_short_forms(kind: type[Recipe]) -> dict[str, str]:
-    """The sections for which a scalar can stand, with the option that it then is."""
+    """The sections for which a scalar can stand, each with the option that the scalar sets."""
     backends = {name for name, field in kind.model_fields.items() if _has_backend(section_of(field.annotation))}
     return dict.fromkeys(backends, "backend") | {"run": "folder"}
 
@@ -455,7 +455,7 @@ def _last(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -
 
 
 def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
-    """Yields the keys of all values that are no mapping, or an empty one."""
+    """Yields the keys of all leaves: values other than mappings, and empty mappings."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _options(value, (*above, key))

@@ -36,12 +36,12 @@ class Computation(Section):
 
     @property
     def exact(self) -> bool:
-        """True if tokens are scored by the kernels of `models.exact`; a run decides it, and no option says it."""
+        """True if tokens are scored by the kernels of `models.exact`: a decision of the run, not an option."""
         return self._exact
 
     @property
     def adapters_apart(self) -> LoRA | None:
-        """Adapters that a sampler computes apart from the weights, as the learner does; None: none, or merged ones."""
+        """Adapters that an exact sampler keeps unmerged, as the learner does; None: it has none, or merges them."""
         return None
 
     def compute_exactly(self) -> Self:
@@ -79,7 +79,7 @@ class LoRA(Section):
     rank: PositiveInt = Field(default=8, description="rows of A and columns of B")
     alpha: PositiveInt = Field(default=16, description="B·A is scaled by alpha / rank")
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None, description="endings of names of linear maps in the layers, such as q_proj; null: all there are"
+        default=None, description="linear maps of the layers to adapt, by the ends of their names: q_proj; null: all"
     )
 
 
@@ -97,26 +97,26 @@ class LearnerSection(Computation):
         "in one process; null: as many as micro_batch_tokens has room for",
     )
     activation_checkpointing: bool = Field(
-        default=False, description="keep each layer's inputs alone and compute it again for its gradient: less memory"
+        default=False, description="keep only each layer's inputs and recompute it in the backward pass: less memory"
     )
     compile: bool = Field(
         default=False,
         description="compile each layer with torch.compile: the first steps take minutes, later ones less",
     )
     cpu_offload: bool = Field(
-        default=False, description="keep weights, gradients and moments of ranks in the host's memory; needs several"
+        default=False, description="keep shards of weights, gradients and moments in host memory; needs dp or cp"
     )
     sync_every_pass: bool = Field(
         default=False,
-        description="ranks sum gradients in every pass, and not once per batch with each holding them whole until "
-        "then: less memory, more traffic",
+        description="reduce gradients in every pass, not once per batch, until when each rank holds all of them: less "
+        "memory, more traffic",
     )
-    lora: LoRA | None = Field(default=None, description="learn adapters of policy and critic alone; null: all weights")
+    lora: LoRA | None = Field(default=None, description="train only adapters of policy and critic; null: all weights")
     _layout_key: str = PrivateAttr(default="learner.parallel")
 
     @property
     def layout_key(self) -> str:
-        """Key of the recipe that says its layout."""
+        """Key of the option that sets its layout."""
         return self._layout_key
 
     def lay_out(self, parallel: Parallel, key: str) -> Self:
@@ -124,7 +124,7 @@ class LearnerSection(Computation):
 
         Args:
             parallel: The layout.
-            key: Key of the recipe that says it.
+            key: Key of the option that sets it.
 
         Raises:
             InputError: Another option does not go with this layout.
@@ -222,7 +222,7 @@ class VLLM(Section):
     )
     quantization: str | None = Field(
         default=None,
-        description="vLLM's method for weights, such as fp8, where no learner sends any; null: that of the model",
+        description="vLLM's quantization of weights, such as fp8, where no learner sends any; null: the model's own",
     )
     engine_args: Mapping[str, Any] = Field(
         default_factory=dict, description="other arguments of vLLM's EngineArgs, by its names, as they are"
@@ -230,7 +230,7 @@ class VLLM(Section):
 
 
 class OpenAI(Section):
-    """A server that is there already and speaks OpenAI's protocol."""
+    """A server that runs already and speaks OpenAI's protocol."""
 
     base_url: str = Field(description="the server's address, such as http://localhost:8000/v1")
     model: str = Field(description="the name under which the server serves the model")
@@ -277,11 +277,11 @@ class SamplerSection(Section):
 
     @property
     def takes_turns(self) -> bool:
-        """True if it frees its GPUs while it does not work, for learners there; the placement decides it."""
+        """True if it frees its GPUs for the learners there while it is idle: a decision of the placement."""
         return self._takes_turns
 
     def take_turns(self) -> Self:
-        """Returns the same engine, in turns with learners."""
+        """Returns the same engine, which takes turns with the learners on its GPUs."""
         found = self.model_copy()
         found._takes_turns = True
         return found
@@ -323,7 +323,7 @@ class SamplerSection(Section):
 
 
 def _list_set_options(key: str, value: object, default: object) -> list[str]:
-    """Returns the keys of what a section has set; its own where it may be left out."""
+    """Returns the keys of a section's options that are not at their defaults; `key` itself for an optional section."""
     if not isinstance(value, Section) or not isinstance(default, Section):
         return [key]
     return [f"{key}.{name}" for (name, own), (_, usual) in zip(value, default, strict=True) if own != usual]
@@ -343,13 +343,13 @@ EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
 
 
 class RaySection(Section):
-    """A Ray cluster, and the places in it."""
+    """A Ray cluster, and what each worker gets of it."""
 
     address: str | None = Field(
         default=None,
         description="of a cluster to join; auto: this machine's; null: start one here, on loopback",
     )
-    cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs of a place; where there are GPUs, it has one")
+    cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs of each worker; on GPUs it has one GPU, too")
     timeout_s: PositiveFloat = Field(default=300.0, description="how long to wait until the cluster has room")
 
 
@@ -395,7 +395,7 @@ class ClusterSection(Section):
 
 
 class Cluster(ClusterSection):
-    """The cluster on which processes run, and how long and how often a run waits for them."""
+    """The cluster on which processes run, with timeouts and restarts."""
 
     timeout_s: PositiveFloat = Field(default=1800.0, description="a worker that takes longer over one call is given up")
     max_restarts: NonNegativeInt = Field(

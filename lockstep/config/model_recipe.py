@@ -1,4 +1,4 @@
-"""Recipes of `lockstep eval MODEL DATA` and its like: begun from a run's own where MODEL is one."""
+"""Recipes of `lockstep eval MODEL DATA` and similar commands; where MODEL is a run, they take over its options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Command:
         rows: The option of `data` that names the file.
         sections: The sections that it takes over from a run's recipe.
         data: The section class of the rows.
-        sampling: What a run's options say about responses, given as JSON, and how much room demonstrations left them.
+        sampling: Makes sampling options from a run's options, as JSON, and from `room_of_demonstrations`.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Command:
     def resolve(
         self, model: str, data: str, overrides: Sequence[str], recipe: str | None, folder: str | None
     ) -> Loaded:
-        """The recipe.
+        """Resolves the recipe for a model and a file of rows.
 
         Args:
             model: A Hugging Face folder, or the folder of a finished run, which then says how rows become prompts and
@@ -77,13 +77,13 @@ def computation_of(training: Common) -> dict[str, str]:
 
 
 def room_of_demonstrations(training: Common) -> dict[str, int] | None:
-    """Returns as much room for a response as a run's demonstrations had; None where there were none."""
+    """Returns `max_tokens` of a response: a run's longest demonstration less its longest prompt; None without one."""
     longest, prompt = training.longest_demonstration, training.data.max_prompt_tokens
     return None if longest is None or longest <= prompt else {"max_tokens": longest - prompt}
 
 
 def weights_of(model: Path | str) -> Path:
-    """The folder with the weights: a run's last, or the one that was named."""
+    """The folder of a model's weights: `final/` if it is a run, else the folder itself."""
     run = Path(model)
     if not (run / "recipe.yaml").is_file():
         return run

@@ -1,4 +1,4 @@
-"""Files of code that recipes name: said before they are imported, noted in a run's folder, compared when it is read.
+"""Files of code that recipes name: told to the user before the import, noted in a run's folder, compared on reading it.
 
 A recipe may come from another user, and so may a run's folder. Imports nothing heavy.
 """
@@ -26,7 +26,7 @@ _OWN = Path(__file__).parents[1]
 
 
 def name_code(option: str, reference: str) -> None:
-    """Says which file an option runs, before it is imported, once for each content; not for Lockstep's own."""
+    """Tells the user, before an import, which file an option runs; once per content, and not for Lockstep's own."""
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
         _say(f"{option} {reference} runs {describe_file(file)}")
@@ -40,7 +40,7 @@ def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _list_functions(options: Mapping[str, Any], reward: str) -> list[str]:
-    """The options with functions of a reward: its own, and those of its parts."""
+    """The options of a reward that may name a function: its own, and that of each part of a sum."""
     parts = value_at(options, (reward, "parts"))
     names = parts if isinstance(parts, dict) else {}
     return [f"{reward}.function", *(f"{reward}.parts.{name}.function" for name in names)]

@@ -1,7 +1,7 @@
 """Keys of recipes that have another name now: the one table of them. Imports no torch.
 
-A user's recipe is refused with the new name. The recipe that a run's folder holds is read through the
-table, so that `report`, `eval`, `export` and the like know runs of before.
+A user's recipe with an old key is refused, with the new name. The recipe in a run's folder is translated, so that
+`report`, `eval`, `export` and the like can read older runs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class NewName:
     """The new name of a renamed key.
 
     Attributes:
-        key: Its new name, dotted; what stands in a section goes along.
-        also: Options to set besides, by dotted keys, where the old key has a value; null then means nothing.
-        values: New values by old ones, where these changed, too.
-        is_read: False: a recipe of before is read without it, since something else decides it now.
+        key: Its new dotted name; the options of a renamed section move along.
+        also: Further options to set where the old key has a value, by dotted keys; an old null then sets nothing.
+        values: New values by old ones, where values changed, too.
+        is_read: False: the key is dropped from old recipes, since something else decides it now.
     """
 
     key: str

@@ -31,7 +31,7 @@ _REFUSED = {
     "Rprop": "reads the learning rate at its first update alone, so no schedule would count",
     "SparseAdam": "takes sparse gradients, and a language model's are dense",
 }
-"""Other classes of torch.optim, and why they are none here."""
+"""Other classes of torch.optim, and why each is refused."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class TorchClass:
     """An optimizer of torch.optim whose steps are elementwise, so that ranks may hold any pieces of a weight.
 
     Attributes:
-        takes: Options of this section that its class has.
+        takes: Those of betas, eps and weight_decay that the class has.
         options: Its further options, with the kind of number that each is.
-        state: Tensors that it keeps for each weight, of the weight's shape, in fp32; with the option that they depend
-            on, None: they are always there.
+        state: fp32 tensors that it keeps for each weight, of the weight's shape, each with the option that turns it on;
+            None: it is always kept.
         scalars: Numbers that it keeps for each parameter.
         fused: True if it updates each parameter by one kernel.
         moves_by_rate: True if a weight's first steps are of about the learning rate, however large its gradient is.
@@ -92,7 +92,7 @@ CLASSES: Mapping[OptimizerName, TorchClass] = {
 
 
 def _refuse(name: object) -> object:
-    """Raises ValueError where an optimizer of torch keeps no promise of a run; passes on the rest."""
+    """Returns the name; raises ValueError for a class in `_REFUSED`."""
     if name in _REFUSED:
         raise ValueError(f"{name} {_REFUSED[str(name)]}; there are: {', '.join(get_args(OptimizerName))}")
     return name
@@ -131,7 +131,10 @@ class Optimizer(Section):
         default=(0.9, 0.999), description="decay of the running means of the gradient and of its square"
     )
     eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")
-    weight_decay: NonNegativeFloat = Field(default=0.0, description="share of a weight that lr · this takes away")
+    weight_decay: NonNegativeFloat = Field(
+        default=0.0,
+        description="a step of AdamW takes lr times this of each weight; of most others it is an L2 penalty",
+    )
     options: Mapping[str, bool | float] = Field(
         default_factory=dict, description="other options of the class, such as momentum: 0.9 of SGD, by torch's names"
     )

@@ -15,8 +15,8 @@ class PairSection(DataSection):
         description="template of the better answer; one field alone may also hold a conversation, which ends with it",
     )
     rejected: str = Field(default="{rejected}", description="template of the worse answer, likewise")
-    chosen_score: str | None = Field(default=None, description="field with what the better answer is worth")
-    rejected_score: str | None = Field(default=None, description="field with what the worse answer is worth")
+    chosen_score: str | None = Field(default=None, description="field with the better answer's score")
+    rejected_score: str | None = Field(default=None, description="field with the worse answer's score")
 
     @property
     def completion_templates(self) -> dict[str, str]:

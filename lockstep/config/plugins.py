@@ -1,6 +1,6 @@
 """Classes that recipes name: built in, of an installed package, or named by where they are. Imports no torch.
 
-Built-in classes are named by where they are, too, and imported when a recipe asks. A package brings classes by entry
+Built-in classes are listed by place as well, and imported when a recipe names them. A package brings classes by entry
 points; a recipe may also say `file.py:Class` or `package.module:Class`.
 """
 
@@ -23,12 +23,13 @@ class Plugins(Generic[T]):
     """The classes that one option can name."""
 
     def __init__(self, option: str, base: type[T], derive_from: str, built_in: Mapping[str, str]) -> None:
-        """Takes the places of the classes, and imports none.
+        """Registers the classes by place; `find` imports one when it is asked for.
 
         Args:
             option: The option, for messages.
             base: Their base class.
-            derive_from: The class that one of the user's is derived from; the entry points' group is its folder.
+            derive_from: The class that users derive theirs from; the first two parts of its name are the entry points'
+                group.
             built_in: Place of each, `package.module:Class`, by name.
         """
         self._option, self._base, self._derive_from, self._built_in = option, base, derive_from, built_in

@@ -14,13 +14,15 @@ PreferenceLoss = Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl"
 class PreferenceSection(Section):
     """The options of the loss of a pair; see `lockstep.objectives.preference` for the losses."""
 
-    preference_loss: PreferenceLoss = Field(default="dpo", description="of a pair; `scale` and `rpo_…` read its scores")
+    preference_loss: PreferenceLoss = Field(
+        default="dpo", description="loss of a pair; scale and rpo_… read its scores"
+    )
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
         default=0.0, description="dpo, robust: ε, the share of pairs that are taken to be labeled the wrong way round"
     )
-    preference_loss_weight: NonNegativeFloat = Field(default=1.0, description="of that loss in the whole")
+    preference_loss_weight: NonNegativeFloat = Field(default=1.0, description="weight of that loss in the total")
     sft_loss_weight: NonNegativeFloat = Field(
-        default=0.0, description="of the maximum likelihood of chosen answers in the whole"
+        default=0.0, description="weight in the total of the negative log-likelihood of chosen answers"
     )
     preference_average_log_probs: bool = Field(
         default=False, description="the loss sees means over an answer's tokens instead of sums"
@@ -29,7 +31,7 @@ class PreferenceSection(Section):
         default=None, description="likewise for the likelihood of chosen answers; null: as preference_average_log_probs"
     )
     gt_reward_scale: PositiveFloat = Field(
-        default=1.0, description="rpo_…: a difference of scores times this is the difference of rewards to aim at"
+        default=1.0, description="rpo_…: the target difference of implicit rewards is this times that of the scores"
     )
 
     @property

@@ -17,7 +17,7 @@ class Recipe(Section, ABC):
     command: ClassVar[str]
     """The command line of the recipe, such as `train {recipe}`."""
     steps_and_epochs: ClassVar[bool] = True
-    """True if run.max_steps and run.max_epochs, where a recipe has them, both count; else the first goes before."""
+    """True if run.max_steps and run.max_epochs both count, where a recipe has them; else max_steps overrides epochs."""
     placement: ClassVar[tuple[str, ...]] = ("max_restarts", "timeout_s")
     """Options of samplers that change no result."""
     algorithm: str = Field(description="what is run")
@@ -25,7 +25,7 @@ class Recipe(Section, ABC):
     @property
     @abstractmethod
     def folder(self) -> str | None:
-        """The folder of results; None: a folder named by all that matters."""
+        """The folder of results; None: one that is named by the recipe and the digest of its options."""
 
     @property
     def trained_first(self) -> str | None:
@@ -38,5 +38,5 @@ class Recipe(Section, ABC):
         return None
 
     def hand_down(self, first: Recipe) -> dict[str, Any]:
-        """The options, by their keys, in which the recipe that is trained first follows this one."""
+        """The options, by dotted keys, that the recipe trained first takes over from this one."""
         raise NotImplementedError(f"{type(self).__name__} trains nothing first, so it hands nothing to {first}")

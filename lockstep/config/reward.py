@@ -27,14 +27,14 @@ class CodeSection(Section):
 
     tests: str = Field(description="the field with a list of tests, see docs/guides/rewards.md")
     program: Literal["fenced", "text"] = Field(
-        default="fenced", description="where it stands: in the last ``` block, or the whole text is one"
+        default="fenced", description="where the program is: in the last ``` block of a response, or all of its text"
     )
     all_or_nothing: bool = Field(default=False, description="1 where every test is passed, else 0; not the share")
     sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
     cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
     wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
     memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of a program, all its processes")
-    file_mb: PositiveInt = Field(default=8, description="the largest file, and the most that is printed")
+    file_mb: PositiveInt = Field(default=8, description="size of the largest file, and of all output")
     processes: PositiveInt = Field(default=8, description="processes and threads of a program")
     isolation: Literal["namespaces", "filters", "limits"] = Field(
         default="namespaces",
@@ -96,7 +96,7 @@ class RewardJudge(JudgeSection):
 Verifier = Literal["math", "instructions", "code", "python", "server", "judge"]
 VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
 _OPTIONS: dict[Verifier, str] = {"python": "function"}
-"""The option that sets up a verifier, where it is not called as the verifier is."""
+"""The option that sets up a verifier, where its name is another than the verifier's."""
 _PART = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _TAKEN = ("tampering",)
 
@@ -190,9 +190,7 @@ class SingleReward(Section):
 class RewardPart(SingleReward):
     """A reward that is part of a sum."""
 
-    weight: float = Field(
-        default=1.0, description="it is multiplied by this; 0: it is measured, and is no part of the sum"
-    )
+    weight: float = Field(default=1.0, description="factor of this reward in the sum; 0: it is logged, and not added")
 
     @model_validator(mode="after")
     def _a_part_is_no_sum(self) -> RewardPart:
@@ -215,7 +213,7 @@ class RewardSection(SingleReward):
 
     @property
     def has_own_scale(self) -> bool:
-        """True if rewards may be any numbers, so that the recipe says which of them passes."""
+        """True if rewards may be any numbers, so that `pass_score` has to say which of them pass."""
         return self.parts is not None or any(name in self.verifiers for name in ("python", "server", "judge"))
 
     def leaves(self, option: str) -> Iterator[tuple[str, SingleReward]]:

@@ -1,4 +1,4 @@
-"""The options that every recipe has: length, intervals, folder; and those of all recipes that sample nothing."""
+"""The options that every recipe that trains has: model, data, learner, and length, intervals and folder of the run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Statistic = Literal["mean", "median", "max"]
 class Bound(Section):
     """A metric that `lockstep check` expects over a window of steps: its mean, median or largest value in [min, max].
 
-    A window has less noise than a step, and a row that is missing in it breaks the bound.
+    A window has less noise than a single step. A bound also breaks where the window has too few rows of the metric.
     """
 
     metric: str = Field(description="a name in metrics.jsonl")
@@ -120,7 +120,7 @@ class Common(Recipe):
 
     @property
     def longest_demonstration(self) -> int | None:
-        """Tokens of the longest prompt and answer that are learned as they are; None: none are, or nothing answers."""
+        """Tokens of the longest prompt and answer that the policy learns from data; None: it learns from none."""
         return None
 
     @property
@@ -132,7 +132,10 @@ class Common(Recipe):
         return self.data.task
 
     def hand_down(self, first: Recipe) -> dict[str, Any]:
-        """Seed, backend, and what one task holds out for both: else what is held out could be learned first."""
+        """Seed, backend, device, dtype and layout; of the same task also the options that decide what is held out.
+
+        Otherwise the recipe that is trained first could learn rows that this one validates on.
+        """
         learner = self.learner
         same: dict[str, Any] = {"seed": self.seed, "learner.backend": learner.backend}
         same |= {"learner.device": learner.device, "learner.dtype": learner.dtype}

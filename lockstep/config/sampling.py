@@ -43,7 +43,7 @@ class Filters(Section):
 
 
 class Penalties(Section):
-    """Penalties on tokens that came before."""
+    """Penalties on tokens that are in the prompt or the response already."""
 
     repetition_penalty: PositiveFloat = Field(
         default=1.0,
@@ -57,7 +57,7 @@ class Distribution(Penalties, Filters):
     """A distribution that tokens are drawn from."""
 
     def of_length(self, max_tokens: int) -> SamplingParams:
-        """The sampling parameters of responses that end at `max_tokens` only."""
+        """The sampling parameters without stop tokens or stop strings: a response ends at `max_tokens`."""
         return SamplingParams(
             max_tokens,
             temperature=self.temperature,

@@ -23,9 +23,9 @@ class Section(BaseModel):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        """Options of this section that do nothing beside its others: name, or names joined by dots, to the reason.
+        """Options that have no effect given the section's other options: dotted key to the reason.
 
-        What is idle must be as it is by default; anything else is refused.
+        A section is refused where one of them is not at its default.
         """
         return {}
 

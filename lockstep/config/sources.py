@@ -59,7 +59,7 @@ class ModelFolder(Section):
 
 
 class OneSentence:
-    """One message about a wrong value, instead of one for each type that it could have."""
+    """An annotation of a union: a value that fits no member gets one message instead of one for each member."""
 
     def __init__(self, expected: str) -> None:
         self._message = f"Input should be {expected}"
@@ -135,7 +135,7 @@ class PromptSection(Section):
 
     @property
     def truncates(self) -> bool:
-        """True if the end of an over-long prompt is used."""
+        """True if an over-long prompt is cut to its last tokens."""
         match self.overlong_prompts:
             case "error" | "skip":
                 return False
@@ -147,7 +147,7 @@ class PromptSection(Section):
     def as_data(
         self, rows: Paths, answer: str, max_validation_samples: int | None = None, room: int | None = None
     ) -> DataSection:
-        """The same prompts from the files `rows`: in their order, no prompt longer than `room`, if any, leaves it."""
+        """The same prompts from the files `rows`, in their order; those longer than `room`, if given, are truncated."""
         longest = self.max_prompt_tokens if room is None else min(room, self.max_prompt_tokens)
         return DataSection(
             train=rows,
@@ -181,7 +181,7 @@ class PromptSection(Section):
 
 
 class QuestionSection(PromptSection):
-    """Prompts that have a right answer, and those that are held out."""
+    """Prompts with a right answer, and how many of them to validate on."""
 
     answer: str = Field(default="{answer}", description="template of the right answer that a reward sees")
     max_validation_samples: PositiveInt | None = Field(default=None, description="validate on the first so many rows")

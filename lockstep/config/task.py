@@ -23,7 +23,7 @@ from lockstep.errors import InputError
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """The files of a task, JSONL; None is what it does not make.
+    """The files that a task has made, JSONL; None for a kind that it does not make.
 
     Attributes:
         train: Rows to train on.
@@ -52,15 +52,15 @@ class TaskFiles:
 
 
 class Task(Section, ABC):
-    """Rows that are made, not read: how many, and which."""
+    """The options of a task, which makes its rows instead of reading them."""
 
     shared: ClassVar[tuple[str, ...]] = ()
-    """Options that decide which rows are held out: a recipe that is trained first has them from the one after it."""
+    """Options that decide which rows are held out; a recipe that is trained first takes them from the one after it."""
     name: str = Field(description="the task, which has the other options: one that ships, or file.py:Class")
 
     @property
     def changes(self) -> Mapping[int, str]:
-        """The rows at which the demonstrations become others, counted from 0, and a sentence on what is seen then."""
+        """Rows, counted from 0, at which another kind of demonstrations begins, each with a sentence about it."""
         return {}
 
     @abstractmethod
@@ -83,7 +83,7 @@ def find(said: object) -> type[Task]:
     """The class of the task that a section names.
 
     Raises:
-        InputError: It names none.
+        InputError: There is no such task, or the section has no name.
     """
     name = said.get("name") if isinstance(said, Mapping) else None
     found = _TASKS.find(name) if isinstance(name, str) else None

@@ -28,7 +28,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
         kind: The kind of object, `function` or `class`, for messages.
 
     Raises:
-        ValueError: There is no such thing.
+        InputError: The module cannot be imported, or has no function or class of that name.
     """
     place, _, name = reference.rpartition(":")
     if place == PROGRAM:
@@ -126,7 +126,7 @@ def find_own_file(kind: type) -> Path | None:
 
 
 LARGEST_REWARD = 3.4e38
-"""Rewards are fp32; beyond they would be infinite, and an infinite one is no verdict."""
+"""Largest absolute reward: rewards are fp32, and a larger one would overflow to infinity."""
 
 
 def read_reward(reward: object) -> float | None:
@@ -147,7 +147,7 @@ def read_reward(reward: object) -> float | None:
 
 
 def show(thing: object, write: Callable[[Any], str] = repr) -> str:
-    """An object of the user's in one line that fits a sentence, also where its own methods fail."""
+    """A user's object as one short line of text, also where its own `repr` or `str` raises."""
     try:
         return " ".join(shorten(write(thing)).split())
     except Exception as error:
@@ -155,7 +155,7 @@ def show(thing: object, write: Callable[[Any], str] = repr) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Describes the user's error, and the line of the called file that raised it, also where it called other code."""
+    """Describes an error of the user's code, with the line of the user's file that raised it or called what did."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
     return f"raised {type(error).__name__}: {show(error, str)} ({Path(frame.filename).name}, line {frame.lineno})"

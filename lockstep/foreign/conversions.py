@@ -29,7 +29,7 @@ def lack(reason: str) -> Unset:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Values by theirs; None stands for what needs no option."""
+    """The conversion by a table from their values to ours; other values are refused."""
 
     values: Mapping[Json, Json | Unset]
 
@@ -41,12 +41,12 @@ class Lookup:
 
 
 def insist(value: Json, sentence: str) -> Convert:
-    """The conversion of a key with one right value, for which nothing is to be set; a sentence refuses others."""
+    """The conversion of a key that must be `value` or null, since it is always so here; others are refused."""
     return lambda given, config: nothing(AS_HERE) if given in (value, None) else refuse(sentence)
 
 
 def optional(convert: Convert | None = None, off: tuple[Json, ...] = (None,)) -> Convert:
-    """The conversion of a key that the values `off` switch off, as it is here where nothing is said."""
+    """The conversion of a key that the values `off` switch off, which is the default here."""
 
     def convert_given(value: Json, config: Config) -> Answer:
         if value in off:
@@ -57,7 +57,7 @@ def optional(convert: Convert | None = None, off: tuple[Json, ...] = (None,)) ->
 
 
 def share_of_steps(total: Callable[[Config], float], whole: Callable[[float], int] = math.ceil) -> Convert:
-    """A share of all steps becomes their number, where that is known, rounded as their program does."""
+    """The conversion of a share of all steps to a number of steps, rounded by `whole` as their program does."""
 
     def convert(value: Json, config: Config) -> Answer:
         if not value:
@@ -71,7 +71,7 @@ def share_of_steps(total: Callable[[Config], float], whole: Callable[[float], in
 
 
 def data_ranks(gpus: int, others: int) -> Answer:
-    """Ranks that share the data: so many GPUs, by what the other axes take of them."""
+    """Data-parallel ranks: the GPUs divided by the ranks of the other axes."""
     return gpus // others if gpus > 0 and gpus % others == 0 else refuse(f"{gpus} GPUs do not divide by {others}")
 
 
@@ -81,7 +81,7 @@ def kl_coefficient(value: Json, config: Config) -> Answer:
 
 
 def bound(value: Json, config: Config) -> Answer:
-    """A bound that must be above 0; null is none there and here."""
+    """A bound above 0; null means no bound, there and here."""
     return (
         value if value is None or (isinstance(value, int | float) and value > 0) else refuse("null is no bound, not 0")
     )
@@ -135,7 +135,7 @@ def data_file(value: Json, config: Config) -> Answer:
 
 
 def data_names(value: Json, config: Config) -> Answer:
-    """Files of rows as one text, with commas between and what stands behind @ left off."""
+    """Files of rows from one text, separated by commas; what follows an `@` is left off."""
     if not isinstance(value, str):
         return data_file(value, config)
     names: list[Json] = [part.partition("@")[0].strip() for part in value.split(",")]
@@ -170,7 +170,7 @@ def column(value: Json, config: Config) -> Answer:
 
 
 def numbers(value: Json, config: Config) -> Answer:
-    """A text of numbers with commas between becomes a list of them."""
+    """A text of numbers, separated by commas, becomes a list of them."""
     if isinstance(value, str):
         try:
             return [float(part) for part in value.split(",")]

@@ -42,7 +42,7 @@ _OBJECTIVE = (
     "dpo.preference_loss", "dpo.preference_loss_weight", "distill.on_policy", "reward.type", "reward.function",
     "reward.parts", "data.prompt",
 )  # fmt: skip
-"""Options that say what is trained: one that is left out makes another training of it."""
+"""Options of the objective: a recipe that lacks one of theirs trains something else."""
 _ONLY_WITH = {
     "sampler.tensor_parallel": ("sampler.backend", "vllm"),
     "sampler.vllm.max_model_len": ("sampler.backend", "vllm"),
@@ -108,8 +108,8 @@ class Converted:
     """A converted config.
 
     Attributes:
-        library: Where it is from.
-        algorithm: What it becomes.
+        library: The library of the config.
+        algorithm: The algorithm of the recipe.
         entries: One for each of its keys, and then for defaults of theirs that matter.
         options: The options of the recipe, by dotted keys.
         notes: Where each option is from.
@@ -130,7 +130,7 @@ class Converted:
         return [entry for entry in self.entries if entry.kind is kind]
 
     def list_changes(self) -> dict[str, str | None]:
-        """The keys without which something else is trained, as the table shows them, and the option of each, if any."""
+        """The keys whose loss changes what is trained, as the table shows them, with the option of each, if any."""
         changes: dict[str, str | None] = {}
         for entry in self.entries:
             row = self.library.find(entry.theirs)

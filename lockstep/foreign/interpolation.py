@@ -21,7 +21,7 @@ _FUNCTIONS: dict[str, Callable[[float, float], float]] = {
 
 @dataclass
 class Filler:
-    """Puts texts in the place of others, not endlessly: a text may hold itself twice.
+    """Substitutes texts up to a total length, since a text may contain itself.
 
     Attributes:
         left: Characters that may still be filled in, of one file.
@@ -33,7 +33,7 @@ class Filler:
         """Replaces all matches.
 
         Raises:
-            InputError: It is too much.
+            InputError: The texts that are filled in are too long together.
         """
 
         def replace(match: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def fill_in(given: Mapping[str, Json]) -> dict[str, Json]:
     """Replaces interpolations in all values; those that cannot be followed stay as they are.
 
     Raises:
-        InputError: They hold each other too often.
+        InputError: The texts that are filled in are too long together.
     """
     filler = Filler()
     return {key: _fill(key, value, given, filler) for key, value in given.items()}

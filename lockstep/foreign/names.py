@@ -30,7 +30,7 @@ def explain(path: Sequence[str], options: Collection[str]) -> str | None:
 
 
 def explain_word(word: str, options: Collection[str]) -> str | None:
-    """Says what a word means that is a whole key of another library; None where it is none that has a counterpart."""
+    """Says what a whole key of another library is called here; None where the word is none, or has no counterpart."""
     found = [option for _, row in _find(word) if (option := find_option(row, options)) is not None]
     return f"what other libraries call {word} is {found[0]}=… here" if found else None
 
@@ -42,7 +42,7 @@ def explain_end(word: str, options: Collection[str]) -> str | None:
 
 
 def find_within(value: Json, path: Sequence[str]) -> Sequence[str] | None:
-    """The first key of another library in a section that a recipe does not have, for one example of its keys."""
+    """The first key in a section that another library has, as an example for messages; None where there is none."""
     if not isinstance(value, dict) or not value:
         return None
     within = (f"{'.'.join(path)}.{key}" for key, _ in flatten(value))

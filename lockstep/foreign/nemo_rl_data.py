@@ -49,7 +49,7 @@ def _is_math(config: Config) -> bool:
 
 
 def find_defaults(config: Config) -> Mapping[str, Json]:
-    """The fields that rows are read by, of sets that take them from a config which does not say them."""
+    """Their default names of a row's fields, for data sets that read them from the config."""
     match _dataset(config):
         case "ResponseDataset":
             return {"data.train.input_key": "input", "data.train.output_key": "output"}
@@ -64,7 +64,7 @@ def find_defaults(config: Config) -> Mapping[str, Json]:
 def find_always(config: Config) -> Mapping[str, Json]:
     """The fields of a set of theirs, and what their processors do.
 
-    Every prompt goes through the chat template, and a row with a longer one is not learned.
+    Every prompt goes through the chat template, and a row with a prompt that is too long is not trained on.
     """
     name = _dataset(config) or ""
     always: dict[str, Json] = {"data.overlong_prompts": "skip"} if config.algorithm in SAMPLES else {}

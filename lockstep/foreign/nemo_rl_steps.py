@@ -60,7 +60,7 @@ def has_one_update(config: Config) -> bool:
 
 
 def batch_factor(config: Config) -> float:
-    """Prompts that dynamic sampling draws at a time, by those of a step."""
+    """Prompts that dynamic sampling draws at a time, divided by those of a step."""
     return (
         config.number(key_of(config, "batch_multiplier"), 1)
         if config.says(key_of(config, "use_dynamic_sampling"))

@@ -154,7 +154,7 @@ def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
 
 
 def measure_exact(trial: Trial, dtype: DType) -> Measured:
-    """The same by exact kernels, which on a GPU `agreement.exact=require` alone asks for; or why there are none.
+    """Samples and scores by the exact kernels, which on a GPU only `agreement.exact=require` uses; or says why not.
 
     Raises:
         BrokenPromiseError: A token's two log-probabilities are not the same to the bit.
@@ -240,7 +240,7 @@ def _find_missing(trial: Trial, section: SamplerSection) -> str | None:
 
 
 def measure_vllm(trial: Trial, section: SamplerSection) -> Measured:
-    """The same agreement with vLLM, after a weight sync."""
+    """Sends weights to vLLM, samples with it, and lets a learner with the same weights score the tokens."""
     learner = trial.learner("bf16").build()
     pool = SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation("bf16")), print)
     try:

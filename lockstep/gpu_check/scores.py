@@ -1,4 +1,4 @@
-"""Log-probabilities by the kernels of a device, beside float64 on the host: a second witness."""
+"""Log-probabilities by the kernels of a device, compared with float64 on the host."""
 
 from __future__ import annotations
 

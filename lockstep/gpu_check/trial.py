@@ -1,4 +1,4 @@
-"""The model and the work of a check of a machine: random weights and random tokens, so that nothing has to be there."""
+"""The model and the work of `lockstep gpu-check`: random weights and random tokens, so that it needs no download."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Trial:
 
     @cached_property
     def batch(self) -> Batch:
-        """Sequences of random tokens, all of them trained on but the first."""
+        """Sequences of random tokens, all of them trained on but the first of each sequence."""
         rows, length = self.scale.rows, self.scale.prompt + self.scale.response
         keys = torch.tensor([keyed.key("batch", row) for row in range(rows)])
         tokens = keyed.bits(keys, torch.arange(length)).remainder(self.scale.vocabulary).flatten()

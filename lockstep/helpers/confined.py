@@ -1,7 +1,7 @@
 """A child process behind the sandbox's filters: it reads what it can import, and writes to a folder of its own.
 
-Run as a program in place of `process`, whose child it then is. The filters hold for threads that start after them, so
-they come first.
+Run as a program in place of `process`, it is the child of a `ConfinedChild`. The filters hold for threads that start
+after them, so they come first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.helpers.sandbox.jail import SYSTEM_FILES
 
 
 class ConfinedChild(process.Child):
-    """A child process that has no network, no files but those that it imports, and no other processes' signals."""
+    """A child process without network, that reads only what it can import and can signal no other process."""
 
     program = __name__
 
@@ -32,7 +32,7 @@ class ConfinedChild(process.Child):
 
 
 def _confine(reference: str, *options: str) -> None:
-    """Puts the filters on this process, which is to run the user's code of this name, no matter how it is called.
+    """Puts the filters on this process, which will run the user's code at `reference`; `options` do not matter here.
 
     Raises:
         OSError: The system cannot do it.

@@ -16,7 +16,7 @@ from lockstep.helpers.process import Answers, Child, ChildError
 
 
 class InProcess(Child):
-    """The same interface for code that no other process can import: it runs in this process, without a timeout.
+    """A `Child` for code that no other process can import: it runs in this process, without a timeout.
 
     Questions and replies pass through JSON as they do for a child, so that both answer alike.
     """
@@ -55,11 +55,11 @@ def build_child(module: str, reference: str, *options: str, confined: bool = Fal
     Args:
         module: Holds `answers`, see `Child`.
         reference: The place of the code, the first argument of `answers`.
-        options: The others.
+        options: The other arguments of `answers`.
         confined: True to put the process behind the sandbox's filters.
 
     Raises:
-        InputError: Such an object is to be confined.
+        InputError: An object that only this program has is to be confined.
     """
     if is_in_program(reference):
         if confined:

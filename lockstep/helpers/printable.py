@@ -8,7 +8,7 @@ _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 
 def make_printable(text: str) -> str:
-    """Names characters that a terminal obeys, that turn writing around, or that are half of one: `␛`, `⟨U+D800⟩`."""
+    """Replaces control characters, bidirectional overrides and lone surrogates by their names: `␛`, `⟨U+D800⟩`."""
     return _UNFIT.sub(_name, text)
 
 

@@ -1,8 +1,8 @@
 """A child process that answers lines of JSON: code that may hang, crash or print runs over there.
 
 `Child` is the asking side. The other side is this file run as a program: it imports a module, calls its
-`answers(*arguments)` once, and then gives what that returned every question, and back every reply it yields. Nothing
-heavy is imported here, so that a child starts without torch.
+`answers(*arguments)` once, passes every question to the function that this returns, and sends back every reply that it
+yields. Nothing heavy is imported here, so that a child starts without torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ChildDied(Exception):
 
     Attributes:
         signal: The system's signal that ended it; None where it ended otherwise.
-        may_pass: True if the machine ended it, as far as one can tell, and not what it was asked.
+        may_pass: True if the machine seems to have ended it, and not the question, so that asking again may help.
     """
 
     def __init__(self, how: str, signal: int | None = None, may_pass: bool = False) -> None:

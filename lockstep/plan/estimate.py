@@ -1,4 +1,4 @@
-"""The memory and traffic of a run on paper: every rank of every model, and those that share a device."""
+"""The estimated memory and traffic of a run: a rank of every model, an engine, and their sum on a shared GPU."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class MemoryEstimate:
         placement: Where ranks and engines live.
         sequences: Sequences that an engine generates side by side.
         copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
-        takes_turns: True if learners leave a GPU while its engine works, which sleeps while they do.
+        takes_turns: True if learners move to host memory while the engine on their GPU works, and it sleeps meanwhile.
         in_engines_turn: Names of learners that work while engines do.
-        judges: Engines of judges, on the GPUs of the policy's.
+        judges: Engines of judges, on the GPUs of the policy's engine.
     """
 
     learner: LearnerSection
@@ -121,7 +121,7 @@ class MemoryEstimate:
 
     @property
     def beside_engine(self) -> int:
-        """Bytes of learners, of carriers, and of judges, which it waits for, on the device of an engine."""
+        """Bytes on an engine's device besides the engine: learners, buckets of the weight sync, and judges."""
         others = sum(judge.size for judge in self.judges) + (0 if self.sync is None else self.sync.engine_buckets)
         if self.placement.processes.apart:
             return others
@@ -137,12 +137,12 @@ class MemoryEstimate:
 
     @property
     def to_host(self) -> int:
-        """Bytes that a GPU copies to the host's memory per step: frozen models are there since the first."""
+        """Bytes that a GPU copies to the host's memory per step; copies of frozen models are there since the first."""
         return sum(size for name, size in self._leaving.items() if self.ranks[name].trained)
 
     @property
     def from_host(self) -> int:
-        """Bytes that it copies back: what has left, and, to be sent, the policy's weights once more."""
+        """Bytes that it copies back: all that was offloaded, and the policy's weights once more for the weight sync."""
         sent = self.sync is not None and not self.learner.cpu_offload
         return self.offloaded + (self.ranks["policy"].held if self.takes_turns and sent else 0)
 
@@ -158,7 +158,7 @@ class MemoryEstimate:
 
     @property
     def budget(self) -> CacheBudget | None:
-        """The room of an engine's cache on its device; None: its size is set, or it grows as needed."""
+        """The bounds of an engine's KV cache on its device; None: its size is set, or it grows as needed."""
         return None if self.sampler is None else self.sampler.budget(self.beside_engine)
 
     @property
@@ -219,9 +219,9 @@ def _count_state(role: ModelRole) -> int:
 
 
 def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Load) -> Generation:
-    """The engine of a judge, of the run's own initial model where it names no other.
+    """The engine of a judge; its model is the run's initial one unless the section names another.
 
-    Those with several replicas have one on a device.
+    Of several replicas, each is on a device of its own.
     """
     asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
     sizes, engine = own if section.path is None else _sizes(section.path, headless=False), section.engine

@@ -75,12 +75,12 @@ class Search:
     ) -> MemoryEstimate | None:
         """The estimate of one layout; None if the recipe does not allow it.
 
-        Where the recipe says nothing of several engines, there is one on all devices of the learner.
+        A recipe with one colocated engine gets as many engines as the devices of the learner hold.
 
         Args:
             parallel: The layout.
             changes: Changes of the recipe besides.
-            others: Of models that have a layout of their own; None: the recipe's where it has as many ranks, else
+            others: Layout of models that have one of their own; None: the recipe's where it has as many ranks, else
                 `parallel`.
         """
         fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
@@ -133,13 +133,13 @@ class Search:
     def propose(self, gpus: int) -> MemoryEstimate | None:
         """The layout that sends least among those that fit with the cheapest change; None: nothing fits.
 
-        That gradients are summed in every pass is no change but a way, which takes less memory and sends more.
+        `sync_every_pass` counts as no change: every layout is tried with it as well, with less memory and more traffic.
         """
         for changes in self._changes():
             ways = changes, replace(changes, learner={**changes.learner, "sync_every_pass": True})
             cases = [(way, parallel) for way in ways for parallel in self.layouts(gpus)]
             found = [self.estimate(parallel, way) for way, parallel in cases]
-            if self.recipe.own_layouts:  # where what the recipe says of them fits nowhere, the same layout may
+            if self.recipe.own_layouts:  # if the layouts that the recipe gives them fit nowhere, the policy's may
                 found += [self.estimate(parallel, way, parallel) for way, parallel in cases]
             best = self._cheapest(found)
             if best is None:
@@ -157,7 +157,7 @@ class Search:
         return min(fitting, key=lambda one: one.sent, default=None)
 
     def smallest(self, gpus: int) -> MemoryEstimate | None:
-        """The proposal for the next larger number of GPUs that is enough, doubling each time; None: none is."""
+        """The proposal for the first doubling of `gpus` that is enough; None: none is."""
         while gpus < _MOST_GPUS:
             gpus *= 2
             found = self.propose(gpus)

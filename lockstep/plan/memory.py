@@ -1,11 +1,8 @@
-"""The memory of one rank of a learner at its peak, and of a sampler, on paper.
+"""The estimated memory of one rank of a learner at its peak, and of a sampler.
 
 Allocations come and go, so they are not added up: a step is examined in those moments when memory can be at its peak.
 Weights, gradients, moments and caches are exact. What a pass keeps for its backward is counted tensor by tensor, as
 autograd saves them in a layer of the Llama, Qwen2 and Qwen3 families; other families are taken to be like these.
-
-Letters: T tokens of a pass over all ranks, n of them on this rank, s of these between the products of tensor-parallel
-ranks; D hidden size, F hidden units, Q numbers of a token's queries, K of its keys; F, Q and K are this rank's.
 """
 
 from __future__ import annotations
@@ -73,7 +70,7 @@ class Rank:
 
     @property
     def is_cut(self) -> bool:
-        """True if FSDP gathers its weights, among copies at the least."""
+        """True if FSDP manages the weights: they are sharded, or replicated over `dp_replicate`."""
         return self.shares * self.learner.parallel.dp_replicate > 1
 
     @property
@@ -93,12 +90,12 @@ class Rank:
 
     @property
     def whole(self) -> int:
-        """Bytes of weights that every rank holds."""
+        """Bytes of weights that are not sharded: those that `gathers_bf16` leaves whole on every rank."""
         return FP32 * self.sizes.layers * self.sizes.norms if self.gathers_bf16 else 0
 
     @property
     def learned_whole(self) -> int:
-        """Bytes of those that learn."""
+        """Bytes of `whole` that learn."""
         return self.whole if self.trained and not self.sizes.adapters else 0
 
     @property
@@ -160,7 +157,7 @@ class Rank:
         last = {"activations": self.activations, "head": self._head(), "bf16 copies of weights": self._casts()}
         first = {"activations": self._inputs() + self.activation(), "bf16 copies of weights": self._copies(1)}
         table = self._vocabulary if scores_tokens(self.head) and not self.sizes.adapters else 0
-        # One process adds it at once; it is whole until the end where ranks sum it, or where the embedding adds to it.
+        # The head's gradient is whole until the end of the pass where ranks reduce it or a tied embedding adds to it.
         waits = table if self.shares > 1 or not self.sizes.head or not several else 0
         return [
             Moment("end of the forward pass", before | self._count_gathered(1) | last | self._forward()),
@@ -246,7 +243,7 @@ class Rank:
         return self._copies(1 if self.learner.activation_checkpointing else None)
 
     def _forward(self) -> dict[str, int]:
-        """Contents before the forward pass has ended: if layers are recomputed, the last one at work."""
+        """Further contents at the end of the forward pass; with recomputed layers also the working memory of one."""
         copies = {"bf16 copies of weights": self._copies(), "logits while they are shaped": self.logits.shaping}
         if not self.learner.activation_checkpointing:
             return copies
@@ -287,7 +284,7 @@ class Rank:
         return WholeLogits(sampling, count, self.type, own * self.load.sequence // 2)
 
     def _head_backward(self, table: int) -> dict[str, int]:
-        """Bytes of gradients in flight while the head passes its own on."""
+        """Bytes of gradients in flight in the head's backward pass, those of materialized logits included."""
         found = self._on_their_way(table, layer=False)
         return {name: size + self.logits.gradient for name, size in found.items()}
 
@@ -319,7 +316,7 @@ class Generation:
         cache: Bytes of keys and values of the longest sequences that are generated side by side.
         least: Bytes of the smallest cache with which it starts; 0: its cache grows as needed, or its size is set.
         stays: True if it keeps its cache, in a process of its own, while learners work.
-        seen: Bytes of the tokens that responses have had, for penalties.
+        seen: Bytes of the tables of tokens that each response has had, for penalties.
     """
 
     weights: int
@@ -350,18 +347,18 @@ class Generation:
         seen = backend.penalty_bytes(sequences, sizes.table // sizes.hidden, penalizes)
         if fixed is not None:
             return cls(weights, fixed, stays=stays, seen=seen)
-        # Devices share heads of keys; where there are fewer than devices, several hold the same.
+        # Devices split the KV heads; where there are fewer heads than devices, several hold the same one.
         per_token = -(-sizes.cache * (BF16 if learner.is_bf16 else FP32) // min(width, sizes.key_heads))
         context = min(sizes.context, sampler.context_limit or sizes.context)
         least = max(context, min(sequences, _FEWEST_SEQUENCES) * load.generated) if stays else 0
         return cls(weights, per_token * max(sequences * load.generated, least), per_token * least, stays, seen)
 
     def budget(self, beside: int) -> CacheBudget | None:
-        """The room of its cache beside so many bytes of a device; None: its size is set, or it grows as needed."""
+        """The bounds of its KV cache beside so many bytes of a device; None: its size is set, or it grows as needed."""
         return CacheBudget(self.cache, self.least, beside + self.weights + self.seen) if self.least else None
 
     def limit(self, memory: int, beside: int) -> Generation:
-        """The same with a cache that has room beside so many bytes of a device, where its size is not set."""
+        """Returns it with a KV cache that fits a device next to `beside` bytes; unchanged where the size is set."""
         budget = self.budget(beside)
         return self if budget is None else replace(self, cache=budget.choose(memory))
 

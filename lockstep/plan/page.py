@@ -39,7 +39,7 @@ def page(search: Search, name: str, said: Sequence[str], gpus: int, rates: Rates
         name: Name of the recipe.
         said: The recipe and its overrides, as arguments of `lockstep train` for the planned run.
         gpus: Number of GPUs.
-        rates: Of a GPU; None: no time is estimated.
+        rates: Rates of one GPU; None: no time is estimated.
     """
     found, standing = search.propose(gpus), search.standing() if search.own.devices == gpus else None
     shown = standing or found or _roomiest(search, gpus)

@@ -26,22 +26,22 @@ class Sizes:
 
     Attributes:
         layers: Number of layers.
-        products: Parameters of a layer's matrices, which tensor-parallel ranks share.
-        norms: Its other parameters, which each of them has.
+        products: Parameters of a layer's matrices, which tensor-parallel ranks split.
+        norms: A layer's other parameters, which each tensor-parallel rank holds whole.
         vectors: True if these are vectors in every layer: see `models.parallelize`.
-        table: Rows of the embedding times their length, which they share.
-        head: The same of a vocabulary head of its own; 0: it is the embedding's matrix.
-        rest: Parameters outside of the layers that each of them has.
+        table: Parameters of the embedding, which tensor-parallel ranks split.
+        head: Parameters of an untied vocabulary head, likewise; 0: it is tied to the embedding.
+        rest: Parameters outside the layers that each tensor-parallel rank holds whole.
         hidden: Size of the states between layers.
         intermediate: Hidden units of a layer.
-        queries: Numbers of a token's queries in a layer: heads times their size.
-        keys: Numbers of its keys, and as many of its values.
+        queries: Numbers of a token's queries in a layer: heads times head size.
+        keys: Numbers of a token's keys in a layer, and as many of its values.
         heads: Number of query heads.
         cache: Numbers that a key-value cache holds per token.
         largest: Numbers of its largest tensor.
-        normed: Numbers of a token's queries and keys that have norms of their own (Qwen3).
+        normed: Numbers of a token's queries and keys where they have norms (Qwen3), else 0.
         adapters: Parameters of all adapters; 0: there are none.
-        inner: Numbers of a token between the two matrices of each of a layer's adapters.
+        inner: Ranks of a layer's adapters, summed: numbers of a token between their A and B.
         context: Tokens of the longest sequence that it reads.
     """
 
@@ -66,7 +66,7 @@ class Sizes:
 
     @classmethod
     def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
-        """Sizes of a model, which needs no memory for its weights, and of the adapters that it is to get."""
+        """Sizes of a model, which may be a skeleton without memory for weights, and of the adapters to add."""
         text = model.config.get_text_config()
         fields: Mapping[str, Any] = text.to_dict()
         hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])

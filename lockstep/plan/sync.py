@@ -22,8 +22,8 @@ class SyncEstimate:
     Attributes:
         rank: One rank of the policy.
         item: Bytes of a number in the engines' type.
-        route: The way of the weights.
-        on_host: True if the weights, or the copy that is sent of those of one process, lie in the host's memory.
+        route: How the weights travel.
+        on_host: True if they are sent from the host's memory: offloaded ones, or the copy that one process sends.
     """
 
     rank: Rank
@@ -45,7 +45,7 @@ class SyncEstimate:
         route = choose_route(inference.sampler, placement, near)
         offloads, copies = rank.learner.cpu_offload, inference.one_step_ahead
         route = route.from_host(near) if offloads or copies else route
-        on_host = offloads or (copies and rank.learner.parallel.ranks == 1)  # of several, each brings its part
+        on_host = offloads or (copies and rank.learner.parallel.ranks == 1)  # several ranks bring their parts to a GPU
         return cls(rank, backend.dtype(rank.learner).itemsize, route, on_host)
 
     @property
@@ -74,7 +74,7 @@ class SyncEstimate:
 
     @property
     def passing(self) -> int:
-        """Bytes of a GPU that a tensor takes on its way: its piece, brought back; cast and gathered; as it arrives."""
+        """Bytes of a GPU for a tensor on its way: its piece in fp32; cast and gathered; and as it arrives."""
         largest = self.rank.sizes.largest
         leaving = 0 if self.on_host else FP32 * largest // self._pieces + 2 * self.item * largest
         return leaving + (0 if self.route.is_between_gpus else self._bucket)
@@ -96,5 +96,5 @@ class SyncEstimate:
 
     @property
     def _pieces(self) -> int:
-        """Number of ranks that have other pieces of the weights."""
+        """Number of ranks among which the weights are sharded."""
         return self.rank.shares * self.rank.learner.parallel.tp

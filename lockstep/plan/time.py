@@ -1,8 +1,9 @@
-"""The time of a step on paper, by phase, from the rates of a device: measured by `lockstep gpu-check`, or stated.
+"""The estimated time of a step, by phase, from the rates of a device: measured by `lockstep gpu-check`, or stated.
 
-Every response is taken to be as long as it may be, so this is an upper bound where most of them end before. Products
-are counted as 2 operations per weight and token forward and twice that backward, attention as 4 per number of a query
-and token that it sees. Loading of data, scoring of rewards and checkpoints are left out.
+Every response is taken to have its greatest length, so this is too much where most of them end before. Products are
+counted as 2 operations per weight and token forward and twice that backward, attention as 4 per number of a query and
+token that it sees. The measured share of a learner includes its updates. Loading of data, scoring of rewards and
+checkpoints are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Rates:
 
     Attributes:
         products: Operations per second of large products.
-        learner: Share of them that a pass of a learner reaches.
+        learner: Share of `products` that passes of a learner with their update reach.
         memory: Bytes per second that are read from memory.
         layer_s: Seconds that a layer of a decoding pass takes besides reading and multiplying.
         sync: Bytes per second of a weight sync.
@@ -44,10 +45,10 @@ class Rates:
 
     @classmethod
     def read(cls, path: Path, dtype: str) -> Rates:
-        """Reads `rates` of a file that `lockstep gpu-check` wrote, or of one with as many fields.
+        """Reads the rates in one type from a file of `lockstep gpu-check`, or from any JSON with the same fields.
 
         Raises:
-            InputError: It has none for this type.
+            InputError: The file cannot be read, or has no such rates.
         """
         names = {field.name for field in fields(cls)}
         try:
@@ -85,7 +86,7 @@ class StepTime:
         refit: Weight sync.
         turns: Copies of learners to the host's memory and back.
         score: Passes without a gradient.
-        learn: Passes with one, and updates.
+        learn: Passes with a gradient, and updates.
     """
 
     generate: float
@@ -115,7 +116,7 @@ class StepTime:
             ranks: One rank of each learner, by name, the policy first: see `MemoryEstimate`.
             inference: What samples; None: nothing does.
             engines: How many engines sample, and on how many devices each.
-            rates: Of one device.
+            rates: Rates of one device.
             sent: Bytes of weights that an engine gets.
             copied: Bytes that a device copies to the host's memory and back.
         """
@@ -163,7 +164,7 @@ def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> 
         policy: One of its ranks; `load.scored` is the number of responses.
         engines: How many, on how many devices each.
         new: Tokens of a response.
-        rates: Of one device.
+        rates: Rates of one device.
     """
     sizes, load = policy.sizes, policy.load
     rows = -(-load.scored // engines.count)

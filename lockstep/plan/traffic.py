@@ -1,4 +1,4 @@
-"""Bytes that one rank sends per step, by collective, on paper: those of a ring, which is the least.
+"""The estimated bytes that one rank sends per step, by collective: those of a ring, which is the least.
 
 An all-gather or a reduce-scatter of S bytes over g ranks takes S·(g − 1)/g from each, an all-reduce twice that. A few
 numbers per token (maxima and sums of the vocabulary, log-probabilities) and per step (counts, norms) are left out.
@@ -42,12 +42,15 @@ def _passes(rank: Rank) -> tuple[int, int]:
 
 
 def ring(size: int, ranks: int) -> int:
-    """Bytes that one rank of a ring sends where all gather, or sum and scatter, so many bytes."""
+    """Bytes that each rank sends in a ring all-gather or reduce-scatter of `size` bytes."""
     return size * (ranks - 1) // ranks
 
 
 def _weights(rank: Rank) -> Iterator[Flow]:
-    """Traffic of weights: layers are gathered in each direction, the rest once per batch, when gradients are summed."""
+    """Traffic of weights: layers are gathered in each direction of a pass, the rest once per batch.
+
+    Gradients are reduced once per batch, or in every pass with `sync_every_pass`.
+    """
     learning, scoring = _passes(rank)
     updates = rank.load.updates if rank.trained else 0
     layers = rank.sizes.layers * rank.gathered_layer

@@ -19,7 +19,7 @@ class BoundResult:
     """One bound against one run.
 
     Attributes:
-        passed: Whether the window has its rows, and what is made of them is a number within the bound.
+        passed: True if the window has enough rows, and their statistic is a finite number within the bound.
         value: Statistic of the rows that are there; None where there are none.
         num_rows: Number of those rows.
         sentence: The bound and the finding, for people.
@@ -60,7 +60,7 @@ def _verdict(bound: Bound, rows: Sequence[Mapping[str, float]]) -> BoundResult:
 
 
 def _measure(bound: Bound, values: Sequence[float]) -> float:
-    """Computes the statistic of a bound over the values of its window; NaN where one of them is none."""
+    """Computes the statistic of a bound over the values of its window; NaN if one of them is NaN."""
     if any(map(math.isnan, values)):
         return math.nan
     match bound.statistic:

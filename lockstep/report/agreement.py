@@ -21,9 +21,9 @@ class AgreementSummary:
 
     Attributes:
         tokens: Tokens that both sides scored.
-        largest: |Δ| of a token, nats; NaN where a log-probability was none.
-        highest: Mean of e^|Δ| of a step; NaN likewise.
-        bound: On that mean.
+        largest: Largest |Δ| of a token, nats; NaN if that of a step is.
+        highest: Largest mean of e^|Δ| of a step; NaN likewise.
+        bound: Bound on that mean in the last step.
         breaches: Steps in which the bound was broken.
     """
 

@@ -13,7 +13,7 @@ _LEARNED = ("loss", "grad_norm", "kl")
 EQUAL_STEPS = 5
 """Steps in a row whose rewards are all equal, before a run is said to learn nothing."""
 _CLAMPED = 0.25
-"""Share of a step's rewards outside the range that is scaled, from which on the range is likely a mistake."""
+"""Share of a step's rewards outside `reward_scaling.source` from which on that range is likely a mistake."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,25 @@ class Alarm:
 
 @dataclass(frozen=True)
 class _Rule:
-    """An alarm's condition on lines of metrics; it needs to hold for `least` lines that have the metric, in a row."""
+    """An alarm's condition on lines of metrics.
+
+    Attributes:
+        metric: Lines without this metric are passed over.
+        breaks: The condition.
+        text: Describes the first line of a stretch.
+        least: Lines in a row for which it has to hold.
+        same: A metric that has one value in all lines of a stretch; None: none has to.
+    """
 
     metric: str
     breaks: Callable[[Row], bool]
     text: Callable[[Row], str]
     least: int = 1
+    same: str | None = None
+
+    def continues(self, stretch: Sequence[Row], row: Row) -> bool:
+        """True if a line that breaks the rule belongs to the stretch before it."""
+        return self.same is None or not stretch or stretch[-1].get(self.same) == row.get(self.same)
 
 
 _RULES = (
@@ -81,6 +94,7 @@ _RULES = (
         lambda row: row.get("train/reward_min", math.nan) == row.get("train/reward_max", 0.0),
         lambda row: f"every reward was {row['train/reward']:g}, and from equal rewards nothing is learned",
         least=EQUAL_STEPS,
+        same="train/reward_min",
     ),
     _Rule(
         "train/clamped",
@@ -130,11 +144,12 @@ def _stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
     for row in rows:
         if rule.metric not in row:
             continue
-        if rule.breaks(row):
+        broken = rule.breaks(row)
+        if broken and rule.continues(stretch, row):
             stretch.append(row)
             continue
         yield from _alarm(stretch, rule)
-        stretch = []
+        stretch = [row] if broken else []
     yield from _alarm(stretch, rule)
 
 

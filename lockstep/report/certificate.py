@@ -36,7 +36,7 @@ class ReadCertificate:
         level: E0 to E3, or none (docs/glossary.md).
         tokens: Tokens compared.
         mismatches: Tokens compared that are not equal to the bit.
-        largest_gap: Of a token, nats.
+        largest_gap: Largest |Δ| of a token, nats.
         kernels: How both sides compute, by part of the model.
         machine: Versions and machine.
         not_recomputed: Tokens that were not compared.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_DROPPED_BITS = 11  # of the 23 that a float32 has after its first digit
+_DROPPED_BITS = 11  # of the 23 stored bits of a float32's significand
 
 
 def pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> bytes:

@@ -46,7 +46,7 @@ def pack_drawn(columns: Columns, decode: Decode | None) -> bytes:
 
 
 def worst(columns: Columns, decode: Decode | None) -> list[dict[str, Any]]:
-    """The tokens that the two sides disagree on most, what cannot be compared first, each in its text."""
+    """The tokens with the largest |Δ|, those whose Δ is not finite first, each with the text around it."""
     order = np.argsort(-columns.size, kind="stable")[:_WORST]
     return [
         {

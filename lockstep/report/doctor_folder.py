@@ -101,7 +101,7 @@ class DoctorFolder:
         return (folder / REPORT).is_file() and (folder / COLUMNS).is_file()
 
     def columns(self, named: Iterable[Mapping[str, Any]]) -> Iterator[Columns]:
-        """Columns by the names that the report has for them, one after the other: never are all of them in memory."""
+        """Columns by the names that the report has for them, one set at a time, since all may not fit into memory."""
         path = self._folder / COLUMNS
         try:
             with safe_open(path, "numpy") as file:
@@ -133,7 +133,7 @@ class _ExaminedModel:
 
 @dataclass(frozen=True)
 class _ReportShape:
-    """The fields that readers count on; the parts of a cell are its writer's."""
+    """The fields that readers count on; the contents of a cell are not checked."""
 
     verdict: str
     model: _ExaminedModel

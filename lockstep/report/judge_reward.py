@@ -21,7 +21,7 @@ def agreement_file(key: str) -> str:
 
 
 def describe_judges(folder: Path) -> list[str]:
-    """A sentence on each judge that was asked for rewards, and one where people have ranked responses for it."""
+    """A sentence on each judge that was asked for rewards, and one on its agreement with people where it is known."""
     found: list[str] = []
     for file in sorted((folder / _FOLDER).glob(f"*.{_REPLIES}")):
         key = file.name.removesuffix(f".{_REPLIES}")

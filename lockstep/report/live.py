@@ -1,8 +1,8 @@
 """The server of `lockstep watch`: the page of `lockstep report`, which asks for its data again and again.
 
 It listens on this machine alone and answers nothing but the page and its data, whose names are looked up and never
-opened as paths. A request must name the address that was printed, or another page in the reader's browser could read
-the runs through a name of its own that leads here.
+opened as paths. A request must have the printed address as its Host; otherwise another web page in the reader's browser
+could read the runs by DNS rebinding.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     samples.jsonl   {"step": 3, "prompt": …}, several per step
     messages.jsonl  {"time": …, "step": 3, "message": …}: what the program told the user; never cut
 
-JSON has no word for what is no number: NaN is written as null, the infinities as the texts "Infinity" and "-Infinity",
-and `read_metrics` turns them back. Floats are written so that they read back as the same bits.
+JSON has no NaN and no infinities: they are written as null and as the texts "Infinity" and "-Infinity", and
+`read_metrics` turns them back. Floats are written so that they read back as the same bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lockstep.records import is_file, read_record, refuse_other
 
 METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
 MESSAGES, LOCK, CRASH = "messages.jsonl", ".lock", "crash.txt"
-"""More files of a run's folder: its messages, what the process that writes there holds, and the report of a crash."""
+"""More files of a run's folder: its messages, the lock of the process that writes there, and the report of a crash."""
 ENVIRONMENT = "environment.json"
 """Versions, machine and threads that the run is computed on."""
 _MOST_STEPS = 2**53
@@ -107,7 +107,7 @@ def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics, in order; `step` is one of the numbers. None if nothing has been logged yet."""
+    """The lines of a run's metrics, in order; `step` is one of the numbers. Empty if nothing has been logged yet."""
     return list(read_numbers(folder / METRICS))
 
 

@@ -31,9 +31,9 @@ HEADLINES = (
 BESIDE = "beside/"
 """Prefix of the names of work that ran beside phases; the phases alone add up to the time of a step."""
 
-_LINES = 10  # in which a run of known length is told where there is no terminal
-_SILENT_S = 300.0  # at most between two of them
-_LINE_EVERY_S = 1.0  # at least, where the length is not known
+_LINES = 10  # for a run of known length, where there is no terminal
+_SILENT_S = 300.0  # longest time between two of them
+_LINE_EVERY_S = 1.0  # shortest time between two, where the length is not known
 _WINDOW = 10  # steps that the throughput and the time left are measured over
 
 

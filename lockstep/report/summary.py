@@ -21,7 +21,7 @@ PAGE = "report.html"
 """The report of a run, in its folder."""
 
 _POINTS = 5  # validations that make a curve
-_LATEST = 0.2  # the share of the steps that the critic is judged by: at first it knows nothing
+_LATEST = 0.2  # share of the steps, the latest, by which the critic is judged
 
 
 def summary(folder: Path, kept: Collection[int]) -> str:

@@ -57,7 +57,7 @@ class SweepRun:
         return " ".join(f"{key}={self._spell(key)}" for key in self.values if key != SEED) or "all"
 
     def _spell(self, key: str) -> Any:
-        """A value as the folder's name spells it, such as 1e-4; where that says something else, itself."""
+        """A value as the folder's name spells it, such as 1e-4; the value itself where the name has another."""
         value, spelled = self.values[key], re.search(rf"(?:^|_){re.escape(key)}=([\w.+-]+?)(?:_|$)", self.folder.name)
         with suppress(ValueError):
             if spelled is not None and yaml12.parse(spelled[1]) == value:
@@ -127,7 +127,7 @@ class RunResult:
         run: The run.
         state: How far it is.
         rows: Its lines of metrics.
-        final: The last value of each metric that sweeps compare and it has, which may be no number.
+        final: The last value of each metric of `FINAL` that it logs; it may be NaN or infinite.
     """
 
     run: SweepRun
@@ -151,7 +151,7 @@ class Group:
 
     Attributes:
         name: Their other values.
-        numbers: Of the runs, in the sweep's order.
+        numbers: Numbers of its runs, in the sweep's order.
         finished: How many are finished, and have not failed.
         final: The spread of their last values by metric; a value that is no finite number is left out, as n says.
     """

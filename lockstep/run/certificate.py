@@ -34,7 +34,7 @@ def write_run_certificate(folder: Path, step: int, certificate: Certificate) -> 
 
 
 def write_certificate(file: Path, certificate: Certificate, about: Mapping[str, Any]) -> None:
-    """Writes a certificate, with kernels and machine; `about` says of what it is."""
+    """Writes a certificate with its kernels and machine, behind the keys of `about`, such as the step."""
     attention = _ON_GPUS if torch.cuda.is_available() else _FUSED
     usual = {"attention": attention, "linear": "any number of rows", "softmax": "powers of 2"}
     exact = _EXACT | ({"where learner.device is a GPU": _EXACT_ON_GPUS} if torch.cuda.is_available() else {})

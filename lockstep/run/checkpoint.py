@@ -64,7 +64,7 @@ class Checkpoints:
         folder: Their folder, which need not exist yet.
         keep: Number of newest checkpoints to keep.
         best: Number of checkpoints with the highest `score` to keep as well.
-        note: Told of what cannot be removed, and of checkpoints that are passed over.
+        note: Called with a sentence on each folder that cannot be removed and on each damaged checkpoint.
     """
 
     folder: Path
@@ -175,7 +175,7 @@ class Checkpoints:
         return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
 
     def _find_free(self, name: str) -> Path:
-        """A folder aside that is not there; what could not be removed may have its first name."""
+        """Returns an unused path for a folder aside; one that could not be removed may still have the first name."""
         first = self.folder / f"{_ASIDE}{name}"
         others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(1))
         return next(path for path in itertools.chain([first], others) if not os.path.lexists(path))

@@ -113,7 +113,7 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
 
 
 def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
-    """Checks that the initial model, and each with a layout of its own, can be computed in theirs."""
+    """Checks that the initial model, and each model with a layout of its own, can be computed in its layout."""
     with found.problem():
         require_computable(read_config(source.folder), recipe.learner)
     for role in recipe.own_layouts:
@@ -262,7 +262,7 @@ def _open_model(recipe: Common, files: DataFiles | None, frame: Path, found: Fin
 
 
 def _of_folder(folder: Path, weights: bool = True) -> _Model:
-    """A model by its configuration; compares its weights with that."""
+    """Builds a model from its configuration, without weights, and checks its weight files against it."""
     source, model = open_source(folder), skeleton(read_config(folder), str(folder))
     if weights and not are_on_hub(folder):
         check_weights(folder, model)

@@ -17,11 +17,11 @@ from lockstep.run.identity import ChangedError, differences, recipe_identity
 from lockstep.whole_files import write_whole
 
 FRAME = "initial"
-"""Folder, inside a run's, of all that an export of its model needs besides weights; of new models the weights too."""
+"""Subfolder of a run with all that an export needs besides weights; of a model from scratch, its first weights, too."""
 
 
 def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
-    """Rewrites a folder of other options as one of this recipe; a run that has changed is no longer finished.
+    """Turns the folder of a run with other options into one of this recipe; a changed run is no longer finished.
 
     The caller holds its lock. At any instant the folder is that of the old recipe or, unfinished, of the new one.
 
@@ -69,7 +69,7 @@ def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
 
 
 def require_writable(folder: Path) -> None:
-    """Raises InputError if a run's folder cannot be made, not be written to, or is one of something else."""
+    """Raises InputError if a run's folder cannot be made or written to, or holds something other than a run."""
     try:
         _require_own(folder)
     except OSError as error:
@@ -146,6 +146,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def write_once(path: Path, text: str) -> None:
-    """Writes a small file where there is none; it appears whole or not at all."""
+    """Writes a small file atomically, unless it exists."""
     if not path.exists():
         write_whole(path, [text.encode()])

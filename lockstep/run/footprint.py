@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from lockstep.run.folder import LOCK
+from lockstep.config.hub_name import PINS
+from lockstep.run.folder import FRAME, LOCK
 
-_MADE = ("recipe.yaml", "environment.json", "inputs.json", "messages.jsonl", "data", "initial")
-"""Files that a run makes in its folder before its first step; all others are not the run's."""
+_MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "messages.jsonl", "data", FRAME, "judges")
+"""Files and folders that a run may add to its folder before its first step; a failed start removes nothing else."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The identity of a run, as flat names and values: a resumed run can say what is no longer the same."""
+"""The identity of a run, as flat names and values, by which a resumed run can say what has changed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lockstep.models.digests import digest, model_files
 
 Identity = dict[str, Any]
 
-_WITH_MODELS = ("reward_model.", "critic_model.", "teachers.", "reward.", "validation_reward.")
-"""Sections whose options `path` name models besides the initial one."""
+_WITH_MODELS = ("reward_model.", "critic_model.", "teachers.", "reward.", "validation_reward.", "judge.", "meta_judge.")
+"""Sections that name further models: every option `path` in them is a model folder."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
 
 
@@ -42,7 +42,7 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ide
 
 
 def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
-    """The part of the identity that the user gave: no versions of code, and no model where a server has it."""
+    """The part of the identity that the user gives: no versions of libraries; `model` is None where a server has it."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": own for name, own in data.items()}
     found |= {} if model is None else model_files(model)
@@ -55,7 +55,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
 
 
 def recipe_identity(loaded: Loaded) -> Identity:
-    """All options but those that say where and how long a run may run."""
+    """The options of `Loaded.identity`, by flat names."""
     return {f"recipe.{key}": value for key, value in _flat(loaded.identity())}
 
 
@@ -79,7 +79,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 @cache
 def _own_code() -> str:
-    """A digest of the code that this process runs, whose files may be others later."""
+    """A digest of Lockstep's code, read once, since the files may change while this process runs."""
     return digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
 
 

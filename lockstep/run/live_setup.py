@@ -56,7 +56,7 @@ class LiveSetup:
         progress: Reports to the user.
         workers: Own the run's processes.
         learners: Models that are open already.
-        turns: Of learners and engines on the same GPUs.
+        turns: Turns of learners and engines on the same GPUs.
     """
 
     algorithm: Algorithm
@@ -153,7 +153,7 @@ class LiveSetup:
 
     @property
     def _budget(self) -> CacheBudget | None:
-        """The room of an engine's cache by plan; None on a CPU, and where the learner is not planned."""
+        """The memory that the plan leaves for an engine's KV cache; None on a CPU, and for a learner without a plan."""
         own = self.algorithm.learner
         if not (own.may_use_gpu and find_training_backend(own).is_planned):
             return None
@@ -165,8 +165,8 @@ def role_folder(role: ModelRole, source: ModelSource) -> str:
     """The folder of a model's initial weights.
 
     Raises:
-        InputError: It reads other tokens than the run's initial model, is an unfinished run, or does not score
-            sequences where it should.
+        InputError: The model's tokenizer is not that of the run's initial model, it is an unfinished run, or it does
+            not score sequences where it should.
     """
     if role.path is not None:
         section = ModelFolder(path=role.path)

@@ -11,7 +11,7 @@ from lockstep.report.summary import PAGE
 
 
 def finish_page(folder: Path, note: Callable[[str], None]) -> None:
-    """Ends the report of a finished run whose process was killed over it; see `write_page`."""
+    """Completes the report of a finished run whose process was killed while it wrote it; see `write_page`."""
     if (folder / PAGE).is_file():
         remove_dead_copies(folder / PAGE)
     else:

@@ -142,7 +142,7 @@ class Session:
     def _require_unsaved(self, checkpoints: Checkpoints) -> None:
         """Raises InputError where the logs reach further than a run can come without a checkpoint.
 
-        The second checkpoint is begun, after its step is logged, when the first is whole.
+        A second checkpoint begins, after its step is logged, only once the first is whole.
         """
         logged = max((int(row["step"]) for row in read_metrics(self.folder)), default=0)
         if logged > 2 * self.options.save_every:

@@ -20,12 +20,13 @@ _ASKING = {
 """Signals that ask for a stop: their name for the user, and the exit code of the process."""
 
 STOPPING = frozenset(_ASKING)
-"""These signals."""
+"""Signals that ask for a stop."""
 
 SUPERVISED = "LOCKSTEP_SUPERVISED"
 """Environment variable of a run under `--supervise`."""
 
 _HANDED_ON_S = 2.0
+"""Time within which a supervisor may forward a signal that this process has received, too."""
 
 
 class Stopped(Exception):
@@ -44,7 +45,7 @@ class Stop:
     """Decides between two steps whether the run continues.
 
     Args:
-        deadline_s: On `clock`; None: no deadline.
+        deadline_s: Time of `clock` to stop by; None: no deadline.
         clock: A monotonic clock, in seconds.
     """
 
@@ -81,7 +82,7 @@ def hear_interrupts() -> None:
 
 
 def forget_handlers() -> None:
-    """Restores in a fork what signals do by themselves; what the process was started to ignore it ignores."""
+    """Restores the default handlers in a forked process; signals that it was started to ignore stay ignored."""
     for number in _ASKING:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -91,7 +92,7 @@ def forget_handlers() -> None:
 def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
     """While the block lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a stop; the second ends at once, as always.
 
-    What the process was started to ignore it ignores: under `nohup` that is SIGHUP.
+    Signals that the process was started to ignore, such as SIGHUP under `nohup`, stay ignored.
 
     Args:
         stop: Takes the request.
@@ -106,7 +107,7 @@ def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
     first_s = list[float]()
 
     def request_stop(number: int, frame: FrameType | None) -> None:
-        if first_s:  # as long as a supervisor may hand on what this process has been sent, too
+        if first_s:
             if time.monotonic() - first_s[0] > _HANDED_ON_S:
                 signal.signal(number, usual[signal.Signals(number)])
                 signal.raise_signal(number)

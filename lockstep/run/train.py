@@ -70,7 +70,8 @@ def train(
     Args:
         loaded: The recipe.
         allow_changes: Resume even if recipe, data, initial model or code are not those of the checkpoint.
-        deadline_s: On `time.monotonic`, where another recipe trains this one first; None: `run.max_time_s` from now.
+        deadline_s: Time of `time.monotonic` to stop by, where another recipe trains this one first; None:
+            `run.max_time_s` from now.
         callbacks: Functions of the user's program to call.
 
     Returns:
@@ -88,19 +89,19 @@ def train(
 
 
 def _note_code(loaded: Loaded, folder: Path, model: Path, allow_changes: bool) -> None:
-    """Notes once which code the run was made with, or again where it may change; a resumed run is compared later."""
+    """Notes which code the run is made with, for `load_run`: at its first start, and again with `allow_changes`."""
     if allow_changes or not (folder / CODE).is_file():
         own = {f"model {file.name}": file for file in list_own_files(model, read_fields(model))}
         write_code(folder, registry.list_code(loaded.dump()) | own)
 
 
 def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callbacks: Callbacks = NO_CALLBACKS) -> bool:
-    """Runs a recipe as `train` does, and sums nothing up. True if there was nothing left to do."""
+    """Runs a recipe as `train` does, without a summary. Returns True if it was finished already."""
     recipe = loaded.expect(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
-    placement_of(recipe)  # before a recipe that is trained first, as is the next
+    placement_of(recipe)  # refuses here, before a recipe that is trained first takes its time; so does the next check
     if recipe.inference is not None:
         require_sampler(recipe.inference.sampler, recipe.learner)
     require_writable(folder)
@@ -155,7 +156,7 @@ def train_to_code(loaded: Loaded, allow_changes: bool = False) -> int:
 
 
 def judge_finished(folder: Path) -> int:
-    """The exit code of a finished run: whether both sides agreed, where that is promised.
+    """The exit code of a finished run, which says whether sampler and learner agreed as promised.
 
     Raises:
         NothingTrainedError: If it has learned from nothing.

@@ -11,7 +11,7 @@ import httpx2
 import openai
 
 LARGEST_REPLY = 64 * 2**20
-"""Bytes of a reply, far more than tokens with their log-probabilities take."""
+"""Most bytes of a reply, far more than tokens with their log-probabilities take."""
 
 
 class ReplyRefused(openai.OpenAIError):
@@ -19,7 +19,7 @@ class ReplyRefused(openai.OpenAIError):
 
 
 class BoundedClient(openai.DefaultAsyncHttpxClient):
-    """An HTTP client for one server, which it stays with: no reply sends it to another address.
+    """An HTTP client for one server; it follows no redirects.
 
     Args:
         timeout_s: Deadline of an attempt, from the request to the last byte of the reply.

@@ -1,4 +1,4 @@
-"""Requests in JSON to a server that is there already: concurrent, within deadlines, tried again by the fault policy.
+"""JSON requests to a server that is running already: concurrent, with deadlines, retried by the fault policy.
 
 Imports openai's HTTP client, for any server: it reads what speaks OpenAI's protocol and what does not.
 """
@@ -120,7 +120,7 @@ class JsonServer:
         """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are canceled.
 
         Args:
-            shape: An answer.
+            shape: The type of an answer.
             path: Where requests go.
             bodies: The requests.
             fault: Says what is wrong with an answer, given the place of its request; None: nothing.
@@ -229,14 +229,14 @@ def _read(shape: type[_Shape], answer: object) -> _Shape:
 
 
 def _may_pass(error: Exception) -> bool:
-    """True where a server may do better later: it was lost, was late or busy, or what came is no reply of its kind."""
+    """True if a retry may succeed: the connection failed, the server was late or busy, or its reply was malformed."""
     if isinstance(error, openai.APIStatusError):
         return error.status_code in _PASSING or error.status_code >= _OF_SERVERS
     return not isinstance(error, ReplyRefused)
 
 
 def _find_retry_after(error: Exception) -> float:
-    """Seconds that a busy server asks to be left alone, as far as that is a minute."""
+    """Seconds that a busy server asks to wait (`Retry-After`), at most a minute; 0 where it does not ask."""
     asked = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
     return min(float(asked), _LONGEST_WAIT_S) if asked.isdecimal() else 0.0
 

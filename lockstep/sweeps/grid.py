@@ -87,7 +87,7 @@ def make_axis(key: str, values: Iterable[tuple[str, Any]]) -> Axis:
 
 
 def combine(axes: Sequence[Axis]) -> list[Combination]:
-    """Every combination of the values of some options, the last option's values next to each other.
+    """Every combination of the axes' values; the last axis varies fastest.
 
     Raises:
         InputError: There is no option, one is there twice, or there are too many runs.
@@ -126,7 +126,7 @@ def _name(overrides: Sequence[str]) -> str:
 
 
 def _clean(text: str) -> str:
-    """The part of a folder's name that a value is: letters, digits, and what no shell reads as more."""
+    """Spells a value for a folder's name: letters, digits, and characters without a meaning for shells."""
     return re.sub(r"^-+(?=[^\d.])|-+$", "", re.sub(r"[^\w.+-]+", "-", text)) or "empty"
 
 

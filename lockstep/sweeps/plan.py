@@ -112,7 +112,7 @@ class SweepPlan:
         return noted
 
     def write(self, threads: int) -> None:
-        """Notes the sweep in its folder, whole or not at all."""
+        """Writes the note of the sweep into its folder, atomically."""
         found = self.identities
         first = next(iter(found.values()))
         common = {key: value for key, value in first.items() if all(_has(own, key, value) for own in found.values())}
@@ -151,7 +151,7 @@ def plan_combinations(combinations: Sequence[Combination], resolve: Resolve, nam
     """Resolves every combination before anything starts.
 
     Args:
-        combinations: Of values.
+        combinations: Combinations of values.
         resolve: Makes a recipe of one.
         name: Name of the sweep's folder in `sweeps/`; None: the recipe's, with a digest of all options.
 

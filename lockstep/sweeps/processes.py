@@ -24,7 +24,7 @@ _TASKS = Path("/proc/self/task")
 def can_fork() -> bool:
     """True if a fork of this process can compute: no library has started threads, of which a fork has none.
 
-    Threads of OpenMP, for one, are waited for in a fork, for ever.
+    A fork would wait forever for threads of OpenMP, for example.
     """
     return _TASKS.is_dir() and len(list(_TASKS.iterdir())) == 1
 
@@ -72,7 +72,7 @@ def start(work: Work, log: Path, environment: Mapping[str, str]) -> int:
 
 
 def replace_program(command: Sequence[str]) -> int:
-    """Work that is another program: it takes the place of the fork."""
+    """Runs another program in place of this process, as the work of a fork."""
     os.execv(command[0], list(command))
 
 

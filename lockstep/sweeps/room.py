@@ -59,7 +59,7 @@ def make_room(plan: SweepPlan, jobs: int | None, noted_threads: int | None) -> R
 
 
 def share_cores(number: int) -> int:
-    """Threads of each of so many runs; more than a single run would have do not help."""
+    """Threads of each of so many runs: their share of the cores, at most as many as a single run would have."""
     return max(1, min(count_cores() // number, MOST_THREADS))
 
 

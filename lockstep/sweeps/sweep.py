@@ -85,13 +85,14 @@ class SweepJob:
 
 @dataclass
 class Runner:
-    """The runs of a sweep in this process's care.
+    """Starts, watches and ends the runs of a sweep.
 
     Attributes:
         jobs: All runs.
-        room: The places that they have.
-        begin: The work of a run's process.
+        room: The slots that they run in.
+        begin: Makes the work of a run's process.
         view: Shows them.
+        asked: Why the sweep was asked to stop, and its exit code; None: it was not.
     """
 
     jobs: Sequence[SweepJob]
@@ -101,7 +102,7 @@ class Runner:
     asked: tuple[str, int] | None = field(default=None)
 
     def run(self, stop: Stop) -> None:
-        """Runs all that wait; a stop is handed on once to those that run, and then nothing is started.
+        """Runs all that wait; a stop is passed on once to those that run, and nothing is started after it.
 
         Where the sweep itself fails, runs are asked to save, too, and waited for; a second Ctrl-C ends them at once.
         """
@@ -163,7 +164,7 @@ class Runner:
             processes.send(job.process, Signals(SIGINT))
 
     def _fill(self) -> None:
-        """Starts runs in free slots. What another run trains first is waited for here, and takes no slot."""
+        """Starts runs in free slots; a run whose warm start another run is training waits without a slot."""
         for slot in set(range(len(self.room.slots))) - {job.slot for job in self._running()}:
             training = {_find_first_run(job) for job in self._running()} - {None}
             ready = [job for job in self._waiting() if _find_first_run(job) not in training]

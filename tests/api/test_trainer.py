@@ -192,6 +192,10 @@ def test_a_class_of_the_program_is_told_apart_by_its_methods() -> None:
     assert run_program(text) == run_program(text)  # sets have another order in each process
     assert run_program(text) != run_program(text.replace("turns = 2", "turns = 3"))
     assert run_program(text) != run_program(text.replace("'a'", "'c'"))
+    text = f"import functools\n{text}\n    @property\n    def a(self): return 1"
+    text += "\n    @functools.cached_property\n    def b(self): return 2"
+    assert run_program(text) != run_program(text.replace("return 1", "return 3"))
+    assert run_program(text) != run_program(text.replace("return 2", "return 3"))
 
 
 def test_what_cannot_be_told_apart_is_refused() -> None:

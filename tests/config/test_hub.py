@@ -102,6 +102,13 @@ def test_a_run_takes_one_commit_and_keeps_it(
     assert '"train.jsonl' in (folder / "samples.jsonl").read_text()
 
 
+def test_a_start_that_failed_can_be_made_again(hub: HubServer) -> None:
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"rewards\.py cannot be imported|no function typo"):
+            train(tiny("reward.function=rewards.py:typo", "run.folder=run"))
+    assert not Path("run").exists()
+
+
 def test_only_what_is_read_is_fetched(hub: HubServer) -> None:
     path = Path(str(fetch_names(tiny()).training.model.path))
     fetched = {file.name for file in path.iterdir()}

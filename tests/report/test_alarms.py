@@ -61,6 +61,15 @@ def test_equal_rewards_are_one_only_in_five_steps_in_a_row() -> None:
     assert of(5) == [5]
 
 
+def test_rewards_that_are_equal_within_a_step_and_differ_between_steps_are_none() -> None:
+    one = [0.0, 1.0] * 4
+    assert find_alarms(rows(train__reward_min=one, train__reward_max=one, train__reward=one)) == []
+    (found,) = find_alarms(
+        rows(train__reward_min=[1.0] + [0.0] * 5, train__reward_max=[1.0] + [0.0] * 5, train__reward=[1.0] + [0.0] * 5)
+    )
+    assert found.sentence.startswith("steps 2 to 6: every reward was 0,")
+
+
 def test_a_range_that_most_rewards_lie_outside_is_one() -> None:
     (found,) = find_alarms(rows(train__clamped=[0.0, 0.2, 1.0]))
     assert (found.first, found.text[:23]) == (3, "100% of rewards lie out")

@@ -23,10 +23,13 @@ from tiny_recipe import RECIPE
 
 from lockstep import disk, exit_codes
 from lockstep.cli import main
+from lockstep.config.hub_name import PINS
 from lockstep.config.loading import load
+from lockstep.report.judge_reward import agreement_file, replies_file
 from lockstep.report.log import read_metrics
 from lockstep.run import checkpoint
-from lockstep.run.folder import lock_folder
+from lockstep.run.folder import FRAME, lock_folder
+from lockstep.run.footprint import Footprint
 from lockstep.run.identity import ChangedError, differences, identity, inputs
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
@@ -408,6 +411,19 @@ def test_a_stopped_start_leaves_what_others_made(run: Run, in_tmp: Path) -> None
     assert list(Path("runs").glob("first-*/checkpoints/step_000001"))
 
 
+def test_a_failed_start_takes_away_what_it_made(in_tmp: Path) -> None:
+    """Else the same command is refused afterwards, since the folder holds something and no run."""
+    made = [PINS, "recipe.yaml", replies_file("reward.judge"), agreement_file("reward.judge"), f"{FRAME}/config.json"]
+    folder = Path("run")
+    before = Footprint.before(folder)
+    for name in made:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    with pytest.raises(OSError, match="engine"), before.restore_on_failure():
+        raise OSError("no engine")
+    assert not folder.exists()
+
+
 @pytest.mark.full
 def test_signals_to_the_whole_group_end_the_run_in_order(run: Run, in_tmp: Path) -> None:
     """As a terminal sends Ctrl-C, and a job system SIGTERM: to the run's children as well."""
@@ -435,6 +451,17 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
         line.split(" was ")[0] for line in differences(before, identity(loaded, {"train": "2"}, Path("run/initial")))
     ]
     assert sorted(names) == ["code.reward.function", "data.train", "model.model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option"), [("self_rewarding", "judge"), ("self_rewarding_meta_llama3_8b", "meta_judge")]
+)
+def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) -> None:
+    loaded = load(recipe, [f"{option}.path={tmp_path}"])
+    (tmp_path / "weights").write_bytes(b"1")
+    before = inputs(loaded, {}, None)
+    (tmp_path / "weights").write_bytes(b"2")
+    assert [line.split()[0] for line in differences(before, inputs(loaded, {}, None))] == [f"{option}.weights"]
 
 
 def test_a_large_file_of_the_first_model_is_known_by_its_content(

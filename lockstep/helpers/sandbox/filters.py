@@ -98,7 +98,7 @@ _NETWORK, _SCOPES = 0x3, 0x3  # bind and connect; sockets without a name in the 
 
 
 def refuse_system_calls(signals: bool) -> None:
-    """Refuses system calls to this process and its children; they can gain no rights already.
+    """Refuses system calls to this process and its children; to be called after `forbid_privileges`.
 
     Args:
         signals: True to refuse signals, too, also to itself: where nothing else keeps them from other processes.
@@ -171,7 +171,9 @@ def keeps_signals() -> bool:
 
 
 def confine_files(readable: Iterable[str], folder: str) -> None:
-    """Leaves this process and its children these files, to be read, and a folder; no TCP, and no signals to others.
+    """Lets this process and its children only read these files, and use a folder; forbids TCP and signals to others.
+
+    TCP and signals take a version of Landlock that covers them, see `keeps_signals`.
 
     Raises:
         OSError: The system cannot do it.

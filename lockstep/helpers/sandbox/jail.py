@@ -120,7 +120,7 @@ class Jail:
         os._exit(code if code >= 0 else 128 - code)
 
     def _others(self, user: int | None) -> int:
-        """Returns how many processes besides the program's count with them."""
+        """Returns how many processes of others count toward the program's limit on processes."""
         if user is not None:  # an id that no other process has
             return 0
         return 1 if self.folder is None else _tasks_of(os.getuid())

@@ -95,7 +95,7 @@ def _encode(value: Any, refer: Refer) -> Any:
 
 
 def decode(item: Any, resolve: Resolve) -> Any:
-    """Builds a value anew from what `encode` wrote, or an enemy in its place.
+    """Rebuilds a value from what `encode` wrote, or an attacker in its place.
 
     Args:
         item: What was written.

@@ -29,7 +29,7 @@ class Failed(BaseException):
 
 
 def run_test() -> NoReturn:
-    """Runs the test that lies in the file of its errors, over the pipes that are its input and its output.
+    """Runs the test in the file that is its standard error, over the pipes that are its standard input and output.
 
     The file is JSON of `test` and `uses`, and then of the verdict: `passed`; `why`, where it has not; and `tampering`,
     signs of attempts to cheat.

@@ -1,8 +1,8 @@
 """The names that a test uses, which decide what each of them means: something of Python's, or of the program's.
 
 They depend on the test alone, so a program cannot change what its test means: `sorted` in a test is Python's, even
-where the program defines one. A test that uses no names but Python's is about a function that is called like one of
-them. A name of a module, used for something that is in there, means the module.
+where the program defines one. A test that uses only names of Python's built-ins is about a function of the program that
+has such a name. The name of a standard module means the module, where it has the attributes that the test uses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A tracker of the user's: a function that is told what the logs are, and after a failure or a kill what it missed.
+"""A user's function as a tracker: it receives what the logs receive, and after a failure or a kill what it missed.
 
 It is called as `track(kind, step, data)` in the command's process:
 
-    run       step: the last one whose data it keeps, for what follows is told from the next one on, some of it again;
+    run       step: the last step whose data to keep; those of later steps follow, some of them for a second time;
               data: folder, recipe, environment
     metrics   data: a number for each name
     timings   data: the seconds of each phase
@@ -28,7 +28,7 @@ from lockstep.whole_files import write_whole
 
 _OPTION = "trackers.function"
 _KEPT = "tracker_step.json"
-"""File in a run's folder: the last step that the function was told wholly."""
+"""File in a run's folder: the last step of which the function received every entry."""
 
 
 class TrackError(RuntimeError):
@@ -87,13 +87,13 @@ class FunctionView:
         self._note_told()
 
     def _note_told(self) -> None:
-        """Notes that the function was told all up to the newest step, if it was."""
+        """Notes that the function received all entries up to the newest step, unless it has missed one."""
         if self._has_missed:
             return
         try:
             write_whole(self._file, [json.dumps(self._newest).encode()])
         except (InputError, RunError):
-            self._has_missed = True  # it is not told of the entry at hand
+            self._has_missed = True  # the entry at hand does not reach it
             raise
 
     def _tell(self, kind: Literal["run", "metrics", "timings", "samples", "outcome"], step: int, data: Any) -> None:

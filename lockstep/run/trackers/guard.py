@@ -31,7 +31,7 @@ class Guarded:
         """Opens the view, and notes where it is.
 
         Raises:
-            ValueError: If it cannot be opened and nothing has been done yet, for then it is better not to begin.
+            ValueError: If it cannot be opened and the run has not trained yet: better to stop than to train unseen.
         """
         try:
             self._view.rewind(step)

@@ -70,7 +70,7 @@ def track_run(logs: Logs, views: Mapping[str, View], note: Callable[[str], None]
 
 
 def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
-    """The views that a recipe asks for, by name, not yet open. Packages of others are not imported.
+    """The views that a recipe asks for, by name, not yet open. Packages of other views are not imported.
 
     Raises:
         ValueError: If a package is missing, W&B does not know who you are, or the user's function cannot be a tracker.

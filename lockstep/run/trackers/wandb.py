@@ -86,7 +86,7 @@ class WandBView:
         staged = self._folder / f"data-{self._id()}"
         for old in [*self._folder.glob(f"offline-run-*-{self._id()}"), *self._folder.glob(staged.name)]:
             shutil.rmtree(old)
-        os.environ["WANDB_DATA_DIR"] = str(staged.resolve())  # else the home folder, whence nothing takes them away
+        os.environ["WANDB_DATA_DIR"] = str(staged.resolve())  # else the home folder, where nothing removes them
 
     def _id(self) -> str:
         """The run's random id, kept in its folder: a folder that was removed and made again is another run."""
