@@ -63,7 +63,7 @@ def check_temperature(temperature: float) -> None:
 
 
 def check_on_device(condition: Tensor, sentence: str) -> None:
-    """Raises RuntimeError unless a boolean tensor is true; a GPU does so by itself, later, without a device sync."""
+    """Raises RuntimeError unless a boolean tensor is true; on a GPU it is raised later, without a device sync."""
     torch._assert_async(condition, sentence)  # pyright: ignore[reportPrivateImportUsage]
 
 
