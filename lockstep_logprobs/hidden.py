@@ -24,8 +24,7 @@ from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, column_tiles, exchange, pick_logits, sum_block
 
 ROWS = 8
-"""On a CPU, a matrix product whose number of rows is a multiple of this sums every row in the same order, unless it is
-small."""
+"""Rows of a matrix product in any multiple of this are all summed in the same order, on a CPU, unless it is small."""
 
 _SMALL = 4096
 """Products of at most this many multiplications sum in another order in bf16: PyTorch does not give them to oneDNN."""
