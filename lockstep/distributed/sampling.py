@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.types import SamplingParams
+from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.hidden import hidden_logprobs
 from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.shard import WHOLE, Shard, blocks
@@ -96,10 +97,19 @@ def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, 
         everything = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
         return everything.expand(len(logits_Mv), -1), logits_Mv.float().log_softmax(-1)
     _, token_Mk = vocab_topk(logits_Mv, k, shard, max_rows=_ROWS)
-    if shard.group is not None and len(token_Mk) and int(token_Mk[0].max()) < token_Mk.shape[1]:  # these are all
+    if _are_all(token_Mk, logits_Mv.shape[1], shard):
         token_Mk = token_Mk.sort(-1).values
     logprob_Mk, _ = vocab_logprobs(logits_Mv, token_Mk, Scoring(shard=shard))
     return token_Mk, logprob_Mk
+
+
+def _are_all(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
+    """True if the k tokens of each row are the whole vocabulary, of which this rank has so many columns."""
+    k = token_Mk.shape[1]
+    if shard.group is None or not len(token_Mk) or int(token_Mk[0].max()) >= k:
+        return False
+    total = all_reduce(torch.tensor(columns, device=token_Mk.device), shard.group)  # rare, and on all ranks alike
+    return int(total) == k
 
 
 def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor | None:
