@@ -1,4 +1,4 @@
-"""Places of the cuts of a `transformers` model in vLLM's, which fuses projections and keeps the residual apart."""
+"""Places of a `transformers` model's cuts in vLLM's, which fuses projections and passes the residual separately."""
 
 from __future__ import annotations
 
