@@ -38,7 +38,7 @@ class Blocks:
         self._newest = _ROOT
 
     def take(self, number: int) -> list[int]:
-        """Takes free blocks; if too few are free, evicts cached ones beyond `keep`, oldest first, then adds new ones."""
+        """Takes free blocks; if too few, evicts cached ones beyond `keep`, oldest first, and adds new ones."""
         while len(self._free) < number and len(self._kept) > self.keep:
             self._forget(next(iter(self._kept)))
         if len(self._free) < number:

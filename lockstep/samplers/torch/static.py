@@ -38,7 +38,7 @@ class StaticSampler(ModelSampler):
                 raise self._not_finite(requests, places[broken.number], broken.token) from None
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
-        """Batches prompts in the order of their lengths, so that requests repeated after a crash get the same batches."""
+        """Batches prompts in the order of their lengths, so requests repeated after a crash get the same batches."""
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
         for start in range(0, len(order), self._max_batch_size):
             yield order[start : start + self._max_batch_size]
