@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep_logprobs.checks import check_rows
+from lockstep_logprobs.checks import check_rows, check_sampled
 from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
 from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
@@ -39,6 +39,8 @@ def vocab_logprobs(
         RuntimeError: The ranks' shards overlap, or leave a gap.
     """
     check_rows(logits_Mv, token_MK, floor_M)
+    if scoring.sampled and floor_M is not None:
+        check_sampled(token_MK)
     if scoring.overwrite and logits_Mv.requires_grad and logits_Mv.is_leaf:
         raise ValueError("overwrite is for logits that were computed, but these are a leaf, whose values would be lost")
     return _VocabScores.apply(logits_Mv, token_MK, scoring, floor_M)
