@@ -95,7 +95,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: 
     Args:
         spec: What each rank builds.
         timeout_s: The longest that one verb may take.
-        workers: Where the ranks start.
+        workers: Starts the ranks.
         turns: Turns of learners that share their devices; None: each keeps its memory.
 
     Raises:
@@ -276,13 +276,13 @@ class MeshLearner:
         parallel = self.section.parallel
         shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
-        alike = parallel.pp * parallel.cp * parallel.tp
+        each = parallel.pp * parallel.cp * parallel.tp  # ranks of a share
         calls = [
-            rank.submit(verb, batch.select(rows[number // alike]), *args, passes=_renumber(shares[number // alike]))
+            rank.submit(verb, batch.select(rows[number // each]), *args, passes=_renumber(shares[number // each]))
             for number, rank in enumerate(self.ranks)
         ]
         first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
-        results = self.outcomes(calls)[first_of_last_stage::alike]
+        results = self.outcomes(calls)[first_of_last_stage::each]
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
     def outcomes(self, calls: Iterable[Pending]) -> list[Any]:

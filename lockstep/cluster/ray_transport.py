@@ -65,7 +65,7 @@ class RayCluster:
         ValueError: If there is no such cluster, or no room in it.
 
     Attributes:
-        placement: Where each process lives.
+        placement: The place of each process.
         address: Address of this process in the cluster.
     """
 
@@ -256,7 +256,7 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
     """Joins a cluster, or starts one, unless this process is in one already.
 
     Args:
-        address: Of the cluster; None starts one on this machine, which ends with the block.
+        address: Address of the cluster; None starts one on this machine, which ends with the block.
         cpus: CPUs that a cluster on this machine claims to have at least.
 
     Raises:

@@ -93,7 +93,7 @@ class SamplerPool:
     Args:
         spec: Builds a worker's sampler.
         note: Shows the user a line.
-        workers: Where they start.
+        workers: Starts the worker processes.
 
     Raises:
         InputError: If weights cannot reach them by `sampler.transfer`.

@@ -217,7 +217,7 @@ def spawn_worker(
 
     Args:
         factory: Builds the worker's object in the child.
-        name: Of the worker.
+        name: Name of the worker.
         timeout_s: The longest that one call may take.
         threads: Torch threads of the worker; None: this process's share among `workers`.
         workers: Number of workers that run side by side.

@@ -95,9 +95,9 @@ class Workers(ExitStack):
 
         Args:
             factory: Builds the worker's object.
-            name: Of the worker.
+            name: Name of the worker.
             timeout_s: The longest that one call may take.
-            place: Where it lives.
+            place: Its machine and devices.
             of: Number of workers that run side by side.
             threads: Torch threads of the worker; None: its share of the machine.
         """

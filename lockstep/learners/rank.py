@@ -68,7 +68,7 @@ class RankLearner(SendsWeights):
         pieces: The pieces that this rank updates and writes.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of the optimizer; None for a model that is only scored with.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
 
     def __init__(

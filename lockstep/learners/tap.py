@@ -39,7 +39,7 @@ class RankShare:
     """Implements `lockstep_doctor.modules.Share`: the tokens that a rank has, and its heads or hidden units of them.
 
     Attributes:
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
         row: Tokens of the row, of all tensor-parallel ranks.
         here: Those of the sequence that this rank has, int64 [m].
         place: Their places in the row, int64 [m].

@@ -146,7 +146,7 @@ class Continuous(KernelLayout):
     """The layout of one pass: tokens of running rows, then those of new ones.
 
     Args:
-        pool: Where keys and values of new rows go.
+        pool: Holds the keys and values of new rows.
         running: Number of tokens of running rows, padding tokens included.
         growing: The running rows; None: there are no such tokens.
         beginning: The new rows; None: there are none.

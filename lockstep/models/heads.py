@@ -90,7 +90,7 @@ class LogitsHead(nn.Module):
 
     Args:
         lm: The model.
-        ranks: Those that hold it together.
+        ranks: Ranks that hold the model together.
         products: Whether its `logits_are_products`; None: it is tried.
     """
 

@@ -1,4 +1,4 @@
-"""The training backend `megatron`, declared. Imports no torch."""
+"""Declaration of the training backend `megatron`. Imports no torch."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class MegatronLearner(RankLearner):
         base: Prefix of the names of a backbone's tensors.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of the optimizer; None for a model that is only scored with.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
 
     def __init__(

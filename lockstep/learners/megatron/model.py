@@ -56,7 +56,7 @@ class Stage(nn.Module):
         network: The Hugging Face model, without weights.
         head: Output of the last stage.
         seed: Seed of a value head.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
 
     Attributes:
         config: Megatron's.

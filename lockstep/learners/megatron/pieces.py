@@ -66,7 +66,7 @@ def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -
         stage: The stage.
         config: Configuration of the Hugging Face model.
         base: Prefix of the names of a backbone's tensors.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
     for name, parameter in stage.named_parameters():
         own = name.removeprefix("gpt.")

@@ -34,7 +34,7 @@ def start_learner(
         seed: Seed of a value head.
         section: Section of the recipe.
         optimizer: None for a model that is only scored with.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron's overlapping reductions
     device, network = (

@@ -1,4 +1,4 @@
-"""The training backend `torch`, declared. Imports no torch."""
+"""Declaration of the training backend `torch`. Imports no torch."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class TorchLearner(RankLearner):
             ranks where there are several.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of the optimizer; None for a model that is only scored with.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
 
     def __init__(

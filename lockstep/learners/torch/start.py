@@ -36,7 +36,7 @@ def build_model(
         head: Output of the model.
         seed: Seed of a value head.
         section: Section of the recipe.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
         device: Device of the computation.
     """
     config = read_config(folder, headless=not scores_tokens(head))

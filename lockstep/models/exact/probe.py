@@ -1,4 +1,4 @@
-"""A probe of this machine: whether its products sum a row alike in any batch, at the shapes of a model."""
+"""A probe of this machine: whether its products give a row the same bits in any batch, at the shapes of a model."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class OpenAIClient:
     """A client that requests completions of prompts and answers to conversations from a server.
 
     Args:
-        options: Which server, and how to ask it.
+        options: Address of the server, the model, and limits of requests.
         timeout_s: A request that is not answered within this is sent again.
         vocabulary: Size of the model's vocabulary, to find token ids outside of it; None: they are not checked.
         note: Shows the user a line.

@@ -1,4 +1,4 @@
-"""The inference backend `torch`, declared. Imports no torch."""
+"""Declaration of the inference backend `torch`. Imports no torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Seen:
     Args:
         places: Number of places.
         columns: Tokens of the vocabulary.
-        device: Where the model is.
+        device: Device of the model.
     """
 
     def __init__(self, places: int, columns: int, device: torch.device) -> None:

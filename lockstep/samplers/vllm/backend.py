@@ -1,4 +1,4 @@
-"""The inference backend `vllm`, declared. Imports neither torch nor vLLM."""
+"""Declaration of the inference backend `vllm`. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 

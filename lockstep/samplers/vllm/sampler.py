@@ -153,8 +153,8 @@ class VLLMSampler:
         """Returns what was observed since the last call.
 
         Returns:
-            `cached`, of each request in turn how many tokens of its prompt came out of the prefix cache; and what
-            `WeightReceiver.observe_passes` returns.
+            `cached`, for each request in turn the number of prompt tokens found in the prefix cache; and the result of
+            `WeightReceiver.observe_passes`.
         """
         cached, self._cached = self._cached, {}
         return {"cached": [cached[number] for number in sorted(cached)]} | json.loads(self._on_worker("observe_passes"))
