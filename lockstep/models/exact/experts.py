@@ -64,6 +64,4 @@ def _gate(experts: Any, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
         return experts.act_fn(gate) * up
     gate, up = x[..., ::2].clamp(max=experts.limit), x[..., 1::2].clamp(-experts.limit, experts.limit)
-    return (up + 1.0) * (
-        gate / (1.0 + (gate * -experts.alpha).exp())
-    )  # sigmoid rounds some elements otherwise
+    return (up + 1.0) * (gate / (1.0 + (gate * -experts.alpha).exp()))  # sigmoid rounds some elements otherwise
