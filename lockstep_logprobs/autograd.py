@@ -1,11 +1,10 @@
-"""The nine autograd functions of `model_utils`: the passes of this folder under the names and shapes of that interface.
+"""The nine autograd functions of `model_utils`, with NeMo RL's names, parameters and shapes.
 
-`apply` takes the parameters of `forward` without `ctx`, by position. Targets are shifted already: position t scores
+`apply` takes the parameters of `forward` without `ctx`, by position. Targets are already shifted: logits at t score
 target t. Logits are [B, S, v], with this rank's columns [vocab_start_index, vocab_end_index) of the vocabulary; columns
-beyond are padding and no part of the softmax. A chunk size counts positions of dimension 1 and bounds memory, None
-leaves it to the size of the blocks; neither changes a value. Results are fp32, gradients have the type of the logits.
-With `inference_only` nothing is kept for a backward pass. What is handed out is no view and not what is kept, so that
-a caller may change it in place.
+past the end are padding and take no part in the softmax. `chunk_size` bounds memory, in positions of dimension 1, and
+never changes a value. Results are fp32, gradients have the type of the logits. With `inference_only`, nothing is kept
+for a backward pass. Results are copies of what is saved for backward, so a caller may change them in place.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) ->
 
 
 def block_rows(sequences: int, chunk_size: int | None) -> int | None:
-    """The rows of a block, from the positions of a chunk of each sequence."""
+    """Number of rows in a block with `chunk_size` positions of each sequence; None for no bound."""
     if chunk_size is None:
         return None
     if chunk_size < 1:
@@ -73,7 +72,7 @@ def _gradient(ctx: Any, of_logprob: Tensor, of_entropy: Tensor | None = None) ->
 
 
 class ChunkedDistributedLogprob(torch.autograd.Function):
-    """log p of targets [B, S]; 0, without gradient, for a target that is no id of the vocabulary."""
+    """log p of targets [B, S]; 0, without gradient, for a target outside the vocabulary."""
 
     @staticmethod
     def forward(
@@ -121,7 +120,7 @@ class DistributedLogprob(torch.autograd.Function):
 
 
 class ChunkedDistributedGatherLogprob(torch.autograd.Function):
-    """log p of several ids at each position, [B, S, K]; an id that stands there twice collects both gradients."""
+    """log p of K ids at each position, [B, S, K]; the gradients of a repeated id add up."""
 
     @staticmethod
     def forward(
@@ -177,9 +176,9 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
 
 
 class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
-    """log p of targets [B, S] among the tokens that top-k, then top-p keep; −∞ for a target that they do not.
+    """log p of targets [B, S], renormalized over the tokens that top-k, then top-p keep; −∞ for an excluded target.
 
-    Every rank holds equally many columns. The logits are scaled by the temperature already.
+    All ranks hold equally many columns. The logits are already divided by the temperature.
     """
 
     @staticmethod
@@ -266,7 +265,7 @@ class DistributedCrossEntropy(torch.autograd.Function):
 
 
 class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
-    """log p of targets [B, S] from hidden states [S/TP, B, H], positions first and in shards, and a head [v, H]."""
+    """log p of targets [B, S] from sequence-parallel hidden states [S/TP, B, H] and this rank's head rows [v, H]."""
 
     @staticmethod
     def forward(
@@ -309,7 +308,7 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
 
 
 class AllGatherCPTensor(torch.autograd.Function):
-    """A sequence from its zig-zag shares. Backward sums the gradient over the ranks, and each keeps its share's."""
+    """All-gather of a sequence from its zig-zag shares; backward reduce-scatters the gradient to the shares."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1) -> Tensor:

@@ -30,6 +30,14 @@ def check_tokens(token_MK: Tensor, rows: int) -> None:
         )
 
 
+def check_sampled(token_MK: Tensor) -> None:
+    """Raises ValueError unless there is one token per row: only that one is added to the support."""
+    if token_MK.shape[1] != 1:
+        raise ValueError(
+            f"with a floor, a sampled token is one per row [M, 1], not {_kind(token_MK)}; score others without sampled"
+        )
+
+
 def check_head(hidden_MD: Tensor, weight_vD: Tensor) -> None:
     """Raises ValueError unless hidden states are [M, D] and the head is [v, D]."""
     if hidden_MD.dim() != 2 or weight_vD.dim() != 2 or hidden_MD.shape[1] != weight_vD.shape[1]:
@@ -63,7 +71,7 @@ def check_temperature(temperature: float) -> None:
 
 
 def check_on_device(condition: Tensor, sentence: str) -> None:
-    """Raises RuntimeError unless a boolean tensor is true; a GPU does so by itself, later, without a device sync."""
+    """Raises RuntimeError unless a boolean tensor is true; on a GPU it is raised later, without a device sync."""
     torch._assert_async(condition, sentence)  # pyright: ignore[reportPrivateImportUsage]
 
 

@@ -1,4 +1,4 @@
-"""Sums over ranks, also as steps of autograd; every function takes its process group, and None means one process."""
+"""Collectives over a process group, some of them differentiable; a group of None means one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def all_reduce(
 
 
 def sum_gradient(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """A tensor that all ranks hold alike and use each for its own part: backward sums its gradient over the ranks."""
+    """Identity forward, all-reduce backward: for a tensor that all ranks hold alike and each uses for its own shard."""
     return tensor if group is None else _SumGradient.apply(tensor, group)
 
 
@@ -44,7 +44,7 @@ class _SumGradient(torch.autograd.Function):
 
 
 def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum over ranks, of which every rank makes the same use: backward hands its gradient on as it is."""
+    """All-reduce forward, identity backward: for a sum that every rank uses in the same way."""
     return tensor if group is None else _SumOverRanks.apply(tensor, group)
 
 
@@ -66,9 +66,9 @@ def all_gather(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = 
     Args:
         x: This rank's tensor; it has the same shape on every rank.
         group: The ranks; None for one process.
-        gradient: What flows back to `x`. "sum": the sum of what all ranks send it, by one reduce-scatter; the loss
-            is then the sum of all ranks' losses, and one that every rank computes alike counts C times. "local": only
-            what this rank sends it, without communication; one that every rank computes alike counts once.
+        gradient: Gradient of `x`. "sum": the sum of all ranks' gradients for it, by one reduce-scatter; a loss that
+            every rank computes alike then counts C times. "local": this rank's own gradient alone, without
+            communication; such a loss counts once.
     """
     if group is None:
         return x[None]
@@ -76,7 +76,7 @@ def all_gather(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = 
 
 
 def reduce_scatter(stacked: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Sums what all ranks hold for this one: of [C, …] on each rank the sum over ranks of [rank, …]."""
+    """Reduce-scatter of `stacked` [C, …]: rank r gets the sum over ranks of entry r."""
     if group is None:
         return stacked[0]
     own = stacked.new_empty(stacked.shape[1:])
@@ -85,12 +85,12 @@ def reduce_scatter(stacked: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def group_size(group: dist.ProcessGroup | None) -> int:
-    """The number of ranks in a group; without one there is one."""
+    """The number of ranks in a group; 1 without a group."""
     return 1 if group is None else dist.get_world_size(group)
 
 
 def group_rank(group: dist.ProcessGroup | None) -> int:
-    """This process's number in a group; without one it is 0."""
+    """This process's rank in a group; 0 without a group."""
     return 0 if group is None else dist.get_rank(group)
 
 

@@ -1,7 +1,7 @@
 """Columns of a vocabulary in shards: softmax, top k, chosen columns and distillation, by the names of `model_utils`.
 
 A rank holds the columns [vocab_start_index, vocab_end_index). Groups of None mean one process, and `chunk_size` bounds
-memory without changing a value. Functions that are given a group and no range take all ranks to hold equally many
+memory without changing a value. Functions that take a group but no range assume that all ranks hold equally many
 columns.
 """
 
@@ -134,7 +134,7 @@ def gather_logits_at_global_indices(
 ) -> Tensor:
     """Logits [B, S/CP, v] at token ids [B, S, K] of whole sequences, fp32 [B, S, K]; differentiable.
 
-    An id outside the vocabulary gives 0, and no gradient. The answer is small, so `chunk_size` has nothing to bound.
+    An id outside the vocabulary gives 0, and no gradient. `chunk_size` is ignored: the result is small.
     """
     check_ids("global_indices", global_indices, vocab_parallel_logits, dims=3)
     length = global_indices.shape[1]
@@ -160,8 +160,8 @@ def get_distillation_topk_logprobs_from_logits(
         student_logits: [B, S/CP, v], or a DTensor on a mesh with a dimension "tp".
         teacher_topk_logits: [B, S, K].
         teacher_topk_indices: Their token ids [B, S, K].
-        zero_outside_topk: The student's probabilities are those of the whole vocabulary; else of these K tokens alone.
-        calculate_entropy: Also Σ p log p of the student, over the whole vocabulary in either case.
+        zero_outside_topk: Normalize the student over the whole vocabulary; otherwise over these K tokens alone.
+        calculate_entropy: Also return Σ p log p of the student, over the whole vocabulary in either case.
         vocab_parallel_rank: This rank's place in its group.
         vocab_parallel_group: The ranks that hold the vocabulary.
         context_parallel_group: The ranks that hold the sequences.
@@ -190,7 +190,7 @@ def get_distillation_topk_logprobs_from_logits(
     rows = student_logits.flatten(0, 1)
     if zero_outside_topk or calculate_entropy:
         columns, entropy = vocab_logprobs(rows, ids, Scoring(shard=shard, entropy=calculate_entropy))
-    else:  # the logits alone, so that no token outside the top k is moved, not even by rounding
+    else:  # from the K logits alone, so that tokens outside the top k get a gradient of exactly 0
         columns, entropy = _gather_logits(rows, ids, shard), None
     both = columns if entropy is None else torch.cat([columns, -entropy[:, None]], 1)
     both = both.view(*student_logits.shape[:2], both.shape[1])

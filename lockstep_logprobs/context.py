@@ -71,7 +71,7 @@ def gather(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: G
         x: This rank's share; it has the same shape on every rank.
         group: The ranks that hold the sequence together.
         dim: The dimension that is cut.
-        gradient: See `reduce.stack`.
+        gradient: See `collectives.all_gather`.
     """
     if group_size(group) == 1:
         return x

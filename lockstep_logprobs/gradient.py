@@ -118,7 +118,7 @@ class RowGradient:
 def save_for_gradient(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor) -> None:
     """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row.
 
-    A caller may change in place what it is handed, so hand out copies.
+    The scores are saved without a copy: return clones of them, which a caller may change in place.
     """
     ctx.scoring = scoring
     numbers = (scores.logprob, scores.entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
@@ -126,9 +126,9 @@ def save_for_gradient(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tenso
 
 
 def load_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> tuple[RowGradient, list[Tensor]]:
-    """Loads what `save_for_gradient` saved: how these gradients act on logits, and the inputs.
+    """Loads the inputs that `save_for_gradient` saved, and the `RowGradient` of these incoming gradients.
 
-    The tensors are unpacked once: hooks unpack them at every request, and checkpointing allows no second.
+    Reads `ctx.saved_tensors` once: each read runs the unpack hooks, and activation checkpointing allows only one.
     """
     *numbers, floor_M = (saved := ctx.saved_tensors)[:7]
     return RowGradient.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(saved[7:])

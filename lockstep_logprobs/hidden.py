@@ -2,7 +2,7 @@
 
 The sums, exchange and gradient are those of `softmax`. Forward takes one matrix product; backward three, one of which
 recomputes the logits. A tile is some rows by some columns, so memory does not grow with the vocabulary; columns are the
-outer loop, so that each piece of the head has its gradient finished in fp32 before it is rounded.
+outer loop, so that the gradient of each piece of the head is summed in fp32 before it is rounded.
 
 Letters: M rows, D hidden size, v this rank's columns of the vocabulary, K wanted tokens in each row.
 """
@@ -24,14 +24,14 @@ from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, column_tiles, exchange, pick_logits, sum_block
 
 ROWS = 8
-"""Products of a multiple of so many rows sum each row in one order, on a CPU, if they are not small."""
+"""Rows of a matrix product in any multiple of this are all summed in the same order, on a CPU, unless it is small."""
 
 _SMALL = 4096
-"""Products of so many multiplications or fewer sum in another order in bf16: PyTorch does not give them to oneDNN."""
+"""Products of at most this many multiplications sum in another order in bf16: PyTorch does not give them to oneDNN."""
 
 
 def count_missing_rows(rows: int, weight: Tensor) -> int:
-    """Counts the rows of 0 that a product with a weight lacks to sum each of its rows in one order, on a CPU."""
+    """Counts the zero rows to add so that a product with `weight` sums every row in the same order on a CPU."""
     least = ROWS * (_SMALL // (ROWS * weight.numel()) + 1)
     return max(-rows % ROWS, least - rows) if rows else 0
 
@@ -118,7 +118,7 @@ def _hidden_row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Computes what `vocab._row_sums` does, of the logits that are multiplied out."""
+    """`vocab._row_sums` of logits that are multiplied out tile by tile."""
     sums = RowSums.zeros(len(hidden), entropy, hidden.device)
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for columns, head_cD in _pieces(weight, hidden.dtype, row_invariant):
@@ -179,7 +179,7 @@ def _pieces(weight_vD: Tensor, dtype: torch.dtype, row_invariant: bool = False) 
 def _tiles(
     hidden_MD: Tensor, head_cD: Tensor, max_rows: int | None, row_invariant: bool = False
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Blocks of rows with their logits for a piece of the head, and fp32 memory of that shape, the same if they are."""
+    """Blocks of rows, their logits for a piece of the head, and fp32 scratch of that shape: the logits if in fp32."""
     memory: Tensor | None = None
     for rows in blocks(len(hidden_MD), len(head_cD), hidden_MD.device, max_rows):
         hidden = hidden_MD[rows]
@@ -197,11 +197,11 @@ def _gradient_tiles(
     """Blocks of rows with the gradient of their logits for a piece of the head, in the type of the matrix products."""
     for rows, z, work in _tiles(hidden_MD, head_cD, max_rows):
         row[rows].write_(work, z, start)
-        yield rows, z.copy_(work)  # where the type is fp32 they are one
+        yield rows, z.copy_(work)  # in fp32, z and work are one tensor
 
 
 def _zeros_in(piece_cD: Tensor) -> Tensor:
-    """Zeros to sum up in, fp32: in the gradient's own memory where that is fp32."""
+    """Zeros to accumulate in, fp32: the gradient's own memory if it is fp32."""
     return piece_cD.zero_() if piece_cD.dtype == torch.float32 else torch.zeros_like(piece_cD, dtype=torch.float32)
 
 

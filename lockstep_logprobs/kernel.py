@@ -26,7 +26,7 @@ def kernel(
 
     Args:
         schema: Parameters and results as torch writes them, `"(Tensor x, int k) -> Tensor"`.
-        fake: The same parameters; empty tensors like the results.
+        fake: Function of the same parameters that returns empty tensors of the results' shapes and types.
         fused: A module of `fused` with a function of the same name and parameters; see `runs_fused`.
     """
 
@@ -46,7 +46,7 @@ def kernel(
 
 
 def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
-    """The function of the same name in a module of `fused`, where its first argument allows it."""
+    """Wraps `function` to call the one of the same name in a module of `fused` where `runs_fused` allows it."""
 
     @functools.wraps(function)
     def choose(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,7 @@
 """A patch of Megatron's `GPTModel` that returns log-probabilities of tokens instead of logits, which then never exist.
 
-For training loops of Megatron's own; Lockstep's own Megatron learner scores its last hidden states by itself. Names and
-parameters are NeMo RL's.
+For Megatron's own training loops; Lockstep's Megatron learner scores its last hidden states without this patch. Names
+and parameters are NeMo RL's.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def _gpt_forward_with_linear_ce_fusion(
         inference_params: Same as in Megatron.
         loss_mask: Same as in Megatron.
         padding_mask: Same as in Megatron.
-        return_logprobs_for_linear_ce_fusion: Ask for them.
+        return_logprobs_for_linear_ce_fusion: Return log-probabilities.
 
     Returns:
-        log π(labels[:, t+1]), fp32 [B, S−1]; hidden states before the last pipeline stage. Else what Megatron
-        gives.
+        log π(labels[:, t+1]), fp32 [B, S−1], on the last pipeline stage, and hidden states on earlier ones; without
+        the request, what Megatron returns.
 
     Raises:
         ValueError: If log-probabilities are requested without labels.

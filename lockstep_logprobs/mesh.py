@@ -1,4 +1,4 @@
-"""Shards of the vocabulary and the sequences by a DTensor's mesh: dimension "tp" cuts the one, "cp" the other."""
+"""Shards that a DTensor's mesh describes: dimension "tp" shards the vocabulary, "cp" the sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def vocab_range(logits: DTensor) -> tuple[int, int]:
     """This rank's part of the vocabulary, cut over the mesh dimension "tp" as DTensor cuts: the last may be smaller.
 
     Raises:
-        ValueError: It is not cut over this dimension.
+        ValueError: The last dimension is not sharded over "tp" alone.
     """
     mesh = logits.device_mesh
     start, end = own_range(logits.shape[-1], mesh["tp"].size(), mesh.get_local_rank("tp"))

@@ -1,8 +1,8 @@
 """log π of the next token, from logits or hidden states in shards: the wrappers of `model_utils` that shift.
 
-Wrappers take the token ids as they stand in the sequence; position t of the answer speaks of token t+1. Groups of None
-mean one process, and `chunk_size` bounds memory without changing a value. `sampling_params` applies top-k and top-p and
-never a temperature: callers have divided the logits already (docs/adr/0006).
+Wrappers take token ids that are not shifted; position t of the result scores token t+1. Groups of None mean one
+process, and `chunk_size` bounds memory without changing a value. `sampling_params` applies top-k and top-p and never a
+temperature: callers have divided the logits already (docs/adr/0006).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
         target_is_pre_rolled: See target.
 
     Returns:
-        fp32 [B, U−1], the same on all ranks; 0 behind the end of a sequence.
+        fp32 [B, U−1], the same on all ranks; 0 past the end of a sequence.
     """
     if vocab_parallel_logits.dim() != 3 or len(vocab_parallel_logits) != 1:
         raise ValueError(f"packed logits are one row [1, T/CP, v], not {list(vocab_parallel_logits.shape)}")
@@ -111,7 +111,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     logprob = _token_logprobs(
         vocab_parallel_logits, following[None], vocab, group, inference_only, chunk_size, sampling_params
     )
-    everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))  # a token nowhere reads the 0 at the end
+    everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))  # cells without a token read this 0
     place = F.pad(packing.gather_index(), (0, 1), value=packing.tokens)
     cells = place[packing.rows(max(unpacked_seqlen - 1, 0))]
     return everywhere.index_select(0, cells.flatten()).view(cells.shape)
@@ -128,9 +128,9 @@ def dtensor_from_parallel_logits_to_logprobs(
     chunk_size: int | None = None,
     sampling_params: SamplingFilters | None = None,
 ) -> Tensor:
-    """log π(target[:, t+1]) from local logits, where a target's mesh with a dimension "cp" says how sequences are cut.
+    """log π(target[:, t+1]) from local logits, with sequences sharded over the "cp" dimension of the target's mesh.
 
-    Unlike the other wrappers it hands each rank its own gradient: a loss that every rank computes alike counts once.
+    Unlike in the other wrappers, each rank keeps its own gradient: a loss that every rank computes alike counts once.
 
     Args:
         vocab_parallel_logits: This rank's columns and share of the positions [B, S/CP, v].
@@ -197,7 +197,8 @@ def get_next_token_logprobs_from_logits(
     sampling_params: SamplingFilters | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """log π(input_ids[:, t+1]) from the logits at t, fp32 [B, S−1], sharded by groups, by a mesh, or not."""
+    """log π(input_ids[:, t+1]) from the logits at t, fp32 [B, S−1]; logits may be sharded by groups, by a mesh, or not
+    at all."""
     if isinstance(next_token_logits, DTensor):
         return get_logprobs_from_vocab_parallel_logits(
             next_token_logits, input_ids, seq_index=seq_index, chunk_size=chunk_size, sampling_params=sampling_params
@@ -275,7 +276,7 @@ def _token_logprobs(
     chunk_size: int | None,
     sampling_params: SamplingFilters | None,
 ) -> Tensor:
-    """log p of targets that are shifted already, fp32, in their shape; under top-k and top-p where requested."""
+    """log p of already shifted targets, fp32, in their shape; under top-k and top-p where requested."""
     rows, shard = own_columns(logits, *vocab), Shard(vocab[0], group)
     most = block_rows(logits.shape[:-2].numel(), chunk_size)
     floor = None

@@ -1,8 +1,8 @@
-"""The threshold of top-p on a CPU where one process holds the vocabulary: that of `support`'s passes, to the bit.
+"""The threshold of top-p on a CPU where one process holds the vocabulary: to the bit that of `support`'s passes.
 
-Mostly few tokens reach p, so the likeliest are looked at first. Whether p is reached among them, an approximate sum of
-all exponentials tells, unless it is too close to tell; of rows that are left, one pass finds the first digit, and the
-tokens that have it are few.
+A few tokens usually reach p, so the likeliest are searched first; an approximate sum of all exponentials tells whether
+p is reached among them. Rows for which that is too close to call, or not so, are searched digit by digit: one pass over
+all tokens for the first digit, then passes over the few tokens that have it.
 
 Letters: M rows, V columns, K likeliest tokens, N tokens of one row.
 """
@@ -28,20 +28,20 @@ _ONE = 2.0**40
 
 _LIKELY = 64
 _CLOSE = 2.0**-16
-"""The approximate sum is nearer than this to the sum of `masses`, relatively."""
+"""Bound on the relative error of the approximate sum, against the sum of `masses`."""
 
 _NO_MASS = -44.0
-"""A power at which the mass is 0; exponentials of far smaller ones are slow."""
+"""An exponent of 2 at which the mass is already 0; exponentials of far smaller numbers are slow."""
 
 
 def powers(z: Tensor, maximum: Tensor, temperature: float) -> Tensor:
-    """log₂ of the probabilities over that of the likeliest token, fp32."""
+    """log₂ of probabilities relative to the likeliest token's, fp32."""
     return (z - maximum).mul_(math.log2(math.e) / temperature)
 
 
 def masses(power: Tensor) -> Tensor:
-    """Probabilities over that of the likeliest token, fp32, of which the whole part in units of 2⁻⁴⁰ counts."""
-    # A power of 2 rounds the last numbers of a block differently.
+    """Probabilities relative to the likeliest token's, in units of 2⁻⁴⁰, fp32; callers keep the integer part."""
+    # exp rather than exp2, which rounds the last numbers of a block differently.
     return power.clamp(min=_NO_MASS).mul_(math.log(2.0)).exp_().mul_(_ONE)
 
 
@@ -68,7 +68,7 @@ def nucleus_floor(logits: Tensor, top_p: float, temperature: float, reach: float
 def _search_likeliest(
     value_MK: Tensor, total_M: Tensor, top_p: float, temperature: float, reach: float
 ) -> tuple[Tensor, Tensor]:
-    """The threshold among the likeliest [M], where it lies there for certain, and where it does."""
+    """The threshold among the K likeliest tokens [M], and the rows where it certainly lies there, bool [M]."""
     power_MK = powers(value_MK, value_MK[:, :1], temperature)
     number_MK, sum_MK = (power_MK * -(BASE**DIGITS / reach)).floor_(), masses(power_MK).long().cumsum(1)
     goal_M1 = (top_p * _ONE) * total_M.double()[:, None]
@@ -82,7 +82,7 @@ def _search_likeliest(
 
 
 def _search_rows(z: Sequence[Tensor], maximum_R: Tensor, top_p: float, temperature: float, reach: float) -> Tensor:
-    """The thresholds of rows [R], by all their tokens."""
+    """The thresholds of rows [R], searched among all their tokens."""
     floor_R, values, counts, places = torch.empty_like(maximum_R), list[Tensor](), list[Tensor](), list[int]()
     for place, z_V in enumerate(z):
         counted = _count(z_V.float())
@@ -100,7 +100,7 @@ def _search_rows(z: Sequence[Tensor], maximum_R: Tensor, top_p: float, temperatu
 
 
 def _count(z_V: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The values of a row that was rounded to bf16, and how often each is there; None if it was not."""
+    """The distinct values of a row that was rounded to bf16, and the count of each; None for other rows."""
     bits_V = z_V.view(torch.int32)
     if torch.bitwise_and(bits_V, 2**16 - 1).max() > 0:
         return None
@@ -118,16 +118,16 @@ def _search_digits(
     temperature: float,
     reach: float,
 ) -> Tensor:
-    """The thresholds of rows [R], digit by digit, each among the tokens that have the digits before.
+    """The thresholds of rows [R], digit by digit; each pass sums only tokens that have the earlier digits.
 
     Args:
         z_N: Logits of all rows.
-        count_N: How often each is there; None: once.
-        row_N: Their rows; or one number for all.
-        maximum_R: The largest of each row.
+        count_N: Count of each logit; None: 1.
+        row_N: Row of each logit, or [1], one row for all.
+        maximum_R: The largest logit of each row.
         top_p: The probability to reach.
         temperature: Divides the logits.
-        reach: The power, negative, down to which numbers go.
+        reach: The digits cover `powers` from 0 down to −reach.
     """
     rows, start_R = len(maximum_R), torch.arange(len(maximum_R)) * (BASE + 1)
     power_N = powers(z_N, maximum_R[row_N], temperature)

@@ -26,13 +26,13 @@ _DO_NOT_FIT = (
 class Packing:
     """Sequences end to end. Positions are those of the whole row unless a method says otherwise.
 
-    What lies behind the last sequence is treated as one more, so that every token of the row has its place.
+    Tokens after the last sequence are treated as one more sequence.
 
     Attributes:
         cu_seqlens: Start of each sequence, and end of the last one, integers [B+1] on the device. Over several
             ranks every length is a multiple of 2C; a sequence may be empty.
         tokens: T, the length of the row over all ranks.
-        size: C.
+        size: C, the number of context-parallel ranks.
     """
 
     cu_seqlens: Tensor

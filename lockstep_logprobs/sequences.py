@@ -51,7 +51,7 @@ def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill:
         fill: Value after the last position of all.
     """
     size, own = group_size(cp_group), group_rank(cp_group)
-    # The last rank takes one, too, and overwrites it: else it would be missing from the backward pass of the others.
+    # The last rank gathers too, and overwrites what it gets: otherwise it would miss backward's collective.
     after = all_gather(x[:, :1], cp_group)[(own + 1) % size]
     if own == size - 1:
         after = after.masked_fill(torch.ones_like(after, dtype=torch.bool), fill)
@@ -59,7 +59,7 @@ def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill:
 
 
 def group_all_reduce_sum_with_grad(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum over the ranks of a group, `x` itself without one; backward hands its gradient on as it is."""
+    """The sum over the ranks of a group, `x` itself without one; backward passes the gradient on unchanged."""
     return sum_over_ranks(x, None if group_size(group) == 1 else group)
 
 

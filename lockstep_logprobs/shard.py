@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 _BLOCK_BYTES = {"cpu": 2 * 2**20}
 _BLOCK_BYTES_ELSEWHERE = 32 * 2**20
-"""Bytes of a block off the CPU, enough to fill the device; on a CPU it stays in the cache between its operations."""
+"""Bytes of a block on other devices: enough to fill them. A CPU's block is small enough to stay in cache."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """The softmax of rows whose vocabulary lies in shards: the sums of each row, their one exchange, and the gradient.
 
 A pass over this rank's columns keeps of each row the maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m) where the entropy is
-wanted, and the logits of the wanted tokens. Two all-reduces make these numbers those of the whole row. With the
+wanted, and the logits of the wanted tokens. Two all-reduces combine these numbers over the whole row. With the
 log-sum-exp kept, the gradient of each shard follows from its own logits:
 
     log p_t = z_t − lse               ∂/∂z_j  =  1[j = t] − p_j
     H = −Σ_j p_j log p_j              ∂/∂z_j  =  −p_j (log p_j + H)
 
-`vocab` and `hidden` make the pass, over logits that are there or that are multiplied out block by block; `gradient`
-has the way back. Letters: M rows, v this rank's columns, K wanted tokens in each row.
+`vocab` makes the pass over given logits, `hidden` over logits that it multiplies out block by block; `gradient` has the
+backward pass. Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.shard import WHOLE, Shard
 
 NOTHING = -150.0
-"""A log-probability of 0 in fp32, by 2 or e to its power; unlike −∞ it may be multiplied by that 0."""
+"""An exponent whose power of 2 or e is 0 in fp32; multiplied by that 0 it gives 0, where −∞ gives NaN."""
 
 LOG2_E = math.log2(math.e)
 
@@ -36,10 +36,11 @@ TILE_COLUMNS = 2048
 
 _GROUP = 16
 _SPARSE = 8
-"""A support is looked for in groups of columns; one in so many groups may have a token of it, or all are computed."""
+"""The support is searched by groups of `_GROUP` columns; if one in `_SPARSE` groups or more may hold a token of it, all
+columns are computed."""
 
 _FEW_COLUMNS = 16
-"""Fewer columns in a product may be summed in another order."""
+"""A product with fewer columns than this may sum in another order."""
 
 _NOT_WHOLE = (
     "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard has a start but no "
@@ -57,9 +58,10 @@ class Scoring:
         entropy: Also compute the entropy.
         sampled: The one wanted token was sampled, so it belongs to the support even where it lies below the floor.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
-        overwrite: Backward writes the gradient of logits over them, which saves a copy. PyTorch refuses a later use of
-            them in backward. Compiled code, and logits whose rows overlap or have gaps, get a gradient of its own.
-        row_invariant: On a CPU, a row has the same bits in any batch, and by its hidden state as by its logits; slower.
+        overwrite: Backward writes the gradient over the logits, which saves a copy; PyTorch refuses to use them in
+            backward again. Ignored in compiled code, and for logits whose rows overlap or are not contiguous.
+        row_invariant: On a CPU, a row's results have the same bits in any batch, and from hidden states as from logits;
+            slower.
     """
 
     shard: Shard = WHOLE
@@ -82,7 +84,7 @@ PLAIN = Scoring()
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums of each row over columns, in fp32; d = (z − m)/T. Or over the columns of each tile, [M, tiles] then.
+    """Sums of each row over columns [M], or over each tile of columns [M, tiles], fp32; d = (z − m)/T.
 
     Attributes:
         maximum: m, the largest logit z [M].
@@ -96,7 +98,7 @@ class RowSums:
 
     @classmethod
     def from_rows(cls, sums_RM: Tensor) -> RowSums:
-        """The sums as rows of one tensor, as `rows` gives them."""
+        """The inverse of `rows`."""
         maximum_M, total_M, *weighted = sums_RM.unbind()
         return cls(maximum_M, total_M, weighted[0] if weighted else None)
 
@@ -168,7 +170,8 @@ class Scores:
 
 
 def locate(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Finds tokens' columns among those from `start` on: column numbers [M, K], arbitrary where none; and a mask."""
+    """Finds the columns of tokens in a shard: numbers [M, K], arbitrary where it lacks the token, and the mask of those
+    it has."""
     column_MK = token_MK - start
     return column_MK.clamp(0, max(columns - 1, 0)), (column_MK >= 0) & (column_MK < columns)
 
@@ -215,9 +218,9 @@ def sum_block(
     entropy: bool = False,
     row_invariant: bool = False,
 ) -> RowSums:
-    """The sums of some rows over some columns. Overwrites `work`, fp32 like z: by exp d, if without entropy.
+    """The sums of a block of rows over its columns. Overwrites `work`, fp32 like z; without entropy, with exp d.
 
-    Powers of 2 are fast, but the last numbers of a block round differently from those before them; powers of e do not.
+    exp2 is faster, but rounds the last numbers of a block differently from the others; exp does not.
     """
     z, base = to_fp32(z, work), 1.0 if row_invariant else LOG2_E
     maximum_M, inside = z.amax(-1), support_mask(z, floor_M)
@@ -258,9 +261,9 @@ def sum_tiles(
 
 
 def _find_few(z_MV: Tensor, floor_M: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Rows and columns [N] that hold the support among others; None if it is not small.
+    """Rows and columns [N] of a superset of the support; None if the support is not small.
 
-    A row's columns are looked at in groups, which lie far apart, so that their maxima are taken of whole vectors.
+    The columns of a group lie far apart, so that taking the maxima of groups vectorizes.
     """
     rows, groups, device = len(z_MV), z_MV.shape[1] // _GROUP, z_MV.device
     best_MG = z_MV[:, : _GROUP * groups].unflatten(1, (_GROUP, -1)).amax(1)
@@ -276,7 +279,7 @@ def _find_few(z_MV: Tensor, floor_M: Tensor) -> tuple[Tensor, Tensor] | None:
 def _sum_few(
     z_MV: Tensor, work: Tensor, few: tuple[Tensor, Tensor], floor_M: Tensor, temperature: float, entropy: bool
 ) -> RowSums:
-    """Sums of tiles, those of `sum_tiles` to the bit, by exponentials of a few columns of each row."""
+    """Returns the sums of `sum_tiles`, to the bit, from exponentials of a few columns of each row."""
     row_N, column_N = few
     maximum_MT, place_N = reduce_tiles(z_MV, torch.amax), row_N * z_MV.shape[1] + column_N
     tile_N, z_N = (column_N // TILE_COLUMNS).clamp_(max=maximum_MT.shape[1] - 1), z_MV.take(place_N)
@@ -300,7 +303,7 @@ def finite_maximum(maximum_M: Tensor) -> Tensor:
 
 
 def _fall(from_M: Tensor, to_M: Tensor, temperature: float) -> Tensor:
-    """d of a maximum below another that is at least as large; finite, for a product with 0."""
+    """d of a maximum relative to one at least as large; finite, so that its product with 0 is 0."""
     return ((from_M - finite_maximum(to_M)) / temperature).clamp_(min=NOTHING)
 
 
@@ -318,7 +321,7 @@ def exchange(
         floor_M: Floor with which the sums were made.
     """
     group, rows = scoring.shard.group, len(token_MK)
-    # How far the vocabulary reaches, only its last rank knows; it travels with the maxima, exact up to 2²⁴ tokens.
+    # Only the last rank knows where the vocabulary ends: that travels with the maxima, in fp32 exact up to 2²⁴ tokens.
     end = local.maximum.new_full((1,), scoring.shard.start + columns)
     highest = all_reduce(torch.cat([local.maximum, end]), group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)

@@ -48,11 +48,11 @@ def support_floor(
     """The threshold of each row: tokens whose logit is not below it are kept.
 
     Min-p keeps tokens that are at least `min_p` times as likely as the likeliest. Of these, top-k keeps the k largest
-    logits and all that equal the smallest of them. Top-p then keeps, of what is left and
-    renormalized, the likeliest tokens up to the one with which their probability reaches p, and all that equal it; the
-    likeliest token always stays. In a search over the whole vocabulary, logits that are closer than two millionths of a
-    nat may count as equal. The threshold is the same on all ranks, to the bit, however the vocabulary is cut; but on
-    a GPU Triton's kernel for one process may decide otherwise than shards where p is reached to seven digits.
+    logits and all that equal the smallest of them. Top-p then renormalizes and keeps the likeliest tokens up to the one
+    with which their probability reaches p, and all that equal it; the likeliest token always stays. In a search over
+    the whole vocabulary, logits that are closer than two millionths of a nat may count as equal. The threshold is the
+    same on all ranks, to the bit, however the vocabulary is sharded; on a GPU, though, Triton's kernel for one process
+    may differ from shards in a row whose probability meets p to seven digits.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
@@ -116,7 +116,7 @@ class _Search:
     max_rows: int | None
 
     def find(self, top_k: int) -> Tensor:
-        """The threshold, found in the way that suits."""
+        """The threshold, by the search that suits these arguments."""
         if top_k > 0:
             return self.within_top_k(top_k)
         if self.shard.group is None and self.logits.shape[1] <= _FEW:
@@ -135,13 +135,13 @@ class _Search:
         value_CMk, equal_CM1 = all_gather(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
         best_Mk = _best(value_CMk)
         last_M1 = best_Mk[:, -1:]
-        # A rank whose own k-th is smaller than that of all has among its k all that equal the latter.
+        # A rank whose own k-th largest is below the global k-th has all logits that equal the latter among its k.
         among_CM1 = (value_CMk == last_M1).sum(-1, keepdim=True)
         equal_M1 = torch.where(value_CMk[..., -1:] == last_M1, equal_CM1, among_CM1).sum(0)
         return self.nucleus(best_Mk, equal_M1 - (best_Mk == last_M1).sum(1, keepdim=True))
 
     def nucleus(self, best_Mk: Tensor, further_M1: Tensor | float = 0.0) -> Tensor:
-        """The threshold of top-p among the k largest logits, in order, and so many more that equal the last of them."""
+        """The threshold of top-p among the k largest logits, descending, and `further_M1` more that equal the last."""
         weight_Mk = ((best_Mk - best_Mk[:, :1]).double() / self.temperature).exp()
         total_M1 = weight_Mk.sum(1, keepdim=True) + further_M1 * weight_Mk[:, -1:]
         before_Mk = weight_Mk.cumsum(1) - weight_Mk
@@ -212,9 +212,9 @@ def _digit_mass(
     digits: int,
     max_rows: int | None,
 ) -> Tensor:
-    """Sums of probabilities, in units of the likeliest token's: int64 [M, 1 + digits + 1].
+    """Sums of `masses` by the next digit, int64 [M, 1 + BASE + 1].
 
-    In the first column those of tokens with a smaller prefix, in the last those with a larger one.
+    The first column sums tokens with a smaller prefix, the last column those with a larger one.
     """
     mass_MD = torch.zeros(len(logits), BASE + 2, dtype=torch.int64, device=logits.device)
     for rows in _blocks(logits, _COPIES, max_rows):
@@ -243,7 +243,7 @@ def _least_kept(
 
 
 def _blocks(logits: Tensor, arrays: int, max_rows: int | None) -> Iterator[slice]:
-    """Blocks of rows for a pass that takes the memory of so many fp32 copies."""
+    """Blocks of rows for a pass that takes the memory of `arrays` fp32 copies of its logits."""
     rows, columns = logits.shape
     return blocks(rows, arrays * columns, logits.device, max_rows)
 

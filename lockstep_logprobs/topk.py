@@ -15,7 +15,7 @@ from lockstep_logprobs.shard import WHOLE, Shard, blocks
 
 _GROUP = 16
 _GROUPS_PER_K = 8
-"""Number of groups, per number wanted, up to which rows are searched without groups."""
+"""Rows with at most this many groups per wanted logit are searched without groups."""
 
 _ID_BITS = 32
 _NO_KEY = torch.iinfo(torch.int64).min
@@ -29,8 +29,8 @@ def vocab_topk(
 ) -> tuple[Tensor, Tensor]:
     """The k largest logits and their tokens, by one all-gather of every rank's own k.
 
-    Which of several logits that equal the k-th are taken is not defined. A rank with fewer than k columns reads off the
-    others' answers how many columns there are in all, and waits for its device: no other case and no other rank does.
+    Which of several logits that equal the k-th are taken is not defined. A rank with fewer than k columns counts the
+    gathered logits, for which it waits for its device; in no other case does a rank wait.
 
     Args:
         logits_Mv: Logits of this rank's columns.
@@ -104,7 +104,7 @@ def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """`topk` by groups, since it is slow on wide rows: the k largest lie in the k groups with the largest maxima.
 
-    A group's columns lie far apart, so that the maxima are taken of whole vectors.
+    The columns of a group lie far apart, so that taking the maxima of groups vectorizes.
     """
     groups = z.shape[1] // _GROUP
     if groups <= _GROUPS_PER_K * k:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep_logprobs.checks import check_rows
+from lockstep_logprobs.checks import check_rows, check_sampled
 from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
 from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
@@ -23,7 +23,7 @@ from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, exchange,
 def vocab_logprobs(
     logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring = PLAIN, floor_M: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """log p of tokens, and the entropy, from this rank's logits; differentiable, and backward is without collectives.
+    """log p of tokens, and the entropy, from this rank's logits; differentiable, with no collectives in backward.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
@@ -39,6 +39,8 @@ def vocab_logprobs(
         RuntimeError: The ranks' shards overlap, or leave a gap.
     """
     check_rows(logits_Mv, token_MK, floor_M)
+    if scoring.sampled and floor_M is not None:
+        check_sampled(token_MK)
     if scoring.overwrite and logits_Mv.requires_grad and logits_Mv.is_leaf:
         raise ValueError("overwrite is for logits that were computed, but these are a leaf, whose values would be lost")
     return _VocabScores.apply(logits_Mv, token_MK, scoring, floor_M)
@@ -238,7 +240,7 @@ def _write_log_softmax(work: Tensor, z: Tensor, maximum_M: Tensor, log_total_M: 
 def _work_blocks(
     logits_Mv: Tensor, max_rows: int | None, result_Mv: Tensor | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows, each with fp32 memory to work in: that of an fp32 result, else the same every time."""
+    """Blocks of rows, each with fp32 scratch: the memory of an fp32 result, otherwise one buffer for all blocks."""
     rows, columns = logits_Mv.shape
     scratch: Tensor | None = None
     for piece in blocks(rows, columns, logits_Mv.device, max_rows):

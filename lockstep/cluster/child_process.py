@@ -1,10 +1,9 @@
 """The first transport: a child process of this machine at the other end of a socket.
 
-Children are not forked from their parent, so that they inherit neither its threads nor its locks, but from a server
-that has imported what workers need and done nothing else: the seconds which that takes are spent once for all of them.
-As always with such processes, a script that starts them does so under `if __name__ == "__main__":`, since each child
-imports the script again; without that guard the child stops with Python's own explanation on stderr, and the parent
-reports that it died.
+Children are forked not from their parent, whose threads and locks they would inherit, but from a server
+(multiprocessing's forkserver) that has only imported what workers need, which takes seconds and is done once for all.
+A script that starts children has to do so under `if __name__ == "__main__":`, since each child imports the script
+again; without that guard the child stops with Python's own explanation on stderr, and the parent reports that it died.
 """
 
 from __future__ import annotations
@@ -91,10 +90,10 @@ def forking() -> ForkServerContext:
 
 
 def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:
-    """The child's main function. Ctrl-C, SIGTERM and SIGHUP are the parent's to handle: it closes its children.
+    """The child's main function. Ctrl-C, SIGTERM and SIGHUP are left to the parent, which closes its children.
 
-    The environment is the parent's of now, where the server's is that of when the first child was started. It leaves
-    without the interpreter's tidying-up, which takes seconds once `transformers` is loaded.
+    The environment is set to the parent's current one, since the server's is from when the first child was started. The
+    child exits without the interpreter's cleanup, which takes seconds once `transformers` is loaded.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -102,7 +101,7 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
     os.environ.update(environment)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     take_threads(threads)
-    tqdm.set_lock(threading.RLock())  # its own is for several processes, and Python would call it leaked
+    tqdm.set_lock(threading.RLock())  # tqdm's own is a multiprocessing lock, which Python would report as leaked
     with contextlib.suppress(EOFError, ConnectionError):
         serve(Channel(ours))
     sys.stdout.flush()

@@ -73,15 +73,15 @@ def judge_answers(
     name: str = "judge",
     turns: Turns | None = None,
 ) -> Answering:
-    """Another model as judge, which is started, or a server, which is asked whether it is there.
+    """Starts another model as judge, or connects to a server, and checks that it answers.
 
     Args:
         section: Names the judge.
         computation: Device and type of a model in a folder.
         progress: Reports to the user.
         workers: Own the processes that are started, and end them.
-        name: Of the section, for messages.
-        turns: Of learners, which leave its GPU before it works; None: it stays awake beside what else is there.
+        name: Name of the section, for messages.
+        turns: Turns of learners that leave the judge's GPU before it works; None: it stays awake all the time.
 
     Raises:
         ValueError: The questions that the section allows do not fit the model, or there is no chat template.
@@ -105,7 +105,7 @@ def judge_answers(
 
 @dataclass(frozen=True)
 class AwakeWhenAsked:
-    """A sampler with weights of its own that sleeps but for its answers; the engine of the policy may be awake then."""
+    """A sampler with weights of its own that is only awake while it answers; the policy's engine may be awake, too."""
 
     sampler: Sampler
 
@@ -140,7 +140,7 @@ def open_judge_reward(
         key: Key of the section in the recipe.
         folder: Folder of the run, or of the results.
         seed: Seed of the random numbers.
-        answer: Opens what is asked.
+        answer: Opens the model or server that answers.
 
     Raises:
         ValueError, ServerError: As `judge_answers`, and where the template has other fields than it must have.
@@ -165,7 +165,7 @@ def read_people(section: RankedSection) -> tuple[list[RankedResponses], Skipped]
 
 
 def _identify(section: RewardJudge) -> str:
-    """Identifies what answers a judge's questions, the distribution included; a server moves and is the same."""
+    """Identifies what answers a judge's questions: model and distribution, but not the address of a server."""
     served = None if section.engine.openai is None else section.engine.openai.model
     folder = None if section.path is None else weights_of(section.path)
     files = {} if folder is None or served is not None else model_files(folder)
@@ -209,9 +209,9 @@ class ServerAnswers:
     """A server that answers questions; implements `Answering`.
 
     Attributes:
-        chat: Asks it.
+        chat: Sends conversations to it.
         sampling: The distribution that replies are sampled from.
-        patience: So many failures before the first answer mean that there will be none.
+        patience: Number of failures before the first answer after which it is given up.
         reader: Tokenizer and template of the server's model; None if they are not known.
         note: Shows the user a line.
     """

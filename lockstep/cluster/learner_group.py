@@ -1,8 +1,8 @@
 """One learner made of several ranks, each a process with its part of the model and its share of the rows.
 
-Ranks sum gradients and counts among themselves, so that any number of them gives the result of one process.
-This is the driver's side: it decides which rows each rank reads in which pass, calls all ranks at once, and takes the
-result of one among those that compute the same.
+Ranks all-reduce gradients and counts among themselves, so that any number of them gives the result of one process. This
+is the driver's side: it decides which rows each rank reads in which pass, calls all ranks at once, and takes one result
+from ranks that compute the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from lockstep.weight_sync.outgoing import Outgoing
 from lockstep.weight_sync.sender import OwnsFiles
 
 _RANKS_WAIT_LONGER_S = 30.0
-"""Ranks wait so much longer for each other than the driver does for them: its error names the verb, theirs a socket."""
+"""Seconds that collectives wait longer than the driver: its error names the verb that hangs, theirs only a socket."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RankSpec:
         if device == "cuda":
             torch.cuda.set_device(self.meeting.rank % torch.cuda.device_count())
         dist.init_process_group(
-            "cuda:nccl,cpu:gloo" if device == "cuda" else "gloo",  # what is offloaded lies on the CPU
+            "cuda:nccl,cpu:gloo" if device == "cuda" else "gloo",  # gloo for offloaded tensors
             store=self.meeting.store(),
             rank=self.meeting.rank,
             world_size=self.meeting.size,
@@ -76,7 +76,7 @@ class RankSpec:
 
 
 def require_computable(config: PreTrainedConfig, section: LearnerSection) -> None:
-    """Raises ValueError if the backend cannot compute the model, or ranks cannot share it like that."""
+    """Raises ValueError if the backend cannot compute the model, or the layout cannot shard it."""
     require_divisible(config, section.parallel.tp, section.layout_key)
     if section.parallel.cp > 1 and carries_state(config):
         raise InputError(
@@ -95,11 +95,11 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: 
     Args:
         spec: What each rank builds.
         timeout_s: The longest that one verb may take.
-        workers: Where the ranks start.
-        turns: Of learners that share their devices; None: each keeps what it has.
+        workers: Starts the ranks.
+        turns: Turns of learners that share their devices; None: each keeps its memory.
 
     Raises:
-        ValueError: If the model cannot be cut like that, or there are fewer GPUs than ranks.
+        ValueError: If the layout cannot shard the model, or there are fewer GPUs than ranks.
     """
     require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
     ranks, host = start_ranks(spec.section, f"{spec.head} learner", partial(RankSpec, spec), timeout_s, workers)
@@ -111,7 +111,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: 
 def start_ranks(
     section: LearnerSection, name: str, make: Callable[[Meeting], Factory], timeout_s: float, workers: Workers
 ) -> tuple[list[Remote], Host]:
-    """Starts the ranks of a learner, in their order; they find each other by the host as long as it lives.
+    """Starts the ranks of a learner, in order. Keep the returned host alive: its store connects the ranks.
 
     Args:
         make: The factory of a rank, from its meeting.
@@ -128,7 +128,7 @@ def start_ranks(
 
 
 class RankSender(OwnsFiles):
-    """Implements `weight_sync.outgoing.Sender` for weights that ranks hold: all fill each bucket at the same time.
+    """Implements `weight_sync.outgoing.Sender` for weights that ranks hold; all ranks fill each bucket together.
 
     Args:
         learner: The ranks.
@@ -174,8 +174,8 @@ class MeshLearner:
 
     Args:
         ranks: Proxies of learners that share a process group, in the order of `Ranks.number`.
-        section: How the ranks share the work.
-        host: Lets them find each other, as long as they live.
+        section: The learner's section, with the layout of the ranks.
+        host: Holds the store that connects the ranks, so it lives as long as they.
         turns: See `launch`.
     """
 
@@ -218,7 +218,7 @@ class MeshLearner:
         self.call_all("reset_optimizer")
 
     def offload(self, keep_weights: bool = False) -> None:
-        """See `RankLearner.offload`; its ranks are asked where it has worked since the last time."""
+        """See `RankLearner.offload`; ranks are only called if the learner has worked since it last left."""
         assert not keep_weights, "no sampler computes with the weights of ranks"
         if not self._has_left:
             self.call_all("offload")
@@ -276,17 +276,17 @@ class MeshLearner:
         parallel = self.section.parallel
         shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
-        alike = parallel.pp * parallel.cp * parallel.tp
+        each = parallel.pp * parallel.cp * parallel.tp  # ranks of a share
         calls = [
-            rank.submit(verb, batch.select(rows[number // alike]), *args, passes=_renumber(shares[number // alike]))
+            rank.submit(verb, batch.select(rows[number // each]), *args, passes=_renumber(shares[number // each]))
             for number, rank in enumerate(self.ranks)
         ]
         first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
-        results = self.outcomes(calls)[first_of_last_stage::alike]
+        results = self.outcomes(calls)[first_of_last_stage::each]
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
     def outcomes(self, calls: Iterable[Pending]) -> list[Any]:
-        """Waits for all ranks; where one is lost, the process group is broken, and the others are ended too."""
+        """Waits for all ranks; if one is lost, the process group is broken, so the others are ended, too."""
         try:
             return outcomes(list(calls))
         except (WorkerDied, RemoteTimeout):

@@ -30,14 +30,14 @@ def open_learner(
 
     Args:
         spec: The learner.
-        sampling: The distribution of samplers that decode by Lockstep's own cache; None: there are none.
+        sampling: The distribution of samplers that decode with Lockstep's own KV cache; None: there are none.
         timeout_s: The longest that one call may take.
         progress: Reports to the user.
         workers: Own its processes.
-        turns: Of learners that share their devices; None: each keeps what it has.
+        turns: Turns of learners that share their devices; None: each keeps its memory.
 
     Raises:
-        ModelError: The model is not computed right here.
+        ModelError: The model fails the self-check.
     """
     with progress.phase("self-check"):
         require_proof(spec.model, spec.section, sampling)
@@ -68,7 +68,7 @@ def computes_exactly(learner: Learner, sampler: Computation) -> bool:
 
 
 def share_weights(learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers) -> Sampler | None:
-    """A sampler on the weights of a learner that merges no adapters; None unless both can be here, on one device."""
+    """A sampler that shares a learner's weights; None if adapters are merged, or both are not in this process."""
     backend, merges = find_backend(spec.section), section.lora is not None and spec.learner.adapters_apart is None
     if not (workers.here and spec.section.in_process) or workers.engines_apart or merges or backend is None:
         return None

@@ -1,7 +1,7 @@
 """The placement of a run: which device of which machine each learner rank and each inference engine lives on.
 
-It is computed from the recipe and the available devices, and from nothing else. `lockstep plan`, the dry run and the
-launch read the same object, so that what runs is what was planned.
+It depends only on the recipe and the available devices. `lockstep plan`, the dry run and the launch use the same
+object, so that what runs is what was planned.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def list_visible(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs that an environment names; none: it does not say, so all are seen."""
+    """The GPUs named by CUDA_VISIBLE_DEVICES; empty if it is not set, so that all are visible."""
     return [name.strip() for name in environment.get(VISIBLE, "").split(",") if name.strip()]
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that a run places: what the recipe says of their number.
+    """The numbers of processes that a run places.
 
     Attributes:
-        ranks: Ranks of a learner. Policy, critic and reference policy have as many each, and share devices.
+        ranks: Ranks of a learner; policy, critic and reference policy share their devices.
         engines: Inference engines.
         width: Devices of an engine, which are on one machine.
-        apart: True if engines have devices of their own; else they take turns with ranks.
+        apart: True if engines have devices of their own; otherwise they take turns with ranks.
     """
 
     ranks: int = 0
@@ -64,12 +64,12 @@ class Processes:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that a run can be placed on, as many on each machine.
+    """The devices that a run can be placed on, the same number on each machine.
 
     Attributes:
         machines: Number of machines.
         per_machine: Number of devices of each.
-        on_gpu: True if they are GPUs; else they are shares of a machine's cores.
+        on_gpu: True if they are GPUs; otherwise each is a share of a machine's cores.
     """
 
     machines: int
@@ -218,19 +218,19 @@ def works_in_engines_turn(role: ModelRole) -> bool:
 
 
 def choose_route(section: SamplerSection, placement: Placement | None, one_machine: bool) -> Route:
-    """The route of weights to engines: as `sampler.transfer` says, or by where ranks and engines are.
+    """The route of weights to engines: as `sampler.transfer` says, or by the places of ranks and engines.
 
-    On GPUs they come by CUDA IPC if each engine's GPUs are those of ranks, else by a process group; on CPUs by shared
-    memory within a machine, else by a process group, too. A process group is NCCL's where engines have other GPUs than
-    the rank that sends.
+    On GPUs, CUDA IPC if all engines' GPUs are also those of ranks, otherwise a process group; on CPUs, shared memory
+    within a machine, otherwise a process group. The process group's backend is NCCL if no engine is on the GPU of the
+    rank that sends.
 
     Args:
-        section: With the engines.
-        placement: Their places, and those of ranks; None: only this machine is known.
-        one_machine: Engines and ranks share memory.
+        section: The section of the engines.
+        placement: Places of engines and ranks; None: only this machine is known.
+        one_machine: True if engines and ranks share memory.
 
     Raises:
-        InputError: They cannot come as the section says.
+        InputError: The transfer that the section names is not possible.
     """
     places = () if placement is None or not placement.devices.on_gpu else placement.engines
     engines = {device for place in places for device in range(place.first, place.last + 1)}
@@ -288,7 +288,7 @@ def _place(devices: Devices, start: int, width: int) -> Place:
 
 
 def _require_cache_size(name: str, judge: SamplerSection, placement: Placement) -> None:
-    """The plan leaves a judge's engine no size: what is free on its GPUs is the cache of the policy's engine."""
+    """Raises InputError if a judge's engine reserves a KV cache of no given size: the plan has none left for it."""
     backend = find_backend(judge)
     if backend is None or not placement.devices.on_gpu:
         return

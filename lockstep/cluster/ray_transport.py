@@ -1,7 +1,7 @@
 """The second transport: workers as actors of a Ray cluster.
 
-An actor serves as a child process does (`transport.serve`); messages reach it and leave it as the bytes that would go
-through a socket, by Ray's object store. A Ray that is started here listens on loopback alone.
+An actor serves as a child process does (`transport.serve`); messages travel through Ray's object store, as the same
+bytes that would go through a socket. A Ray that is started here listens on loopback only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine takes longer than its 30 s
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so named; a Ray of one machine is then on loopback
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # makes a Ray of one machine listen on loopback
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -42,7 +42,7 @@ from lockstep.config.trust import VARIABLE as TRUSTED
 from lockstep.errors import InputError, first_line
 
 Frame = list[Any]
-"""The parts of a message, each an array of bytes; Ray moves those without copying them on a machine."""
+"""The parts of a message, each an array of bytes, which Ray moves within a machine without a copy."""
 
 _TOLD_S = 30.0
 """Timeout for Ray to report how an actor that no longer answers has ended."""
@@ -54,10 +54,10 @@ _SHARE = 1 / 16
 class RayCluster:
     """A Ray placement group for the workers of a run; the cluster is joined, or started on this machine.
 
-    A bundle has the devices of one engine, so that these are on one machine; ranks take them one by one.
+    A bundle has the devices of one engine, so that these are on one machine; ranks take its devices one by one.
 
     Args:
-        section: Which cluster.
+        section: Options of the cluster.
         processes: The processes that need room.
         gpus: True if workers compute on GPUs where the cluster has some.
 
@@ -65,7 +65,7 @@ class RayCluster:
         ValueError: If there is no such cluster, or no room in it.
 
     Attributes:
-        placement: Where each process lives.
+        placement: The place of each process.
         address: Address of this process in the cluster.
     """
 
@@ -98,7 +98,7 @@ class RayCluster:
         """Starts a worker in its place.
 
         Raises:
-            InputError: It is a judge's, and needs GPUs that the run has not reserved.
+            InputError: It is a judge's worker, and needs GPUs that the run has not reserved.
         """
         number, within = divmod(place.first, self._width)
         if self._on_gpu and (number >= len(self._bundles) or within + len(place.devices) > self._width):
@@ -211,14 +211,14 @@ class RayWorker:
 
 
 class _Worker:
-    """The worker's end: three threads, of which one serves and the others carry messages to and from it."""
+    """The worker's end: three threads, one that serves calls and two that carry messages to and from it."""
 
     def __init__(self) -> None:
         self._taken: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._given: queue.Queue[Frame | None] = queue.Queue(maxsize=2)
 
     def live(self, threads: int, folder: str, paths: list[str], environment: dict[str, str]) -> None:
-        """Serves until it is told to end, in the driver's folder and with its module paths, where they exist here."""
+        """Serves until it is told to end, in the driver's folder, if that exists here, and with its module paths."""
         os.environ.update(environment)
         sys.path += [path for path in paths if path not in sys.path]
         with contextlib.suppress(FileNotFoundError):
@@ -256,7 +256,7 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
     """Joins a cluster, or starts one, unless this process is in one already.
 
     Args:
-        address: Of the cluster; None starts one on this machine, which ends with the block.
+        address: Address of the cluster; None starts one on this machine, which ends with the block.
         cpus: CPUs that a cluster on this machine claims to have at least.
 
     Raises:

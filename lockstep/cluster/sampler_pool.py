@@ -1,4 +1,4 @@
-"""Samplers in processes of their own: they share the work, and one that dies or hangs is started again."""
+"""A pool of samplers in processes of their own, which share the work; one that dies or hangs is restarted."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from lockstep.weight_sync.sender import LocalSender
 
 T = TypeVar("T")
 Block = tuple[int, Sequence[Request]]
-"""Requests that go to one sampler together, and the block's number."""
+"""A block's number, and its requests, which go to one sampler together."""
 
 
 class SamplerLost(RunError):
-    """A sampler died, or hung, more often than is allowed."""
+    """Samplers died or hung more often than `sampler.max_restarts` allows."""
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The newest weights: their stream, their version, and the workers' attestation of what they hold."""
+    """The newest weights: their stream, their version, and the attestation of the first worker."""
 
     stream: Iterable[tuple[str, Tensor]]
     version: int
@@ -77,12 +77,12 @@ class _Work:
         return False
 
     def wait(self) -> None:
-        """Lets the worker finish, so that it can be used again."""
+        """Waits until the worker has finished the call, so that it can be used again."""
         if self.pending is not None:
             self.pending.drain()
 
     def leave(self) -> None:
-        """Ends the worker, if its call is still open."""
+        """Ends the worker if its call is still open."""
         if self.pending is not None and self.pending.open:
             self.pending.abandon()
 
@@ -93,7 +93,7 @@ class SamplerPool:
     Args:
         spec: Builds a worker's sampler.
         note: Shows the user a line.
-        workers: Where they start.
+        workers: Starts the worker processes.
 
     Raises:
         InputError: If weights cannot reach them by `sampler.transfer`.
@@ -196,7 +196,7 @@ class SamplerPool:
         return None if self._loaded is None else self._loaded.version
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
-        """Sends all workers the same buckets; where one dies meanwhile, all get the weights again."""
+        """Sends all workers the same buckets; if one dies meanwhile, all get the weights again."""
         attestations = self._insist(lambda: self._load(self.remotes, stream, version), self.remotes, restored=False)
         self._loaded = _Loaded(stream, version, attestations[0])
         return attestations
@@ -210,7 +210,7 @@ class SamplerPool:
             self._loaded = None
 
     def close(self) -> None:
-        """Ends all workers, the idle ones in good order."""
+        """Ends all workers; idle ones first close what they opened."""
         resting = [remote for remote in self.remotes if remote.alive() and not remote.pending.open]
         with contextlib.suppress(WorkerDied, RemoteTimeout, RemoteError):
             outcomes([remote.submit("close") for remote in resting])
@@ -230,7 +230,7 @@ class SamplerPool:
     def _load(
         self, remotes: Sequence[Remote], stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[Attestation]:
-        """Streams weights to some workers; the next bucket is filled while they read one."""
+        """Streams weights to some workers; a bucket is filled while they read the previous one."""
         outgoing, calls = Outgoing.of(stream), list[Pending]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
         chosen = self._chosen if outgoing.on_gpu else self._chosen.from_host(self._workers.one_machine)
@@ -246,7 +246,7 @@ class SamplerPool:
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
     def _let_join(self, sender: Sender, remotes: Sequence[Remote], chosen: Route) -> None:
-        """Lets a sender and some workers open a route like the chosen one, if all do not have one open already."""
+        """Opens a route like the chosen one at a sender and some workers, unless all have one open already."""
         everyone, width = len(remotes) == len(self.remotes), self._section.tensor_parallel
         if everyone and self._route is not None and self._route == sender.route and chosen.is_like(self._route):
             return
@@ -266,12 +266,12 @@ class SamplerPool:
         self._route = route if everyone else None
 
     def _insist(self, action: Callable[[], T], remotes: Sequence[Remote], restored: bool = True) -> T:
-        """Retries an action with workers, restarting those that die over it.
+        """Retries an action with workers, restarting those that die during it.
 
         Args:
             action: The action.
             remotes: The workers that it uses.
-            restored: True if a restarted worker gets the others' weights; else all count as holding none.
+            restored: True if a restarted worker gets the others' weights; otherwise all count as holding none.
         """
         while True:
             try:
@@ -286,7 +286,7 @@ class SamplerPool:
                     self._start_again(remote)
 
     def _advance(self, remote: Remote, work: _Work, sampling: SamplingParams) -> bool:
-        """Takes what a worker has sent, or restarts it. Returns True if its block is complete."""
+        """Takes what a worker has sent; restarts it if it died. Returns True if its block is complete."""
         try:
             return work.advance()
         except (WorkerDied, RemoteTimeout) as error:
@@ -308,7 +308,7 @@ class SamplerPool:
             raise SamplerLost(f"{error}; it is not started again, since sampler.max_restarts={most}") from error
 
     def _start_again(self, remote: Remote) -> None:
-        """Restarts a worker, and sends it the weights that the others hold, where these are known."""
+        """Restarts a worker, and sends it the weights that the others hold, if they hold any."""
         self._route = None
         remote.restart()
         if self._abandoned:  # meanwhile
@@ -325,7 +325,7 @@ class SamplerPool:
 
 
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
-    """Does the sender's part of a collective; where that fails, raises the receivers' error, which says more."""
+    """Does the sender's part of a collective; if that fails, raises the receivers' error instead, which says more."""
     try:
         return action()
     except (WorkerDied, RemoteTimeout):  # of the process that sends
@@ -336,7 +336,7 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
 
 
 def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
-    """A sampler in this process where that is possible, else in processes of its own."""
+    """A sampler in this process if that is possible, otherwise in processes of its own."""
     if workers.here and spec.section.in_process and not workers.engines_apart:
         spec.require_proof()
         return spec.open_here()

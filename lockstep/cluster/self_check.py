@@ -1,10 +1,10 @@
-"""The self-check of a model before it is opened: Lockstep computes it as plain `transformers` does, or refuses it.
+"""The self-check of a model before it is opened: Lockstep must compute it as plain `transformers` does, or refuses it.
 
-On a miniature with every kind of its layers (`models.miniature`) four things have to agree: ragged sequences
-packed into one pass, each sequence alone, the sampler's own log-probabilities while it decodes token by token, and
+On a miniature with every kind of its layers (`models.miniature`), four ways to compute log-probabilities have to agree:
+packed sequences in one pass, each sequence alone, the torch sampler's own while it decodes token by token, and
 `transformers` with its own attention, one sequence at a time. Then the model is exported and opened again.
 
-A proof holds for a configuration, versions, source and machine, and is kept in the cache.
+A proof is cached by configuration, versions, source and machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _PROVEN = (
     "weight_sync",
     "cluster/self_check.py",
 )
-"""Files and folders of this package that a proof is about."""
+"""Files and folders of this package whose source is part of a proof's cache key."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Proof:
     """Largest |Δ log π| to plain `transformers` of three ways to compute one model, nats, fp32.
 
     Attributes:
-        packed: For ragged sequences packed into one pass, as a learner scores them.
-        alone: For each sequence alone.
-        decoded: For what the torch sampler sampled, by its own log-probabilities; 0 where it samples nothing.
-        bf16_ratio: Mean e^|Δ| of packed sequences in bf16 against fp32; 1 where that is not wanted.
+        packed: Of packed sequences in one pass, as a learner scores them.
+        alone: Of each sequence alone.
+        decoded: Of the torch sampler's own log-probabilities of what it sampled; 0 if it samples nothing.
+        bf16_ratio: Mean e^|Δ| of packed sequences in bf16 against fp32; 1 in fp32.
     """
 
     packed: float
@@ -93,11 +93,11 @@ class Proof:
 
 
 def require_proof(folder: str | Path, computation: Computation, sampling: SamplingParams | None) -> Proof:
-    """Proves a model, or finds that it was proven before on this machine.
+    """Proves a model, or reads the cached proof of this machine.
 
     Args:
-        folder: Of the model; its weights are not read.
-        computation: Where and in which type it will be computed.
+        folder: Folder of the model; its weights are not read.
+        computation: Device and type in which it will be computed.
         sampling: The distribution that the torch sampler will sample from; None: it will sample nothing.
 
     Raises:
@@ -145,7 +145,7 @@ def prove(config: PreTrainedConfig, device: torch.device, bf16: bool, sampling: 
 
 
 def _sample_batch(model: PreTrainedModel, sampling: SamplingParams | None) -> Batch:
-    """Responses of the torch sampler; without `sampling`, ragged sequences."""
+    """Responses of the torch sampler; without `sampling`, the prompts themselves."""
     requests = _requests(model)
     if sampling is not None:
         return torch_sampler(model, 3).generate(requests, sampling)
@@ -177,7 +177,7 @@ def _ratio(found_N: Tensor, wanted_N: Tensor, batch: Batch) -> float:
 
 
 def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tensor:
-    """log π of the masked tokens by logits of each sequence [N]; 0 elsewhere."""
+    """log π of the masked tokens from the logits of each sequence, [N]; 0 elsewhere."""
     columns: list[Tensor] = []
     for logits_TV, tokens_T, mask_T in zip(plain, batch.sequences(), batch.sequences("mask"), strict=True):
         own = token_scores(logits_TV[:-1].float().cpu(), tokens_T[1:], sampling)[0]
@@ -274,7 +274,7 @@ def _together(model: PreTrainedModel, batch: Batch) -> Outputs:
 
 
 def _first_difference(model: PreTrainedModel, right: Outputs, wrong: Outputs) -> str:
-    """The class of the part of a layer in which numbers first change, such as its attention."""
+    """The class of the first part of a layer, such as its attention, whose output differs."""
     inside = {id(layer) for layer in layers(model)}
     parts = {
         f"{name}.{part}": type(child).__name__
@@ -315,7 +315,7 @@ def _machine() -> tuple[str, ...]:
 
 @cache
 def _source() -> str:
-    """A hash of the source that a proof is about."""
+    """A hash of the source in `_PROVEN`."""
     root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
     parts = [*(root / name for name in _PROVEN), Path(lockstep_logprobs.__file__).parent]
     for part in parts:

@@ -1,4 +1,4 @@
-"""Recipes for workers: small values that any process can be sent and build the worker from."""
+"""Specs of workers: small picklable values from which any process can build the worker's object."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SamplerSpec:
     """A sampler with weights of its own, on the learner's device, in its type and by its kernels.
 
     Attributes:
-        budget: What the plan leaves it of a GPU; None: nothing else is there, or its section says how much.
+        budget: Memory that the plan leaves to its KV cache; None: it shares no GPU, or its section sets the size.
     """
 
     model: str
@@ -73,7 +73,7 @@ class SamplerSpec:
         """Builds it with the inference backend that the section names.
 
         Raises:
-            InputError: There is none that can be sent weights by that name.
+            InputError: There is no such backend that takes weights.
         """
         section = self.section
         if self.budget is not None and resolve_device(self.learner.device).type == "cuda":
@@ -81,12 +81,12 @@ class SamplerSpec:
         return self._backend.build(self.model, section, self.learner, self.raw_logprobs)
 
     def open_here(self) -> Sampler:
-        """Builds it in this process, where `section.in_process` says that it can be."""
+        """Builds it in this process; only if `section.in_process`."""
         lm = load_on_device(self.model, self.learner)
         return self._backend.wrap(lm, self.section, self.learner, self.raw_logprobs)
 
     def require_proof(self) -> None:
-        """Raises ModelError if the backend decodes by Lockstep's own cache, and not as `transformers` computes."""
+        """Raises ModelError if the backend decodes with Lockstep's own KV cache, and the model fails the self-check."""
         if self._backend.is_self_checked:
             require_proof(self.model, self.learner, PLAIN)
 
@@ -103,12 +103,12 @@ class SamplerSpec:
 
     @property
     def forgets_weights(self) -> bool:
-        """True if it drops the weights of a learner while it sleeps."""
+        """True if it drops a learner's weights while it sleeps."""
         return self._backend.forgets_weights(self.section)
 
     @property
     def packs(self) -> bool:
-        """True if it computes with packed matrices."""
+        """True if its kernels pack matrices; see `InferenceBackend.packs`."""
         return self._backend.packs(self.learner)
 
     @property
@@ -125,7 +125,7 @@ class SamplerSpec:
 
 
 def require_sampler(section: SamplerSection, computation: Computation) -> None:
-    """Raises InputError if the section asks for what this machine does not have."""
+    """Raises InputError if this machine lacks what the section's backend needs."""
     backend = samplers.find_backend(section)
     if backend is not None:
         backend.require_installed(section, resolve_device(computation.device).type == "cuda")

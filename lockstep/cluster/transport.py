@@ -32,7 +32,7 @@ class Factory(Protocol):
 
 @dataclass(frozen=True)
 class Build:
-    """First message to a worker: make the object that answers all calls."""
+    """First message to a worker: build the object that answers all calls."""
 
     factory: Factory
 
@@ -55,7 +55,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Result:
-    """A call's outcome, after the items where it streamed."""
+    """A call's outcome; for a stream, after its items."""
 
     value: Any
 
@@ -68,7 +68,7 @@ class Failure:
         kind: Name of the exception's type.
         message: Its text.
         trace: The worker's traceback.
-        family: The kind of error that the caller gets.
+        family: The kind of error that the caller raises.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class Failure:
 
 
 Family = Literal["crash", "input", "run", "broken promise", "not finite"]
-"""Kinds of errors: a crash, or one that the user is told in a sentence."""
+"""Kinds of errors: a crash, or one that is shown to the user as a sentence."""
 
 
 def _family(error: Exception) -> Family:
@@ -105,7 +105,7 @@ M = TypeVar("M")
 
 
 GRACE_S = 2.0
-"""Seconds that a worker has to exit by itself when it is told to end."""
+"""Seconds in which a worker may exit by itself before it is killed."""
 
 CLOSED = "it was ended by this process"
 """The ending of a worker that `Transport.close` has ended."""
@@ -228,7 +228,7 @@ def _deadline(timeout_s: float | None) -> float | None:
 
 
 def _remaining_s(deadline: float | None) -> float | None:
-    """Seconds until the deadline; a hair where it has passed, since 0 would mean a socket that never waits."""
+    """Seconds until the deadline; never 0, which would make the socket non-blocking."""
     return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
 
 
@@ -249,7 +249,7 @@ class Line(Protocol):
 
 
 def take_threads(count: int) -> None:
-    """Gives this worker so many threads, and by its environment as many to what it starts."""
+    """Sets the number of threads of this worker, and, by its environment, of the processes that it starts."""
     torch.set_num_threads(count)
     os.environ["OMP_NUM_THREADS"] = str(count)
 

@@ -1,7 +1,7 @@
-"""Turns of learners and engines on GPUs that they share: whichever does not work is in the host's memory.
+"""Turns of learners and engines on GPUs that they share: those that do not work are offloaded to host memory.
 
-The order of a step: learners leave, the engine wakes for its weights, takes them from the policy, of which a piece at a
-time is on the device, wakes for its cache, samples and sleeps; each learner comes back when it is asked.
+The order of a step: learners are offloaded; the engine wakes, loads weights from the policy, of which only one piece at
+a time is on the device, allocates its KV cache, samples and sleeps; each learner comes back when it is called.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class CanLeave(Protocol):
 
 
 class Turns:
-    """The learners of a run that take turns with its engines, and with what each other's processes keep for later."""
+    """The learners of a run that take turns with its engines, and with each other's cached device memory."""
 
     def __init__(self) -> None:
         self._learners: list[CanLeave] = []
         self._working: CanLeave | None = None
 
     def add(self, learner: CanLeave) -> None:
-        """Adds a learner that leaves."""
+        """Adds a learner that takes turns."""
         self._learners.append(learner)
 
     def begin(self, learner: CanLeave) -> None:
-        """Begins the work of a learner in processes of its own: the one before gives back what it does not use."""
+        """Begins the work of a learner in processes of its own: the previous one frees its cached memory."""
         if self._working is not None and self._working is not learner:
             self._working.empty_cache()
         self._working = learner
 
     def leave(self, shared: object = None) -> None:
-        """Lets all learners leave.
+        """Offloads all learners.
 
         Args:
-            shared: The one whose weights the engine computes with; None: it has weights of its own.
+            shared: The learner whose weights the engine computes with, which stay; None: it has weights of its own.
         """
         for learner in self._learners:
             learner.offload(keep_weights=learner is shared)
@@ -65,16 +65,16 @@ class Turns:
         return SamplerInTurn(engine, self.leave)
 
     def share(self, sampler: Sampler, learner: object) -> Sampler:
-        """The turns of a sampler that computes with the weights of one of the learners."""
+        """Wraps a sampler that computes with the weights of one of the learners, so that it takes turns."""
         return SamplerInTurn(sampler, partial(self.leave, learner))
 
 
 class SamplerInTurn:
-    """A sampler whose GPUs learners leave before it works; implements `samplers.base.Sampler`.
+    """A sampler that offloads learners from its GPUs before it works; implements `samplers.base.Sampler`.
 
     Args:
         sampler: The sampler.
-        leave: Lets learners leave; where all have left, it does nothing.
+        leave: Offloads the learners; does nothing if they are offloaded.
     """
 
     def __init__(self, sampler: Sampler, leave: Callable[[], None]) -> None:

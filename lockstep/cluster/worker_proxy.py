@@ -1,7 +1,7 @@
 """A generic proxy of an object in another process: remote calls with deadlines, detection of death, and restart.
 
-A worker does one thing at a time, so a proxy has at most one call under way; `submit` returns at once, so that several
-workers work side by side.
+A worker does one thing at a time, so a proxy has at most one open call; `submit` returns at once, so that several
+workers run in parallel.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ POLL_S = 0.002
 """Seconds that a poll of one of several workers may wait."""
 
 _TOGETHER_S = 0.05
-"""The same where all workers have to answer; it delays nothing but the report of a failure."""
+"""Seconds of a poll when all workers have to answer; a longer one only delays the report of a failure."""
 
 BUILD = "build"
-"""Name of the first call of a worker, which builds its object."""
+"""Verb of a worker's first call, which builds its object."""
 
 
 class RemoteError(RuntimeError):
-    """A verb raised in its worker; the text ends with the worker's traceback. The worker can be asked again."""
+    """A method raised in its worker; the text ends with the worker's traceback. The worker can be called again."""
 
 
 class RemoteInputError(RemoteError, InputError):
-    """A worker refused what it was given: the text is its sentence alone, the worker's traceback is a note."""
+    """An InputError of a worker; the text is its message alone, and the worker's traceback is a note."""
 
 
 class RemoteRunError(RemoteError, RunError):
-    """A worker cannot continue: the text is its sentence alone, as of `RemoteInputError`."""
+    """Any other LockstepError of a worker; text and note as of `RemoteInputError`."""
 
 
 class RemoteBrokenPromiseError(RemoteError, BrokenPromiseError):
-    """A worker is not in lockstep: the text is its sentence alone, as of `RemoteInputError`."""
+    """A BrokenPromiseError of a worker; text and note as of `RemoteInputError`."""
 
 
 class RemoteNotFiniteError(RemoteError, FloatingPointError):
-    """A worker met a number that is not finite: the text is its sentence alone, as of `RemoteInputError`."""
+    """A FloatingPointError of a worker; text and note as of `RemoteInputError`."""
 
 
 class RemoteTimeout(RunError):
-    """A worker took longer than its deadline and was given up."""
+    """A worker exceeded its deadline and was ended."""
 
 
 class WorkerDied(RunError):
@@ -68,7 +68,7 @@ class Pending:
         self.renew()
 
     def renew(self) -> None:
-        """Sets the deadline anew, counted from now."""
+        """Restarts the deadline from now."""
         self._deadline = time.monotonic() + self._timeout_s
 
     def send(self, call: Call) -> None:
@@ -153,7 +153,7 @@ class Remote:
             self.pending.result()
 
     def submit(self, verb: str, *args: Any, **keywords: Any) -> Pending:
-        """Starts a call and returns at once, also where the worker is gone, so that others can be asked beside it.
+        """Starts a call and returns at once, even if the worker is gone, so that others can be called in parallel.
 
         Raises:
             WorkerDied: If the worker was lost while it built its object.
@@ -188,7 +188,7 @@ class Remote:
             pending.drain()
 
     def restart(self) -> None:
-        """Ends the worker, if it runs, and starts the same one anew; what it held is lost."""
+        """Ends the worker, if it runs, and starts it again; what it held is lost."""
         self.close()
         self._start()
 
@@ -217,7 +217,7 @@ def spawn_worker(
 
     Args:
         factory: Builds the worker's object in the child.
-        name: Of the worker.
+        name: Name of the worker.
         timeout_s: The longest that one call may take.
         threads: Torch threads of the worker; None: this process's share among `workers`.
         workers: Number of workers that run side by side.
@@ -231,15 +231,16 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     """Waits for calls on several workers.
 
     Args:
-        calls: All under way.
-        grace_s: After the first failure the others get so long; then those that still work are ended, since they may
-            be waiting, in a collective, for the one that failed.
+        calls: Open calls.
+        grace_s: Seconds that the others get after the first failure; then those that still work are ended, since they
+            may be waiting, in a collective, for the one that failed.
 
     Returns:
         Results, in the order of the calls.
 
     Raises:
-        WorkerDied, RemoteTimeout, RemoteError: As the calls; a death before errors of others, which it may have caused.
+        WorkerDied, RemoteTimeout, RemoteError: As the calls; a death takes precedence over errors that it may have
+            caused.
     """
     results: dict[Pending, Any] = {}
     failures: list[RemoteError | RemoteTimeout | WorkerDied] = []

@@ -26,9 +26,9 @@ class Workers(ExitStack):
     """The processes that a run starts; all end when the context is left.
 
     Args:
-        placement: Where each of them lives; None: learners and engines that are opened one by one share the devices of
-            this machine.
-        cluster: The cluster of which they are actors; None: they are child processes.
+        placement: The place of each process; None: learners and engines that are opened one by one share the devices
+            of this machine.
+        cluster: The Ray cluster whose actors they are; None: they are child processes.
     """
 
     def __init__(self, placement: Placement | None = None, cluster: RayCluster | None = None) -> None:
@@ -49,7 +49,7 @@ class Workers(ExitStack):
 
     @property
     def engines_apart(self) -> bool:
-        """True if engines have devices of their own, so that none can be on a learner's, or in this process."""
+        """True if engines have devices of their own, so that none can share a learner's, or be in this process."""
         return self._placement is not None and self._placement.processes.apart and bool(self._placement.ranks)
 
     @property
@@ -58,7 +58,7 @@ class Workers(ExitStack):
         return LOOPBACK if self._cluster is None else self._cluster.address
 
     def place_ranks(self, ranks: int, computation: Computation) -> Sequence[Place]:
-        """The places of a learner's ranks: the first ones, where another learner of the run has more.
+        """The places of a learner's ranks: the first `ranks` of the run's.
 
         Raises:
             InputError: There are too few devices.
@@ -95,9 +95,9 @@ class Workers(ExitStack):
 
         Args:
             factory: Builds the worker's object.
-            name: Of the worker.
+            name: Name of the worker.
             timeout_s: The longest that one call may take.
-            place: Where it lives.
+            place: Its machine and devices.
             of: Number of workers that run side by side.
             threads: Torch threads of the worker; None: its share of the machine.
         """

@@ -1,6 +1,6 @@
-"""Rendezvous of processes: one of them hosts a store, the others are given its address.
+"""Rendezvous of processes: one of them hosts a store, and the others are given its address.
 
-The host listens at the given address alone.
+The host listens on the given address only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Penalties on tokens that came before: repetition, presence and frequency, the same for sampling and for scoring.
+"""Repetition, presence and frequency penalties on earlier tokens, the same for sampling and for scoring.
 
-The logits of such tokens change before temperature and filters do, in vLLM's order: the repetition penalty, of all
-tokens of prompt and response, divides what is positive and multiplies the rest; frequency, for each time in the
-response, and presence, once, are subtracted.
+They change logits before temperature and filters, in vLLM's order: first the repetition penalty divides positive logits
+and multiplies the others, for all tokens of prompt and response; then the frequency penalty is subtracted for each
+occurrence in the response, and the presence penalty once.
 
 Letters: M rows of logits, m places whose tokens are scored, v this rank's columns, P pairs, N tokens of a batch.
 """
@@ -26,8 +26,8 @@ class Earlier:
 
     Attributes:
         row: Row of logits, int64 [P].
-        token: A token that comes before, int64 [P].
-        times: How often it does so in the response, int64 [P]; 0: only the prompt has it.
+        token: The earlier token, int64 [P].
+        times: Its earlier occurrences in the response, int64 [P]; 0 if only the prompt has it.
     """
 
     row: Tensor
@@ -36,10 +36,10 @@ class Earlier:
 
 
 def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
-    """Finds the tokens before some masked tokens of a batch, whose mask is on from the first token of a response on.
+    """Finds the tokens before some masked tokens of a batch.
 
     Args:
-        batch: N tokens.
+        batch: N tokens; the mask is on for all tokens of a response.
         own_m: Places of the masked tokens, int64 [m], in any order.
     """
     row_N, count = batch.row, batch.tokens.numel()
@@ -48,7 +48,7 @@ def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
     sorted_N = key_N[order_N]
     begins_N = torch.ones_like(sorted_N, dtype=torch.bool)
     begins_N[1:] = sorted_N[1:] != sorted_N[:-1]
-    # A token is the latest of its kind for the places behind it, up to the next of its kind or its sequence's end.
+    # A token is the latest of its id for the places after it, up to the next token of that id or its sequence's end.
     last_N = (torch.cumsum(batch.lengths, 0) - 1).to(row_N.device)[row_N]
     last_N[order_N[:-1]] = torch.where(begins_N[1:], last_N[order_N[:-1]], order_N[1:])
     times_N = _count_within(batch.mask[order_N].long(), begins_N)[order_N.argsort()]
@@ -61,14 +61,14 @@ def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
 
 
 def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
-    """The running sum of numbers that begins anew where a group begins."""
+    """The running sum of numbers, restarted where a group begins."""
     sum_N = one_N.cumsum(0)
     before_N = (sum_N - one_N)[begins_N]
     return sum_N - before_N[begins_N.long().cumsum(0) - 1]
 
 
 def penalize(logits_Mv: Tensor, earlier: Earlier, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor:
-    """Logits, fp32 [M, v], with the penalties on tokens that came before; differentiable.
+    """Logits, fp32 [M, v], with the penalties on earlier tokens applied; differentiable.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.

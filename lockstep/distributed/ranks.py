@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 Dimension = Literal["dp_replicate", "dp", "pp", "cp", "tp"]
 DIMENSIONS: tuple[Dimension, ...] = ("dp_replicate", "dp", "pp", "cp", "tp")
-"""Dimensions from the outermost to the innermost: neighboring tensor-parallel ranks are neighbors on a machine."""
+"""Dimensions from the outermost to the innermost: tensor-parallel ranks have consecutive numbers on a machine."""
 
 
 @dataclass(frozen=True)
@@ -20,30 +20,30 @@ class Ranks:
     """This rank's place among all; a mesh of None is one process.
 
     Attributes:
-        mesh: Its dimensions are `DIMENSIONS`; those of size 1 are there, too.
+        mesh: A mesh with the dimensions `DIMENSIONS`, including those of size 1.
     """
 
     mesh: DeviceMesh | None = None
 
     @classmethod
     def of(cls, device: str, sizes: Mapping[str, int]) -> Ranks:
-        """The mesh of all processes of the default group, by the size of each dimension; every rank has to call it."""
+        """Builds the mesh of all processes of the default group from the size of each dimension; a collective."""
         return cls(init_device_mesh(device, tuple(sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS))
 
     def size(self, name: Dimension) -> int:
-        """Number of ranks that share what this dimension cuts."""
+        """Number of ranks along a dimension."""
         return 1 if self.mesh is None else self.mesh.size(DIMENSIONS.index(name))
 
     def index(self, name: Dimension) -> int:
-        """Index of this rank among them."""
+        """Index of this rank along a dimension."""
         return 0 if self.mesh is None else self.mesh.get_local_rank(name)
 
     def group(self, name: Dimension) -> dist.ProcessGroup | None:
-        """The process group of those ranks; None for one alone."""
+        """The process group of this rank along a dimension; None if it is alone there."""
         return None if self.mesh is None or self.size(name) == 1 else self.mesh.get_group(name)
 
     def joint_group(self, *names: Dimension) -> dist.ProcessGroup | None:
-        """The process group of all ranks along several dimensions; every rank has to ask for it; None for one alone."""
+        """The process group of this rank along several dimensions, None if it is alone there; a collective."""
         several: list[Dimension] = [name for name in names if self.size(name) > 1]
         if self.mesh is None or len(several) < 2:
             return self.group(several[0]) if several else None

@@ -1,7 +1,7 @@
 """The distribution that tokens are sampled from, computed the same way for sampling and for scoring.
 
 A learner that scores under another distribution than the sampler drew from (temperature forgotten, top-p not
-renormalized) sees importance ratios that are wrong by a factor, however equal the weights are.
+renormalized) gets wrong importance ratios, even with equal weights.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from lockstep.types import SamplingParams
+from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.hidden import hidden_logprobs
 from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.shard import WHOLE, Shard, blocks
 from lockstep_logprobs.softmax import (
+    NOTHING,
     TILE_COLUMNS,
     RowSums,
     Scoring,
@@ -44,16 +46,16 @@ def token_scores(
 
     Args:
         logits_MV: Logits, of any floating type; this rank's columns.
-        token: Tokens already sampled [M]. They belong to the support even where rounding, or an update since, puts them
-            outside, so that scoring a sampled token never gives minus infinity. Or several at each place [M, K], where
-            every token can be sampled.
-        sampling: The distribution; greedy scoring is that of temperature 1.
+        token: Sampled tokens [M]. They count as part of the support even if rounding, or an update since, puts them
+            outside, so that a sampled token never scores minus infinity. Or several tokens per place [M, K], only
+            without min-p, top-k and top-p.
+        sampling: The distribution; greedy sampling is scored at temperature 1.
         shard: Which columns these are.
         row_invariant: See `lockstep_logprobs.softmax.Scoring`.
         entropy: Whether to compute it.
 
     Returns:
-        Nats, fp32 like the tokens, and [M], or None.
+        log π, nats, fp32 in the shape of the tokens; the entropy, nats, fp32 [M], or None.
     """
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
         return _score_all(logits_MV, token, sampling, entropy)
@@ -70,7 +72,7 @@ def hidden_scores(
     row_invariant: bool = False,
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; where every token can be sampled."""
+    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; only without filters and penalties."""
     assert not sampling.needs_logits, "penalties, min-p, top-k and top-p need the logits"
     scoring = _scoring(sampling, entropy, shard, row_invariant)
     return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
@@ -79,27 +81,38 @@ def hidden_scores(
 def _score_all(
     logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores so many tokens that one pass over the vocabulary costs less than a search for each."""
+    """Scores K ≥ V tokens per row by a log-softmax of the whole vocabulary, which costs less than K look-ups."""
     assert sampling.full_support, "only a sampled token is known to belong to the support"
     logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)
-    entropy_M = -(logprob_MV.exp() * logprob_MV).sum(-1) if entropy else None
+    # Where a logit is −∞, 0 · −∞ would be NaN.
+    entropy_M = -(logprob_MV.exp() * logprob_MV.clamp(min=NOTHING)).sum(-1) if entropy else None
     return logprob_MV.gather(1, token_MK), entropy_M
 
 
 def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens of each row, and their log-probabilities, nats, which have a gradient.
+    """The k likeliest tokens of each row, and their log-probabilities, nats; these are differentiable.
 
     Returns:
-        int64 and fp32 [M, k], likeliest first; where k is the whole vocabulary, all tokens as they are numbered.
+        int64 and fp32 [M, k], likeliest first; if k is the size of the vocabulary or more, all tokens in the order of
+        their ids.
     """
     if shard.group is None and k >= logits_Mv.shape[1]:
         everything = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
         return everything.expand(len(logits_Mv), -1), logits_Mv.float().log_softmax(-1)
     _, token_Mk = vocab_topk(logits_Mv, k, shard, max_rows=_ROWS)
-    if shard.group is not None and len(token_Mk) and int(token_Mk[0].max()) < token_Mk.shape[1]:  # these are all
+    if _are_all(token_Mk, logits_Mv.shape[1], shard):
         token_Mk = token_Mk.sort(-1).values
     logprob_Mk, _ = vocab_logprobs(logits_Mv, token_Mk, Scoring(shard=shard))
     return token_Mk, logprob_Mk
+
+
+def _are_all(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
+    """True if the k tokens of each row are the whole vocabulary, of which this rank has so many columns."""
+    k = token_Mk.shape[1]
+    if shard.group is None or not len(token_Mk) or int(token_Mk[0].max()) >= k:
+        return False
+    total = all_reduce(torch.tensor(columns, device=token_Mk.device), shard.group)  # rare, and on all ranks alike
+    return int(total) == k
 
 
 def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor | None:
@@ -135,7 +148,7 @@ def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, 
 def draw(
     logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Samples one token per row by inverting the distribution function at a uniform number; the argmax where greedy.
+    """Samples one token per row by inverting the cumulative distribution at a uniform number; the argmax if greedy.
 
     Args:
         logits_MV: Logits.
@@ -178,7 +191,7 @@ def _draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_in
 def _draw_from_one_tile(
     z_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool
 ) -> tuple[Tensor, Tensor]:
-    """`draw` from a whole vocabulary that is one tile, to the bit, in the few operations that it takes then."""
+    """`draw` from a full-support vocabulary of one tile: the same bits, in fewer operations."""
     weight_MV = torch.empty_like(z_MV)
     row = sum_block(z_MV, weight_MV, None, sampling.divisor, row_invariant=row_invariant)
     token_M = z_MV.argmax(-1) if sampling.greedy else _pass_point(weight_MV, uniform_M)[0]
@@ -190,8 +203,8 @@ def _sum_rows(logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams) -> 
     """Sums the rows, block by block, each of which is read once.
 
     Returns:
-        The sums of each row; the weight of each of its tiles [M, tiles], or the tile's largest logit where greedy; and
-        the threshold of the support.
+        The sums of each row; the weight of each of its tiles [M, tiles], or the tile's largest logit if greedy; and the
+        threshold of the support.
     """
     sums, keys, floors = list[Tensor](), list[Tensor](), list[Tensor]()
     memory: Tensor | None = None
@@ -216,7 +229,7 @@ def _sum_rows(logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams) -> 
 
 
 def _gather_tile(logits_MV: Tensor, tile_M: Tensor) -> Tensor:
-    """One tile of each row, fp32 [M, c], with −∞ in columns that it does not have."""
+    """One tile of each row, fp32 [M, c], padded with −∞."""
     tiles = list(column_tiles(logits_MV.shape[1], row_invariant=True))
     stop_M = torch.tensor([tile.stop for tile in tiles], device=tile_M.device)[tile_M]
     column_c = torch.arange(max(tile.stop - tile.start for tile in tiles), device=tile_M.device)

@@ -1,4 +1,4 @@
-"""Answers to blocks of requests: by samplers in processes of their own, or by a running server."""
+"""Generates responses to blocks of requests, by samplers in processes of their own or by a running server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lockstep.rollouts.generation import replies_of
 from lockstep.types import Reply
 
 Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
-"""Maps blocks to a block's number and its replies, in the order of its requests; blocks may come back in any order, and
-one is taken when a sampler is free."""
+"""Maps blocks to their numbers and replies, these in the order of a block's requests. Blocks come back in any order,
+and are read as samplers become free."""
 
 
 def answering(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
@@ -36,7 +36,7 @@ def answering(recipe: GenerateRecipe, source: ModelSource, progress: Progress, w
 
 
 def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
-    """Answers by samplers, each in a process of its own, so that bits do not depend on how many there are."""
+    """Answers by samplers in processes of their own, even a single one, so that bits do not depend on their number."""
     sampling = source.sampling(recipe.sampling)
     computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
     spec = SamplerSpec(source.folder, recipe.sampler, computation, raw_logprobs=recipe.logprobs_are_raw)
@@ -50,7 +50,7 @@ def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, w
 
 
 def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progress: Progress) -> Answers:
-    """Answers by a server, one block after the other; its log-probabilities need processed and raw to be the same."""
+    """Answers by a server, one block after the other."""
     from lockstep.samplers.openai.client import OpenAIClient
 
     vocabulary = int(read_config(source.folder).get_text_config().vocab_size)

@@ -1,8 +1,9 @@
-"""`lockstep certify`: how exactly the torch sampler and learner agree on a model, tried on this machine.
+"""`lockstep certify`: tests on this machine how exactly the torch sampler and learner agree on a model.
 
-Responses are sampled in fp32 and bf16, at temperature 1 and from a shaped distribution. The learner's head scores
-them, in micro-batches of several sizes, without and with gradients, on one thread and on several; and some are sampled
-again in batches of other sizes, in another order. A negative control moves one weight by one unit in the last place.
+Responses are sampled in fp32 and bf16, at temperature 1 and with temperature, top-k and top-p. The learner's head
+scores them in micro-batches of several sizes, with and without gradients, on one thread and on several; some are
+sampled again in batches of other sizes and in another order. As a negative control, one weight is moved by one unit in
+the last place.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from lockstep.types import Request, SamplingParams
 _DTYPES: tuple[DType, ...] = ("fp32", "bf16")
 _SHAPES = (SamplingParams(1), SamplingParams(1, temperature=0.8, top_k=20, top_p=0.9))
 _LENGTHS = (1, 17, 130, 5, 64, 2, 31, 200, 16, 9, 128, 65, 3, 15, 100, 33)
-"""Tokens of the prompts that are made here, in turn: on both sides of every block of keys and rows."""
+"""Lengths of random prompts, in turn: on both sides of every block of keys and rows."""
 _ONE_BY_ONE, _SIDE_BY_SIDE = (1, 4), (5, 15)
-"""Batch sizes in which so many of the requests are sampled again."""
+"""Batch size of requests that are sampled again, and their number."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Tokens that were sampled again in other batches, and how many of them changed, or their log-probability."""
+    """Number of tokens that were sampled again in other batches, and of those that changed in id or log-probability."""
 
     tokens: int = 0
     changed: int = 0
@@ -79,7 +80,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class Control:
-    """The negative control in one type: a weight, the tokens scored with it moved, and how many of them differ."""
+    """The negative control in one type: the weight that was moved, the tokens scored with it, and how many differ."""
 
     dtype: DType
     weight: str
@@ -102,7 +103,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
 
     Args:
         model: A Hugging Face folder, or the folder of a finished run.
-        asked: What is tried.
+        asked: The extent of the trial.
         out: The certificate; None: `certificates/<model>.json`.
 
     Returns:
@@ -164,7 +165,7 @@ def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: 
 
 
 class _Trial:
-    """A distribution in a type: what is sampled, and all that it is compared with."""
+    """The comparisons for one distribution in one type."""
 
     def __init__(
         self,
@@ -301,7 +302,7 @@ def _nudge(lm: PreTrainedModel, bf16: bool) -> Iterator[str]:
 
 
 def _judge(found: Sequence[Found], reason: str | None) -> Certificate:
-    """Judges the level that all comparisons together have."""
+    """Determines the exactness level from all comparisons."""
     total, changes = sum((own.tally for own in found), Tally()), sum((own.changes for own in found), Resampled())
     section = AgreementSection()
     bounds = [section.bound(Computation(dtype=own.dtype).is_bf16) for own in found]

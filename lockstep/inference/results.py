@@ -1,4 +1,4 @@
-"""The folder of an inference command's results, named by all that they depend on, so that it never holds others."""
+"""The folder of an inference command's results, named by a hash of all that they depend on, so results never mix."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Results:
     def open(self) -> Iterator[Callable[[], None]]:
         """Makes and locks the folder.
 
-        What was made is removed if the block fails before it calls the function that it is given.
+        The block gets a function that it calls once work has started; if it fails before, what was made is removed.
 
         Raises:
             ValueError: If the folder cannot be made, or another process has it.
@@ -51,15 +51,15 @@ class Results:
 
 
 def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str) -> Results:
-    """Chooses the folder of a recipe's results: `run.folder`, or a folder of their own in `root`.
+    """Chooses the folder of a recipe's results: `run.folder`, or a folder in `root`, named by a hash.
 
     Args:
         loaded: The recipe.
-        model: Folder of the model. Weights count by all their bytes, since two often differ in nothing else. None: a
-            server has it, and its name is in the recipe.
+        model: Folder of the model, whose weights are hashed whole, since models often differ in nothing else. None: the
+            model is on a server, and its name is in the recipe.
         rows: Files of rows, by name.
         root: Folder of all such results.
-        others: Name, in messages, of results of other options, weights or rows.
+        others: Name of results of other options, weights or rows, for messages.
 
     Raises:
         ChangedError: If the folder holds such results.

@@ -1,6 +1,6 @@
-"""The samples of an evaluation on disk: whole blocks, in order, so that a stopped evaluation resumes after the last.
+"""The samples of an evaluation on disk: complete blocks, in order, so that a stopped evaluation resumes after the last.
 
-The last line of a block that a judge scored has what it did there, as sums: `judging`.
+If a judge scored a block, the block's last line has the sums of its metrics: `judging`.
 """
 
 from __future__ import annotations

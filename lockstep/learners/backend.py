@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class TrainingBackend(TrainingOptions):
-    """All that the rest of the house knows of a training backend.
+    """Interface between a training backend and the rest of Lockstep.
 
-    A subclass declares what is abstract here and in `TrainingOptions`, and imports what is heavy inside
-    of its methods. Mark it `typing.final`: a type checker then tells what it forgets.
+    A subclass implements the abstract members of this class and of `TrainingOptions`, and imports heavy modules inside
+    its methods. Mark it `typing.final`, so that a type checker reports members that are missing.
     """
 
     @property
@@ -50,12 +50,12 @@ class TrainingBackend(TrainingOptions):
         """One rank of a learner.
 
         Args:
-            folder: Of the model.
-            head: On it.
-            seed: Of a head, and of adapters, that begin anew.
-            section: How it computes.
-            optimizer: How it learns; None: it is only asked.
-            ranks: Those that hold the model together.
+            folder: Folder of the model.
+            head: Output of the model.
+            seed: Seed of a new value head and of new adapters.
+            section: Device, computation type, layout, micro-batch size.
+            optimizer: Settings of the optimizer; None for a model that is only scored with.
+            ranks: Ranks that hold the model together.
         """
 
 

@@ -29,11 +29,11 @@ class Learner(Protocol):
         ...
 
     def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
-        """The k likeliest tokens in the place of each masked one, and their log π(· | x_<t), nats.
+        """The k likeliest tokens at the position of each masked token, and their log π(· | x_<t), nats.
 
         Returns:
-            int64 and fp32 [N, k], likeliest first, or all tokens as they are numbered where k is the whole vocabulary;
-            0 elsewhere. π is the model's own distribution, not the sampling one.
+            int64 and fp32 [N, k], likeliest first, or all tokens in the order of their ids where k is the size of the
+            vocabulary; 0 elsewhere. π is the model's own distribution, not the sampling one.
         """
         ...
 
@@ -42,16 +42,17 @@ class Learner(Protocol):
         ...
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
-        """Adds the gradient of the summed loss to what has been gathered since the last `optim_step`."""
+        """Adds the gradient of the summed loss to the gradient accumulated since the last `optim_step`."""
         ...
 
     def optim_step(self) -> Metrics:
-        """Divides the gathered gradient by the count of what is active, clips it, and updates the weights.
+        """Divides the accumulated gradient by the loss's denominator over all ranks, clips it, and updates the weights.
 
-        Where nothing is active it updates nothing and says `updates_skipped`.
+        With a denominator of 0, such as an empty mask, it updates nothing and reports `updates_skipped`.
 
         Raises:
             InputError: If `forward_backward` was not called since the last `optim_step`.
+            FloatingPointError: If the gradient's norm is not finite; weights are unchanged, the gradient is dropped.
         """
         ...
 
@@ -61,7 +62,7 @@ class Learner(Protocol):
 
     @property
     def sender(self) -> Sender | None:
-        """Sends weights to inference engines from the process that holds them; None: that is this one."""
+        """Sends weights to inference engines from the process that holds them; None if that is this process."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -71,13 +72,13 @@ class Learner(Protocol):
     def save(self, folder: Path) -> None:
         """Begins to write weights, optimizer moments and counters as they are now, as safetensors and JSON.
 
-        Returns as soon as training may continue, which is before all is written: `poll_save(wait=True)` returns when it
-        is, and reports errors of the disk. `lockstep.save(learner, folder)` does both.
+        Returns as soon as training may continue, possibly before everything is written; `poll_save(wait=True)` waits
+        for that and reports errors of the disk. `lockstep.save(learner, folder)` does both.
         """
         ...
 
     def poll_save(self, wait: bool) -> bool:
-        """True if what `save` began is written; with `wait` returns when it is.
+        """True if the last `save` is written; with `wait`, blocks until it is.
 
         Raises:
             NotSavedError: If it could not be written.
@@ -100,10 +101,10 @@ def train(learner: Learner, batch: Batch, loss: Loss, inspect: Callable[[Metrics
     """One optimizer step on one batch.
 
     Args:
-        learner: Is trained.
+        learner: The learner to train.
         batch: The batch.
         loss: Its loss.
-        inspect: Called with the metrics of the loss before the weights change; may raise, and so prevent that.
+        inspect: Called with the metrics of the loss before the weights change; may raise to prevent the update.
 
     Raises:
         NotFiniteError: If the learner finds that the gradient is not finite.

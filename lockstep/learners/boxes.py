@@ -1,7 +1,7 @@
-"""Tensors on disk as one or many ranks wrote them, each in boxes, and read from there in any other boxes.
+"""Checkpoint files of one or many ranks: each rank writes its boxes of the tensors, and any other boxes can be read.
 
-A file is safetensors; where it holds parts of tensors, its header says where each begins. So what was written by
-one layout of ranks is read by another, every rank reads no more than it holds, and nothing is unpickled.
+A file is safetensors; where it holds parts of tensors, its header has the offset of each. So a checkpoint that one
+layout of ranks wrote is read by any other, every rank reads only what it holds, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _OFFSETS = "offsets"
 
 @dataclass(frozen=True)
 class FileContents:
-    """Content of a file: tensors, and the place in the whole tensor where each begins, if it is not all of it."""
+    """Content of a file: tensors, and for those that are parts of a tensor, the offset in the whole."""
 
     tensors: Mapping[str, Tensor]
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> FileContents:
-        """Builds the content from numbers of boxes by name, or tensors without dimensions."""
+        """Builds the content from (name, numbers, box); a tensor without dimensions has no offset."""
         tensors, cut = dict[str, Tensor](), dict[str, Sequence[int]]()
         for name, tensor, box in boxes:
             tensors[name] = tensor
@@ -53,7 +53,7 @@ class FileContents:
 
 
 def file_of(stem: str, ranks: Ranks) -> str:
-    """The name of the file of a rank of the first copy of the model."""
+    """The file name of a rank; only ranks of the first replica (`dp_replicate` 0) write."""
     world = ranks.size("dp") * ranks.size("pp") * ranks.size("cp") * ranks.size("tp")
     return f"{stem}.safetensors" if world == 1 else f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
 
@@ -64,10 +64,10 @@ def find_written(folder: Path, stem: str) -> list[Path]:
 
 
 class Boxes:
-    """Reads from files; a context, since it keeps them open.
+    """Reader of tensors from the files of one or many ranks; a context manager, since it keeps them open.
 
     Args:
-        files: Together they hold every tensor.
+        files: All files of a checkpoint.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -103,7 +103,7 @@ class Boxes:
         """A box of a tensor, fp32.
 
         Raises:
-            ValueError: If the files lack some of it.
+            InputError: If the files lack some of it.
         """
         out, missing = torch.empty(tuple(shape)), math.prod(shape)
         for file, at in self._found[name]:
@@ -125,7 +125,7 @@ class Boxes:
         return out
 
     def fill(self, laid_out: Tensor, piece: Piece, named: Callable[[str], str] = str) -> None:
-        """Reads all boxes of a piece into memory that is laid out as it; `named` says what the files call a tensor."""
+        """Reads all boxes of a piece into memory laid out like it; `named` maps a box's name to that in the files."""
         for box in piece.boxes:
             box.write(laid_out, self.read(named(box.name), box.offset, box.shape))
 

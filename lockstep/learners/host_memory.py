@@ -1,4 +1,4 @@
-"""Device memory that moves to the host and back, while every tensor, view and alias of it stays what it is.
+"""Device memory that moves to the host and back, while every tensor, view and alias of it stays valid.
 
 A tensor's storage is emptied once its bytes are on the host, and filled again later: parameters, pieces of FSDP,
 parameters of an optimizer and tied weights need not know. On CUDA the host's memory is pinned, so that copies are
@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from lockstep.models.device import empty_cache
 
 _CHUNK = 1 << 26
-"""Bytes of a stretch of host memory: torch rounds pinned memory up to a power of two."""
+"""Bytes of one allocation of host memory; a power of two, up to which torch rounds pinned memory."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class _Stretch:
     """The memory of a storage, and its place on the host.
 
     Attributes:
-        flat: All of it.
+        flat: The whole storage, as bytes.
         size: Bytes.
-        start: Number of its first byte on the host, over all chunks.
+        start: Offset of its first byte on the host, counted over all chunks.
     """
 
     flat: Tensor
@@ -37,10 +37,10 @@ class _Stretch:
 
 
 class HostMemory:
-    """The host's side of a device's memory.
+    """Host copies of tensors that are offloaded from a device.
 
     Args:
-        device: The device; what lies elsewhere is left alone.
+        device: The device; tensors elsewhere are left alone.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,11 +51,11 @@ class HostMemory:
 
     @torch.no_grad()
     def offload(self, tensors: Iterable[Tensor], frozen: bool = False) -> None:
-        """Copies the memory of tensors to the host, all of their storages, and frees it on the device.
+        """Copies the whole storages of tensors to the host, and frees them on the device.
 
         Args:
             tensors: The tensors.
-            frozen: They have not changed since they left before, so that the host's copies hold.
+            frozen: They never change, so copies that the host still has are not made again.
         """
         leaving = {key: tensor for tensor in tensors if (key := self._find(tensor)) is not None}
         for key, tensor in leaving.items():
@@ -74,7 +74,7 @@ class HostMemory:
 
     @torch.no_grad()
     def reload(self, tensors: Iterable[Tensor] | None = None) -> None:
-        """Brings memory back, that of some tensors or all; what is on the device stays as it is."""
+        """Brings the memory of these tensors, or of all, back to the device; what is already there is left alone."""
         if not self._away:
             return
         keys = list(self._away) if tensors is None else [_key(tensor) for tensor in tensors]
@@ -84,7 +84,7 @@ class HostMemory:
 
     @contextmanager
     def lend(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """A context in which tensors are on the device, to be read; those that were not leave again."""
+        """A context in which tensors are on the device to be read; at its end, offloaded ones are freed there again."""
         keys = {_key(tensor) for tensor in tensors} & self._away.keys()
         with torch.no_grad():
             for key in keys:
@@ -92,7 +92,7 @@ class HostMemory:
         try:
             yield
         finally:
-            for key in keys & self._away.keys():  # but for those that were reloaded meanwhile
+            for key in keys & self._away.keys():  # except those that were reloaded meanwhile
                 _resize(self._away[key].flat, 0)
 
     def holds(self, tensor: Tensor) -> bool:
@@ -100,12 +100,12 @@ class HostMemory:
         return bool(self._away) and _key(tensor) in self._away
 
     def forget(self) -> None:
-        """Brings everything back; what leaves next uses the host's memory from its beginning on."""
+        """Brings everything back, and drops all places; later offloads fill the host's memory from its beginning."""
         self.reload()
         self._places.clear()
 
     def _find(self, tensor: Tensor) -> StorageWeakRef | None:
-        """The storage of a tensor that may leave; None: it has left, lies elsewhere, or is empty."""
+        """The storage of a tensor that may leave; None if it has left, lies elsewhere, or is empty."""
         key = _key(tensor)
         stays = tensor.device.type != self._device.type or not tensor.numel() or key in self._away
         return None if stays else key

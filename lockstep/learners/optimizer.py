@@ -1,4 +1,4 @@
-"""An optimizer of torch, with a schedule that is a pure function of the update's number, so none of it is saved."""
+"""An optimizer of torch.optim, with a schedule that is a pure function of the update's number and so is never saved."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TorchOptimizer:
         self._inner.zero_grad()
 
     def forget(self) -> None:
-        """Starts afresh, with no moments but those that a class begins with."""
+        """Resets all moments and step counts to those of a new optimizer."""
         self._inner = self._build()
 
     def tensors(self) -> list[Tensor]:
@@ -87,10 +87,10 @@ class TorchOptimizer:
                 yield from ((f"{key}.{box.name}", box.read(x) if x.dim() else x, box) for key, x in state.items())
 
     def restore(self, saved: Boxes) -> None:
-        """Puts back what `moments` gave; a parameter it had nothing for starts afresh.
+        """Restores saved `moments`; a parameter without any starts without.
 
         Raises:
-            InputError: They are of another class, or of other options.
+            InputError: An optimizer of another class, or with other options, wrote them.
         """
         self._require_own(saved)
         self.forget()

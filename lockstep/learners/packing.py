@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 _ATTENTION = 1 / 4096
-"""Cost of a pair of tokens in attention, in that of a token elsewhere: about that of a layer of some 1,000 units."""
+"""Cost of a pair of tokens in attention, relative to a token's cost elsewhere; about right for 1,000 hidden units."""
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -37,18 +37,18 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def cut_in_order(count: int, rows: int) -> list[list[int]]:
-    """Cuts so many sequences into passes of `rows` each, in order; the last may have fewer."""
+    """Cuts `count` sequences into passes of `rows` each, in order; the last may have fewer."""
     return [list(range(start, min(start + rows, count))) for start in range(0, count, rows)]
 
 
 def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
     """Packs sequences for ranks that all make the same number of passes, each waiting for the slowest.
 
-    Bins of like cost come in the same pass; in turn each rank gets the dearest. Where bins do not divide among the
-    ranks, the dearest are halved.
+    Bins of similar cost are computed in the same pass, and ranks take turns at the most expensive one. Where the number
+    of bins is no multiple of the ranks, the most expensive bins are halved.
 
     Returns:
-        For each rank its passes, of indices into `lengths`; a pass without any is made to keep the others company.
+        For each rank its passes, as indices into `lengths`; a pass may be empty, for a rank to join the others' pass.
     """
     priced = [(cost([lengths[index] for index in bin]), bin) for bin in pack(lengths, budget)]
     while len(priced) % ranks:

@@ -21,7 +21,7 @@ class Box:
         whole: Its shape over all ranks.
         offset: Start of the box.
         shape: Shape of the box.
-        view: The box's numbers in memory that is laid out as the piece, in any shape, in the box's order.
+        view: Maps memory laid out like the piece to the box's elements, in any shape, in the box's order.
     """
 
     name: str
@@ -31,18 +31,18 @@ class Box:
     view: Callable[[Tensor], Tensor]
 
     def read(self, laid_out: Tensor) -> Tensor:
-        """The box, in its shape, out of memory that is laid out as the piece."""
+        """The box, in its shape, from memory laid out like the piece."""
         return self.view(laid_out).reshape(self.shape)
 
     def write(self, laid_out: Tensor, numbers: Tensor) -> None:
-        """Fills the box in memory that is laid out as the piece."""
+        """Fills the box in memory laid out like the piece."""
         place = self.view(laid_out)
         place.copy_(numbers.view(place.shape))
 
 
 @dataclass(frozen=True, eq=False)
 class Piece(ABC):
-    """Memory that is updated at once: a parameter, or what this rank has of it.
+    """A parameter, or this rank's shard of it, which the optimizer updates as one tensor.
 
     Attributes:
         name: Name of the parameter in its model.
@@ -59,19 +59,19 @@ class Piece(ABC):
     @property
     @abstractmethod
     def cut_over(self) -> frozenset[str]:
-        """Dimensions of the mesh over which the parameter is cut; one that FSDP made of two is called by both."""
+        """Dimensions of the mesh that shard the parameter; one that FSDP flattened has both names, joined by "_"."""
 
     @abstractmethod
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Gathers the whole tensors, on every rank that has some of them; all those have to call it.
+        """Gathers the whole tensors on every rank that holds a part of them; collective over these ranks.
 
         Args:
-            dtype: Floating-point numbers are cast to it before; None: as they are.
+            dtype: Floating-point numbers are cast to it before they are gathered; None: as they are.
         """
 
     @abstractmethod
     def gradient(self) -> Tensor:
-        """Gradient that backward passes of this rank have left; zeros where nothing depends on the parameter."""
+        """Gradient of this rank's backward passes; zeros where no output depends on the parameter."""
 
 
 def find_local(parameter: nn.Parameter) -> Tensor:
@@ -81,10 +81,10 @@ def find_local(parameter: nn.Parameter) -> Tensor:
 
 
 def norm(tensors: Sequence[Tensor], device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The length of all tensors together, and of those of the other ranks of a group.
+    """The L2 norm of all tensors together, over the ranks of a group.
 
     Args:
-        tensors: What counts on this rank: of all ranks that have the same numbers, one gives them.
+        tensors: This rank's tensors; of ranks that hold the same shard, only one passes it.
         device: The device on which all of them are.
         group: The ranks; None: this one.
     """

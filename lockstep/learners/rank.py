@@ -1,7 +1,7 @@
 """The common part of learners of every backend, for one rank: packed passes, gradient sums, updates, checkpoints.
 
-Ranks hold pieces of the parameters, and all make the same number of passes, since a pass may wait for others: what each
-reads is decided by the sender of the rows.
+Ranks hold pieces of the parameters. All make the same number of passes, since a pass may contain collectives; the
+driver that sends the rows decides which rank reads which.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from lockstep.models.weight_files import require_finite_tensor
 from lockstep.weight_sync.buckets import WeightPart
 
 Passes = Sequence[Sequence[int]] | None
-"""The groups of a batch that each pass reads, none for a pass that is made because other ranks make one; None: packed
-here by the budget of tokens."""
+"""Groups of sequences that each pass reads, empty for one that only joins other ranks' pass; None: cut on this rank, by
+`rows_per_pass` or the budget of tokens."""
 
 _NOTHING = torch.zeros(0)
 _IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.zeros(2, dtype=torch.bool)})
@@ -45,7 +45,7 @@ _IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": tor
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The batch of each pass, in turn: its rows of a whole batch, laid out for the model, on the device."""
+    """Passes over a batch; iterating lays out each pass's rows for the model and moves them to the device."""
 
     batch: Batch
     rows: list[list[int]]
@@ -68,7 +68,7 @@ class RankLearner(SendsWeights):
         pieces: The pieces that this rank updates and writes.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of the optimizer; None for a model that is only scored with.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class RankLearner(SendsWeights):
         return Metrics(grad_norm=Mean(length), lr=Last(lr))
 
     def _compute_loss(self, loss: Loss, outputs: Outputs, rows: Sequence[int], micro: Batch) -> tuple[Tensor, Metrics]:
-        """The summed loss of a pass, and its metrics; nothing where this rank only makes the pass along."""
+        """The summed loss of a pass, and its metrics; 0 and no metrics for a pass without rows."""
         total, metrics = call_loss(loss, outputs, micro) if rows else (nothing(outputs), Metrics())
         self._loss = self._loss + total.detach()
         return total, metrics
 
     def _describe_break(self, length: float, loss: float) -> str:
-        """Says where a gradient is no number, and, given the sum of the losses, whose fault that is."""
+        """Describes a gradient norm that is not finite; a loss of NaN, summed over ranks, points to the loss."""
         where = f"the gradient's norm is {length} at update {self._updates}"
         if math.isnan(loss):
             where += ", and so is the loss itself"
@@ -165,7 +165,7 @@ class RankLearner(SendsWeights):
         """Moves weights and moments to the host's memory. They come back when a verb needs them on the device.
 
         Args:
-            keep_weights: A sampler computes with these very weights, which stay, or come back; moments alone leave.
+            keep_weights: A sampler computes with these very weights: they stay, or come back, and only moments leave.
         """
         moments = [] if self._optimizer is None else self._optimizer.tensors()
         leaving = moments if keep_weights else [*self._weights, *moments]
@@ -221,25 +221,25 @@ class RankLearner(SendsWeights):
 
     @abstractmethod
     def _lay_out(self, batch: Batch) -> LaidOut:
-        """Finds what the model has to know of where the tokens of a pass are."""
+        """Computes the positions and the attention layout of a pass's tokens for the model."""
 
     @abstractmethod
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
-        """Adds to gradients what each pass gives; a pass without rows gives 0."""
+        """Runs forward and backward for each pass, and returns their metrics; a pass without rows adds 0."""
 
     @abstractmethod
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
         """Yields outputs of each pass, without gradients; none where another rank has them."""
 
     def _gather(self, piece: Piece, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-        """Gathers a piece, see there. One in the host's memory is on the device no longer than that takes."""
+        """Yields `Piece.gather` of a piece; one that is offloaded is on the device only while it is gathered."""
         with self._host.lend([piece.local]):
             for name, tensor in piece.gather(dtype):
                 is_lent = self._host.holds(tensor)
                 yield name, tensor.clone() if is_lent else tensor
 
     def _keep(self, part: WeightPart) -> WeightPart:
-        """A part that stays when the weight that it is of goes back to the host's memory."""
+        """A part that stays valid when its weight leaves the device again: a copy, if the weight is offloaded."""
         if part.numbers is None or not self._host.holds(part.numbers):
             return part
         return replace(part, numbers=part.numbers.clone())
@@ -261,7 +261,7 @@ class RankLearner(SendsWeights):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.section.is_bf16)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
-        """Packs a batch into micro-batches, for weights that are on the device; groups of sequences stay together."""
+        """Cuts a batch into micro-batches, and brings the weights to the device; groups of sequences stay together."""
         self._host.reload(self._weights)
         if passes is None and self.section.rows_per_pass is not None:
             passes = cut_in_order(len(batch.group_lengths), self.section.rows_per_pass)
@@ -292,7 +292,7 @@ class RankLearner(SendsWeights):
 
 
 def nothing(outputs: Outputs) -> Tensor:
-    """A loss of 0 that depends on all outputs."""
+    """A loss of 0 that depends on all outputs, so that its backward pass takes part in collectives."""
     columns = (outputs.logprob, outputs.entropy, outputs.value, outputs.final_value, outputs.top_logprob)
     return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
 

@@ -18,14 +18,14 @@ from lockstep.learners.boxes import FileContents
 COUNTERS = "learner.json"
 
 _ROOM = 1.5
-"""Free memory that a copy needs, in its size: training must not run out of memory."""
+"""Free memory that a copy needs, as a multiple of its size: training must not run out of memory."""
 
 Files = Mapping[str, FileContents]
 
 
 class StateWriter:
-    """Writes safetensors, one save at a time. The copy's memory is kept for the next save: allocating it costs more
-    than to fill it."""
+    """Writes safetensors, one save at a time. The copy's memory is kept for the next save, since allocating it costs
+    more than filling it."""
 
     def __init__(self) -> None:
         self._copies: dict[str, dict[str, Tensor]] = {}
@@ -39,7 +39,7 @@ class StateWriter:
             folder: Target folder; made if missing.
             files: Files by name.
             counters: Written to learner.json; None: another rank does that.
-            still: The tensors will never change, so they are written as they are, without a copy.
+            still: The tensors never change, so they are written without a copy.
         """
         self.poll(wait=True)
         if not still and not self._has_room(files):

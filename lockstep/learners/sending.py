@@ -20,11 +20,11 @@ from lockstep.weight_sync.sender import LocalSender, gather_buckets
 
 @dataclass(frozen=True)
 class Shipment:
-    """The part of one rank in a bucket.
+    """A bucket that a rank has filled, or its part of one.
 
     Attributes:
-        bucket: None: all have been filled.
-        sent: The fingerprints that it took since the last one.
+        bucket: The bucket; None after the last one.
+        sent: What the rank sent since the previous bucket, by name of the weight.
     """
 
     bucket: Bucket | None
@@ -59,7 +59,7 @@ class SendsWeights(ABC):
 
     @abstractmethod
     def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
-        """Yields of each tensor of `weights` what this rank has of it, the same tensors on every rank."""
+        """Yields this rank's part of each tensor of `weights`, in the same order on every rank."""
 
     def take_part_in_weights(self) -> None:
         """Iterates `weights`, so that the first rank can gather them."""
@@ -67,7 +67,7 @@ class SendsWeights(ABC):
             pass
 
     def join_receivers(self, route: Route) -> None:
-        """See `Sender.join`; only the first rank sends by a process group, so that the others are not in it."""
+        """See `Sender.join`; of a process group, only the first rank is a member, since it alone sends."""
         self._sender.join(route, opens=self._ranks.number == 0 or route.meeting is None)
 
     def begin_sending(self, dtype: torch.dtype, columns: bool) -> None:
@@ -84,7 +84,7 @@ class SendsWeights(ABC):
         self._sender.ship(bucket)
 
     def end_sending(self) -> None:
-        """Ends a weight sync that broke off between two buckets, where all ranks stand at the same one."""
+        """Abandons a weight sync that failed between two buckets, when all ranks have filled the same ones."""
         self._leaving = None
 
     def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[Shipment]:
@@ -94,7 +94,8 @@ class SendsWeights(ABC):
         yield Shipment(None, outgoing.take_sent())
 
     def _buckets(self, outgoing: Outgoing, dtype: torch.dtype, columns: bool) -> Generator[Bucket]:
-        """Each rank writes its own parts, where all have the same memory; else each gathers all, and some send it."""
+        """Fills buckets: on CPUs with shared memory, every rank writes its own parts; otherwise weights are gathered,
+        and every rank sends them by CUDA IPC, or the first one alone by the other transfers."""
         rank, ranks, route = self._ranks.number, self._ranks.count, self._sender.route
         assert route is not None, "a sender joins a route before it sends"
         everyone = False

@@ -1,6 +1,6 @@
-"""The tap on one rank of a learner: what flows through its part of the model, whole on every rank.
+"""The tap on one rank of a learner: the values at the cuts of its part of the model, gathered whole on every rank.
 
-Letters: N tokens of the row, n of them here; T of the sequence that is read, m of those whose states are read here.
+Letters: N tokens of the row, n of them on this rank; T tokens of the sequence that is read, m of them on this rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOGITS, LAST = CutPoint("logits"), CutPoint("final_norm")
 _NOTHING = torch.zeros(0)
 
 _DIVIDED = frozenset({"q", "k", "v", "attn", "gate", "up", "act", "self_attn.q_norm", "self_attn.k_norm", "mlp.act_fn"})
-"""Stages whose values tensor-parallel ranks share by heads or hidden units."""
+"""Stages whose values tensor parallelism shards by heads or hidden units."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class RankShare:
     """Implements `lockstep_doctor.modules.Share`: the tokens that a rank has, and its heads or hidden units of them.
 
     Attributes:
-        ranks: Those that hold the model together.
-        row: Tokens of the row, of all tensor-parallel ranks.
-        here: Those of the sequence that this rank has, int64 [m].
+        ranks: Ranks that hold the model together.
+        row: Number of tokens of the row, over all tensor-parallel ranks.
+        here: Indices of the sequence's tokens that this rank has, int64 [m].
         place: Their places in the row, int64 [m].
-        count: Tokens of the sequence.
+        count: Number of tokens of the sequence.
     """
 
     ranks: Ranks
@@ -121,16 +121,16 @@ def _tokens_of(value: Tensor) -> int:
 
 
 class RankTap:
-    """Implements `lockstep_doctor.Tap` for one rank of a learner; all ranks have to be asked alike.
+    """Implements `lockstep_doctor.Tap` for one rank of a learner. Its methods are collectives over all ranks.
 
-    Those of other stages, and all but the first of those that share a stage, see and return nothing.
+    A rank returns the cuts of its own pipeline stage; only the first rank of a stage returns any.
 
     Args:
         learner: The rank.
         paths: Modules of the learner's model at which cuts lie.
-        values: Which ones; `OUTPUT` where the model computes logits, and no logits at all where its loss does.
-        head: Gathers the weight of the vocabulary head [V, D] where the model computes no logits.
-        hidden: Cuts that the model has not, because one operator goes past them.
+        values: Maps a module's input or output to its cuts; with `OUTPUT` only if the model computes logits itself.
+        head: Gathers the weight of the vocabulary head [V, D], if the model computes no logits.
+        hidden: Cuts that the model does not have, because a fused operator skips them.
         name: Name of the engine in reports.
         neighbors: Number of other sequences in the row, before the one that is read.
     """
@@ -156,7 +156,7 @@ class RankTap:
 
     @property
     def model(self) -> nn.Module:
-        """The model, by the names of `transformers` where it is one of theirs."""
+        """The model; if it is one of `transformers`, without Lockstep's head, so that modules have its names."""
         own = self._learner.model
         return own.lm if isinstance(own, LogitsHead) else own
 
@@ -188,7 +188,8 @@ class RankTap:
         start: CutPoint | None = None,
         end: CutPoint | None = None,
     ) -> tuple[Tensor | None, Tensor | None, dict[CutPoint, Tensor]]:
-        """Returns logits [T, V] and the learner's column [T - 1], on ranks of the last stage, and what was seen."""
+        """Returns logits [T, V] and the learner's log-probabilities [T − 1], on ranks of the last stage, and the values
+        at cuts."""
         batch = _lay_behind(tokens_T, self._neighbors)
         cut, first = self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device)), int(batch.starts[-1])
         share = RankShare.of(cut, first, len(tokens_T), self._ranks)
@@ -217,7 +218,7 @@ class RankTap:
 
     @torch.no_grad()
     def _multiply(self, hidden_TD: Tensor, one: Pass) -> Tensor:
-        """Logits [T, V] of a model that never has them whole."""
+        """Logits [T, V] from the last hidden states, for a model that never has whole logits."""
         weight_VD = self._head()
         with self._learner._computation():
             one.visit(LAST, hidden_TD)
@@ -227,7 +228,7 @@ class RankTap:
         return logits_TV
 
     def _lay_out(self, batch: Batch) -> LaidOut:
-        """A batch of which all states of the last sequence are read; that of its last token scores no token of it."""
+        """Lays out a batch so that all states of its last sequence are read; the last state's output is not used."""
         laid = self._learner._lay_out(batch)
         first, count = int(batch.starts[-1]), int(batch.lengths[-1])
         state_T = torch.arange(first, first + count)
@@ -235,7 +236,7 @@ class RankTap:
 
 
 def _lay_behind(tokens_T: Tensor, neighbors: int) -> Batch:
-    """A sequence in a row behind others, which are parts of itself, turned round."""
+    """Packs a sequence after `neighbors` others, which are parts of its reversal."""
     others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(neighbors)]
     tokens, lengths = torch.cat([*others, tokens_T]), torch.tensor([len(one) for one in (*others, tokens_T)])
     mask = torch.ones_like(tokens, dtype=torch.bool)

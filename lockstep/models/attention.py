@@ -1,8 +1,8 @@
-"""One attention function for every `transformers` model; a layout says which tokens see which, a kernel computes.
+"""One attention function for every `transformers` model: a layout says which tokens see which, a kernel computes it.
 
-Models call it with `layout=…`, an object that is handed down from the forward call. `Packed` is for scoring and
-training: sequences laid end to end, each blind to its neighbors. `Cached` is for generating: one new token per row,
-with the keys and values of the tokens before it. So training and sampling run the same modules with the same positions.
+Models call it with `layout=…`, which is passed down from the forward call. `Packed` is for scoring and training:
+packed sequences that do not see each other. `Cached` is for decoding: one new token per row, with the KV cache of the
+tokens before it. So training and sampling run the same modules with the same positions.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, cast_
 
 NAME = "lockstep"
 EXACT = "lockstep_exact"
-"""Name of the same attention by a kernel that gives each token the same bits, decoded or trained."""
+"""Name of the same attention, by a kernel that gives each token the same bits in decoding as in training."""
 
 UNPADDED = "lockstep_varlen"
 """Name of the same attention without padding; `open_kernels` says where a model can have it."""
 
 _FILLED = 0.75
-"""Least filled share of each row of a grid. Less pays for padding, more for many small products."""
+"""Least filled share of each row of a grid: a lower one costs padding, a higher one many small products."""
 
 
 class Layout(Protocol):
@@ -90,9 +90,9 @@ def attention(
 
     Args:
         softcap: Scores become cap · tanh(score / cap).
-        s_aux: Scores, one for each head, that take a share of the probability [H].
-        exact: Each token gets the same bits, decoded or trained.
-        kernel: Computes all else that has neither cap nor sinks.
+        s_aux: Attention sinks: a score for each head that takes a share of the probability [H].
+        exact: Each token gets the same bits in decoding as in training.
+        kernel: Computes attention that is not exact and has neither cap nor sinks.
 
     Raises:
         InputError: If the model asks for something that its layout does not compute.
@@ -138,7 +138,7 @@ def _attend(
     raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {type(layout).__name__}")
 
 
-# No part of a compiled graph: each batch has other grids, and would be compiled again.
+# Kept out of compiled graphs: each batch has other grids, and would be compiled again.
 _attend_apart = cast("Any", torch.compiler.disable(_attend))
 
 AttentionInterface.register(NAME, attention)
@@ -148,18 +148,18 @@ AttentionInterface.register(UNPADDED, partial(attention, kernel=VARLEN))
 
 @dataclass(frozen=True)
 class Packed(KernelLayout):
-    """Sequences end to end in one row of N tokens; attention alone sees them in grids, unless a kernel needs none.
+    """Packed sequences, in one row of N tokens; only attention lays them out in grids, unless a kernel needs none.
 
-    Padding of grids lies to the right, so causality already hides it, and only the attention product pays for it. It
-    pays by the square of the width, so sequences share a grid only with those of like length.
+    Grids are padded on the right, so causality already hides the padding, and only attention pays for it. Its cost
+    grows with the square of the width, so sequences share a grid only with those of similar length.
 
     Attributes:
         to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
         from_cells: Cell of each token, int64 [N].
-        sizes: Rows and width of each grid in turn, on the CPU, int64 [2 · grids]: a compiled graph does not look into
-            tensors, and none has the size 1, for which it would be compiled anew.
-        bounds: Places between sequences, from 0 to N, int32 [B + 1].
-        longest: Tokens of the longest sequence, at least.
+        sizes: Rows and width of each grid in turn, on the CPU, int64 [2 · grids]. A tensor, since a compiled graph does
+            not depend on a tensor's values; never of size 1, for which it would be compiled anew.
+        bounds: Bounds of the sequences (cu_seqlens), from 0 to N, int32 [B + 1].
+        longest: An upper bound on the tokens of a sequence.
     """
 
     to_cells: Tensor
@@ -170,7 +170,7 @@ class Packed(KernelLayout):
 
     @classmethod
     def of(cls, batch: Batch, multiple: int = 1) -> Packed:
-        """The layout of a batch, in grids whose widths are multiples."""
+        """The layout of a batch, in grids whose widths are multiples of `multiple`."""
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
         widths = [width + -width % multiple for width in accumulate(length_B.tolist(), width_of)]
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).keep_places()
@@ -224,7 +224,7 @@ def _attend_in_grids(
     scaling: float,
     window: int | None,
 ) -> Tensor:
-    """Attention of a `Packed` layout by its grids."""
+    """Attention of a `Packed` layout, grid by grid."""
     sizes = [rows * width for rows, width in shapes]
 
     def cut(x: Tensor) -> list[Tensor]:
@@ -248,7 +248,7 @@ def attend_packed(
     scaling: float,
     window: int | None,
 ) -> Tensor:
-    """`Packed.attend` as one node of a compiled graph, which is that of all batches: their grids are no part of it."""
+    """`Packed.attend` as one node of a compiled graph, so that one graph serves batches with any grids."""
     where = to_cells, from_cells, _read_shapes(sizes)
     return _attend_in_grids(FUSED, query, key, value, *where, scaling, window)
 
@@ -265,10 +265,10 @@ def differentiate_packed(
     scaling: float,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value; attention is computed again, since a node keeps nothing of what it did."""
+    """Gradients of query, key and value; recomputes attention, since a custom op saves no intermediate results."""
     where = to_cells, from_cells, _read_shapes(sizes)
     given = q, k, v = [x.detach().requires_grad_() for x in (query, key, value)]
-    # A node is computed where torch records nothing; this lets it record again.
+    # A custom op runs below autograd, which records nothing there; this lets it record again.
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     for key_set in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         exclude = exclude.remove(key_set)
@@ -302,14 +302,14 @@ _nodes = cast("Any", torch.ops.lockstep)
 
 
 def width_of(width: int, length: int) -> int:
-    """The width of the grid of a sequence that follows on longer ones: theirs, or its own where it is much shorter."""
+    """The grid width for a sequence that follows longer ones: theirs, or its own length if it is much shorter."""
     return width if length >= _FILLED * width else length
 
 
 class SideBySide:
     """Sequences as rows of one grid, right-padded: for models whose layers carry a state along the row.
 
-    The newest key is that of the last query, so that the same holds with keys of earlier tokens before them.
+    Queries are those of the last tokens; with a cache, keys of earlier tokens come before theirs.
     """
 
     def attend(
@@ -336,7 +336,7 @@ class Cached(KernelLayout):
     Args:
         prompts: The first tokens of the rows.
         capacity: Tokens of the longest row.
-        multiple: Grids and what is read of the cache are as wide as a multiple of so many tokens.
+        multiple: Widths of grids, and of what is read of the cache, are multiples of so many tokens.
 
     Attributes:
         filled: Tokens whose keys and values are in the cache, int64 [B].

@@ -1,5 +1,5 @@
-"""Values that no configuration of a model can have: named here before `transformers` reads them, which would hang on
-some, divide by others, and let a few through to the first forward pass.
+"""Checks for impossible values in a model's configuration, before `transformers` reads it, which would hang on some,
+divide by others, and let a few through to the first forward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIZE = re.compile(
 )
 """Names of sizes that are whole numbers from 1 on."""
 _NUMBER = re.compile(r"rope_theta|factor|(\w+_)?eps(ilon)?")
-"""Names of numbers that are finite and not below 0; what is divided by is above it."""
+"""Names of numbers that must be finite and above 0; epsilons may be 0."""
 _ROPE = re.compile(r"rope_(parameters|scaling)")
 
 
@@ -40,7 +40,7 @@ def find_field(fields: Mapping[str, Any], value: object) -> str | None:
 
 
 def _walk(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Fields of a configuration, of its text's, and of its rotary embedding."""
+    """Fields of a configuration, of its text model, and of its rotary embedding."""
     for name, value in fields.items():
         yield name, value
         within = name == "text_config" or _ROPE.fullmatch(name)

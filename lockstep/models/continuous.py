@@ -1,7 +1,7 @@
-"""The layout of a pass in continuous batching: running rows get one token each, and new rows all that they begin with.
+"""The layout of a pass in continuous batching: one token of each running row (decode), and new rows' prompts (prefill).
 
-Letters: N tokens of a pass, R running rows, C rows that continue what is known, B blocks of a row, H heads, D size of a
-head.
+Letters: N tokens of a pass, R running rows, C new rows whose beginning is cached, B blocks of a row, H heads, D size of
+a head.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lockstep.models.pool import BLOCK, Pool
 
 
 class Growing:
-    """Running rows, those of one arena after the other, and behind them tokens of no row.
+    """Running rows, arena by arena, and padding tokens after them.
 
     Args:
-        arenas: Where their keys and values are.
+        arenas: Hold their keys and values.
         position_R: Position of the new token of each row.
-        filling: Number of tokens of no row; their attention is 0.
+        filling: Number of padding tokens, which belong to no row; their attention is 0.
     """
 
     def __init__(self, arenas: Sequence[Arena], position_R: Tensor, filling: int) -> None:
@@ -43,7 +43,7 @@ class Growing:
     def attend(
         self, kernel: Kernel, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> list[Tensor]:
-        """Attention of one new token of each row, from [R, H, D] each to those of each arena."""
+        """Attention of one new token of each row [R, H, D]; returns one tensor per arena, and zeros for the padding."""
         out, start = list[Tensor](), 0
         masks = self._mask(kernel, window)
         for (arena, row, position), width, mask in zip(self._parts, self._widths, masks, strict=True):
@@ -67,13 +67,13 @@ class Growing:
 
 @dataclass(frozen=True)
 class Continued:
-    """Rows that get several tokens in a pass, behind some that are in blocks already.
+    """New rows whose first tokens are already in blocks (a prefix cache hit).
 
     Attributes:
         blocks: Their blocks, with those of the new tokens [C, B].
         row: Row of each new token.
-        position: Its position.
-        first: Position of the first query that is computed: all new tokens come after it.
+        position: Position of each new token.
+        first: Position of the first query that is computed, a multiple of a block of queries; no new token is earlier.
     """
 
     blocks: Tensor
@@ -83,7 +83,7 @@ class Continued:
 
     @classmethod
     def of(cls, blocks: Tensor, known: Tensor, length: Tensor) -> Continued:
-        """The rows of which so many tokens are known, of so many, both int64 [C] on the CPU."""
+        """Rows of `length` tokens, of which the first `known` are in blocks; both int64 [C] on the CPU."""
         tokens = Batch(torch.arange(int((length - known).sum())), length - known)
         first = int(known.min()) // QUERIES * QUERIES
         position = known[tokens.row] + tokens.position
@@ -103,13 +103,14 @@ class Continued:
 
 @dataclass(frozen=True)
 class Beginning:
-    """New rows, whose keys and values go to blocks: first those that are whole, then those that continue what is known.
+    """New rows, whose keys and values go to blocks: first those without a cached prefix, then those with one.
 
     Attributes:
         block: Block of each of their tokens.
-        position: Its position.
-        whole: Layout of rows of which nothing is known, and the number of their tokens; None: there are none.
-        continued: Rows of which something is; None: there are none.
+        position: Position of each of their tokens.
+        whole: Layout of rows without a cached prefix; None: there are none.
+        num_whole: Number of tokens of these rows.
+        continued: Rows with a cached prefix; None: there are none.
     """
 
     block: Tensor
@@ -145,8 +146,8 @@ class Continuous(KernelLayout):
     """The layout of one pass: tokens of running rows, then those of new ones.
 
     Args:
-        pool: Where keys and values of new rows go.
-        running: Number of tokens of running rows, and of no row.
+        pool: Holds the keys and values of new rows.
+        running: Number of tokens of running rows, padding tokens included.
         growing: The running rows; None: there are no such tokens.
         beginning: The new rows; None: there are none.
     """

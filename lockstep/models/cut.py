@@ -1,9 +1,9 @@
 """One rank's share of a micro-batch: everything, or its share of each sequence under context parallelism.
 
-Sequences are filled up so that they can be cut, and so can their row; what fills them up lies to their right, where
-causality hides it, or behind the last one, as another sequence. Numbers come back in the places of the batch.
+Sequences and their row are padded to lengths that can be cut. Padding lies to the right of a sequence, where causality
+hides it, or after the last one, as another sequence. Results come back at the positions of the unpadded batch.
 
-Letters: N tokens of the batch, T of the filled row over all ranks, n of this rank's share of it, M of interest.
+Letters: N tokens of the batch, T of the padded row over all ranks, n of this rank's share of it, M of interest.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Cut:
         tokens: Its token ids, int64 [n].
         position: Their places in their sequences, int64 [n].
         layout: Which tokens they see.
-        place: Place of each token of the batch in the share, −1 for those of other ranks, int64 [N]; None: all, as
-            they are.
-        ranks: Those that have the other shares.
-        rows: Number of rows that the tokens are cut into; 1: all in one, each sequence blind to its neighbors.
+        place: Place of each token of the batch in the share, −1 for those of other ranks, int64 [N]; None: the share is
+            the batch itself.
+        ranks: Ranks that have the other shares.
+        rows: Number of rows that the tokens are cut into; 1: packed sequences.
     """
 
     tokens: Tensor
@@ -46,7 +46,7 @@ class Cut:
 
     @classmethod
     def of(cls, batch: Batch, ranks: Ranks, side_by_side: bool = False, multiple: int = 1) -> Cut:
-        """The share of a rank; `multiple`: the row and the grids of attention have a multiple of so many tokens."""
+        """The share of a rank; the sizes of the row and of attention's grids are multiples of `multiple` tokens."""
         shares = ranks.size("cp")
         if side_by_side:
             return cls._grid(batch, ranks)
@@ -64,7 +64,7 @@ class Cut:
 
     @classmethod
     def _grid(cls, batch: Batch, ranks: Ranks) -> Cut:
-        """A row for each sequence, filled up to the right, where neither attention nor a state looks."""
+        """A row for each sequence, padded on the right, which neither attention nor a state reads."""
         width = int(batch.lengths.max())
         place_N = batch.row * width + batch.position
         tokens_T = batch.tokens.new_zeros(len(batch) * width).index_copy(0, place_N, batch.tokens)
@@ -98,7 +98,7 @@ class Cut:
         return here, place_M[here]
 
     def spread(self, column_m: Tensor, into: Tensor, size: int) -> Tensor:
-        """Puts numbers where they belong, 0 elsewhere, and those of all ranks together.
+        """Scatters this rank's values into a column, 0 elsewhere, and sums the columns of all ranks.
 
         Args:
             column_m: Values of this rank, [m] or [m, …].
@@ -110,7 +110,11 @@ class Cut:
 
 
 def _pad(batch: Batch, multiple: int, divisor: int) -> tuple[Batch, Tensor]:
-    """Pads sequences to a multiple, and the row to one of a divisor as well; returns where tokens went."""
+    """Pads each sequence to a multiple of `multiple`, and the row to one of multiple · divisor.
+
+    Returns:
+        The padded batch, and the place of each token in it, int64 [N].
+    """
     lengths = -(-batch.lengths // multiple) * multiple
     tail = -int(lengths.sum()) % (multiple * divisor)
     start_B = (lengths.cumsum(0) - lengths).to(batch.tokens.device)

@@ -20,7 +20,7 @@ _OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 
 def resolve_device(device: Device) -> torch.device:
-    """`auto` is the GPU where there is one. A GPU is told to compute fp32 products in fp32: see `keep_fp32`."""
+    """Returns the device; `auto` is the GPU where there is one. For a GPU, TF32 is turned off: see `keep_fp32`."""
     match device:
         case "auto":
             return _gpu() if torch.cuda.is_available() else torch.device("cpu")

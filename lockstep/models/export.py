@@ -1,4 +1,4 @@
-"""Hugging Face folders, which `transformers` and vLLM open: a frame (all but weights) and weights by canonical name."""
+"""Writes Hugging Face model folders: a frame (everything but weights) and weights by canonical name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes weights, configuration and tokenizer into `folder`, which appears whole or not at all; must not exist."""
+    """Writes weights, configuration and tokenizer into `folder`, atomically; the folder must not exist."""
     with _appearing(folder) as aside:
         model.save_pretrained(aside)
         try:
@@ -48,7 +48,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def copy_frame(source: Path, folder: Path) -> None:
-    """Copies configuration, tokenizer, chat template and generation settings, byte for byte, once."""
+    """Copies configuration, tokenizer, chat template and generation settings, byte for byte, unless `folder` exists."""
     if folder.exists():
         return
     with _appearing(folder) as aside:
@@ -66,15 +66,15 @@ def assemble(
     reward_model: bool = False,
     adapter: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes the folder of a model, whole or not at all.
+    """Writes the folder of a model, atomically.
 
     Args:
-        frame: A folder that gives everything but the weights.
+        frame: A folder with everything but the weights.
         weights: Weights by canonical name.
         folder: Target folder; must not exist.
         dtype: Type of the written weights.
-        card: The README.md.
-        reward_model: It is one: a sequence classifier of one label.
+        card: Text of the model card, README.md.
+        reward_model: Write a reward model: a sequence classifier with one label.
         adapter: Writes a folder of the adapters that have been merged into the weights; None: there were none.
     """
     register_own(frame, read_fields(frame))
@@ -118,15 +118,15 @@ def save_adapter(
     reward_model: bool,
     folder: Path,
 ) -> None:
-    """Writes adapters as peft does, whole or not at all, for its `PeftModel.from_pretrained`.
+    """Writes adapters as peft does, atomically, for its `PeftModel.from_pretrained`.
 
     Args:
-        tensors: Tensors by their names in a model's files; a reward model's unit among them.
-        network: The network that they adapt; it may be without memory.
+        tensors: Tensors by their names in a model's files, with the value unit of a reward model.
+        network: The network that they adapt; it may be on the meta device.
         section: Their options in the recipe.
-        base: The folder of the model that they go with.
+        base: The folder of the model that they adapt.
         dtype: Type of the written tensors.
-        reward_model: It is one: a sequence classifier of one label.
+        reward_model: Write those of a reward model: a sequence classifier with one label.
         folder: Target folder; must not exist.
     """
     kind = "SEQ_CLS" if reward_model else "CAUSAL_LM"
@@ -163,14 +163,14 @@ def _frame(source: Path) -> list[Path]:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder aside for the block to write; it gets the name of `folder` when all its bytes are on the disk.
+    """A temporary folder for the block to write; it is renamed to `folder` once all its bytes are on the disk.
 
     Raises:
         RunError: If the disk is full or fails.
     """
     aside = folder.with_name(f".{folder.name}-aside")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)  # what cannot be removed must not become part of it
+    aside.mkdir(parents=True)  # fails if an old one could not be removed, which must not become part of the new one
     try:
         yield aside
     except SafetensorError as error:  # the disk's

@@ -1,7 +1,7 @@
-"""Keys and values of running rows, dense, so that attention reads them where they are.
+"""The dense KV cache of running rows, which attention reads in place.
 
-Rows of like length lie side by side in an arena, where each has room for as many tokens. A row that has outgrown its
-arena moves to the next one, and when a row ends, the last of its arena takes its place.
+Rows of similar length lie side by side in an arena, where each has room for the same number of tokens. A row that has
+filled its room moves to the next larger arena, and when a row ends, the last row of its arena takes its place.
 
 Letters: R rows, B blocks, H heads of keys, T tokens, D size of a head.
 """
@@ -23,7 +23,7 @@ _ROWS = 8
 
 
 def room_for(tokens: int, context: int) -> int:
-    """Room that a row of so many tokens gets, in a context of so many: 64, 96, 128, 192, 256 and so on."""
+    """Room, in tokens, for a row of `tokens` tokens: 64, 96, 128, 192, 256 and so on, up to the context."""
     power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
     room = power if tokens <= _SMALLEST or tokens > power * 3 // 4 else power * 3 // 4
     return min(room, context + -context % BLOCK)
@@ -31,13 +31,13 @@ def room_for(tokens: int, context: int) -> int:
 
 @dataclass(eq=False)
 class Arena:
-    """Rows with room for as many tokens each.
+    """Rows with room for the same number of tokens each.
 
     Attributes:
-        room: Tokens of each row.
+        room: Tokens that each row has room for.
         rows: Numbers of the rows in it.
         size: Number of rows that it has memory for.
-        filled: Tokens of its longest row; its owner says so.
+        filled: Tokens of its longest row; kept up to date by the scheduler.
         layers: Keys and values of each layer, two of [size, H, room, D].
     """
 
@@ -86,10 +86,10 @@ class Arena:
 
 
 class Extents:
-    """The rows that are running, by numbers that their owner gives them.
+    """The arenas of all running rows; the scheduler numbers the rows.
 
     Args:
-        context: Tokens of a row, at most.
+        context: The most tokens of a row.
     """
 
     def __init__(self, context: int) -> None:
@@ -102,7 +102,7 @@ class Extents:
         return [arena for _, arena in sorted(self._arenas.items())]
 
     def room(self, tokens: int) -> int:
-        """Room that a row of so many tokens gets."""
+        """Room for a row of so many tokens; see `room_for`."""
         return room_for(tokens, self._context)
 
     @property
@@ -116,7 +116,7 @@ class Extents:
         return sum(arena.room * len(arena.rows) for arena in self._arenas.values())
 
     def add(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], lengths: Sequence[int], pool: Pool) -> None:
-        """Takes rows of so many tokens, whose keys and values are in blocks of a pool."""
+        """Adds rows of `lengths` tokens, and copies their keys and values from blocks of a pool."""
         alike = defaultdict[int, defaultdict[int, list[int]]](lambda: defaultdict(list))
         for index, length in enumerate(lengths):
             alike[self.room(length + 1)][len(blocks[index])].append(index)
@@ -146,7 +146,7 @@ class Extents:
         self._remove(arena, rows)
 
     def save(self, row: int, blocks: Sequence[int], known: int, pool: Pool) -> None:
-        """Writes the beginning of a row to blocks of a pool, all but those that are known."""
+        """Copies the beginning of a row to blocks of a pool, except the first `known` blocks, which have it already."""
         arena = next(arena for arena in self._arenas.values() if row in arena.rows)
         place, tokens = arena.rows.index(row), slice(BLOCK * known, BLOCK * len(blocks))
         block_RB = torch.tensor([blocks[known:]], dtype=torch.int64, device=pool.device)

@@ -1,4 +1,4 @@
-"""Attention with caps or sinks that is not padded, on GPUs: PyTorch's FlexAttention over sequences end to end."""
+"""Unpadded attention with caps or sinks, on GPUs: PyTorch's FlexAttention over packed sequences."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lockstep.models.exact.attention import Blockwise
 from lockstep.models.kernels import cast_as_autocast
 
 _masks = WeakIdKeyDictionary()
-"""Masks by the places between sequences, and by window: all layers of a pass have the same few."""
+"""Masks by bounds of sequences and window, shared by all layers of a pass."""
 
 
 @dataclass(frozen=True)
 class Flex(Blockwise):
-    """The same, but whole sequences are not padded. What is cached is attended to as `Blockwise` does."""
+    """`Blockwise` attention without padding of whole sequences; decoding is that of `Blockwise`."""
 
     def takes(self, query: Tensor, value: Tensor) -> bool:
         """True if `sequences` computes heads of such sizes."""
@@ -37,7 +37,7 @@ class Flex(Blockwise):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """See `kernels.Varlen`. A sink takes its share behind the softmax: of exp(lse) + exp(sink)."""
+        """See `kernels.Varlen`. Sinks are applied after the softmax: out · exp(lse) / (exp(lse) + exp(sink))."""
         q, k, v = cast_as_autocast(query, key, value)
         mask, softcap = _find_mask(bounds, q.shape[2], window), self.softcap
         cap = None if softcap is None else lambda score, *_: softcap * torch.tanh(score / softcap)
@@ -66,8 +66,8 @@ def _find_mask(bounds: Tensor, tokens: int, window: int | None) -> BlockMask:
 
 @cache
 def _choose_attention(on_gpu: bool) -> Callable[..., tuple[Tensor, Any]]:
-    """FlexAttention; on a GPU, where it must be compiled, it is for the first batch, and once more for all sizes.
+    """FlexAttention, compiled on a GPU: for the sizes of the first batch, then once more for all sizes.
 
-    Not with `dynamic=True`: a cap would be a number that may change, for which torch 2.11 has no backward pass.
+    `dynamic=True` would make the cap a symbolic number, for which torch 2.11 has no backward pass.
     """
     return cast("Any", torch.compile(flex_attention) if on_gpu else flex_attention)

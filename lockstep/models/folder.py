@@ -1,6 +1,6 @@
 """Hugging Face folders, by their configuration; weights are read in `lockstep.models.weight_files`.
 
-What is wrong with a folder is found there and here, and said in one sentence, before `transformers` opens it.
+Both find what is wrong with a folder before `transformers` opens it, and report it in one sentence.
 """
 
 from __future__ import annotations
@@ -175,17 +175,17 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
 
 
 def head_size(config: PreTrainedConfig) -> int:
-    """Numbers of a head of attention."""
+    """Size of an attention head."""
     return int(config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads)
 
 
 def count_keys(text: PreTrainedConfig) -> int:
-    """Numbers of a token's keys in a layer, by the configuration of the text's layers."""
+    """Number of elements of one token's keys in one layer, by the configuration of the text model."""
     return int(text.to_dict().get("num_key_value_heads") or text.num_attention_heads) * head_size(text)
 
 
 def count_cache_numbers(config: PreTrainedConfig) -> int:
-    """Numbers of a token's keys and values in all layers."""
+    """Number of elements of one token's keys and values in all layers."""
     text = config.get_text_config()
     return 2 * int(text.num_hidden_layers) * count_keys(text)
 
@@ -193,8 +193,8 @@ def count_cache_numbers(config: PreTrainedConfig) -> int:
 def context_of(config: PreTrainedConfig) -> int:
     """The longest sequence in which a token's position does not depend on what else is in the batch.
 
-    Positions of the type longrope change for a whole batch once one sequence is longer than the model was first trained
-    on, so such models are read up to there.
+    With rope type longrope, all positions of a batch change once one sequence is longer than the model's original
+    context, so for such models the original context is returned.
 
     Raises:
         ModelError: If the configuration does not say how long sequences may be.

@@ -1,6 +1,6 @@
-"""Mixtures of experts in the type of autocast, which does not know the one product that all experts are computed by.
+"""Mixtures of experts in the type of autocast, which does not cover the grouped product of all experts.
 
-Of fp32 weights a GPU would compute that product in fp32, expert by expert, and be waited for at each.
+With fp32 weights, a GPU would compute that product in fp32, expert by expert, and sync with the host at each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def compute_experts(experts: nn.Module, hidden: Tensor, chosen: Tensor, share: T
         experts: A module of `transformers` that holds them all.
         hidden: Hidden states [N, D].
         chosen: Experts of each token, int64 [N, K].
-        share: What each is multiplied by [N, K].
+        share: Weight of each expert's result [N, K].
     """
     kind = hidden.device.type
     if not torch.is_autocast_enabled(kind):

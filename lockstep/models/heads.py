@@ -1,4 +1,4 @@
-"""Heads: models as learners use them, a ragged batch in, one number per own token out."""
+"""Heads: models as learners use them, from a ragged batch to one number per masked token or per state."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def canonical(name: str) -> str:
 
 
 def in_folder(backbone: str, name: str) -> str:
-    """Returns the name of a head's parameter in files of a causal language model with this name of its backbone."""
+    """Returns the name of a head's parameter in the files of a causal language model whose backbone is `backbone`."""
     if name.startswith("backbone."):
         return f"{backbone}.{canonical(name.removeprefix('backbone.'))}"
     if name.startswith("value."):  # as sequence classifiers of transformers have it
@@ -90,8 +90,8 @@ class LogitsHead(nn.Module):
 
     Args:
         lm: The model.
-        ranks: Those that hold it together.
-        products: Whether its logits are `logits_are_products`; None: it is tried.
+        ranks: Ranks that hold the model together.
+        products: Whether its `logits_are_products`; None: it is tried.
     """
 
     def __init__(self, lm: PreTrainedModel, ranks: Ranks = ALONE, products: bool | None = None) -> None:
@@ -102,7 +102,7 @@ class LogitsHead(nn.Module):
             read_less(lm)
 
     def lay_out(self, batch: Batch) -> LaidOut:
-        """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
+        """Lays out a batch for the model; on the CPU, so that a pass need not sync with its device."""
         batch = batch.keep_places()
         cut = Cut.of(batch, self._ranks, self._side_by_side, find_multiple(self.lm))
         return LaidOut.of(batch, cut, read_masked(batch, cut))
@@ -113,7 +113,7 @@ class LogitsHead(nn.Module):
 
     def _at(self, cut: Cut, state_m: Tensor) -> Vocabulary:
         if not self._products:
-            kept = state_m if cut.rows == 1 else 0  # columns, which are those of every row
+            kept = state_m if cut.rows == 1 else 0  # logits_to_keep picks the same columns of every row; 0: all
             logits_mV = self.lm(**cut.inputs, logits_to_keep=kept).logits.flatten(0, 1)
             logits_mV = logits_mV if cut.rows == 1 else logits_mV.index_select(0, state_m)
             return Logits(logits_mV, WHOLE, is_exact(self.lm))
@@ -124,7 +124,7 @@ class LogitsHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """A backbone with one linear unit, fp32 and without dropout: V(s), read one token to the left of what it values."""
+    """A backbone with one linear unit, fp32, without dropout: V(x_<t) is read at the state of token t − 1."""
 
     def __init__(self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE, head: Head = "value") -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class ValueHead(nn.Module):
                 self.get_parameter(name).copy_(tensor)
 
     def lay_out(self, batch: Batch) -> LaidOut:
-        """Finds where the tokens of a batch are, as `LogitsHead.lay_out` does."""
+        """Lays out a batch for the model, as `LogitsHead.lay_out` does."""
         batch = batch.keep_places()
         cut = Cut.of(batch, self._ranks, self._side_by_side)
         return LaidOut.of(batch, cut, read_values(batch, cut))
@@ -149,13 +149,13 @@ class ValueHead(nn.Module):
         return value_outputs(laid, partial(states_at, self.backbone, laid.cut), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
-        """First weights of the unit, by the names of its parameters."""
+        """Initial weights of the unit, by the names of its parameters."""
         return first_value_weights(self._size, self._seed, self._head)
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The vocabulary's logits [m, v] at m places, this rank's columns of them; exact: rows do not change each other."""
+    """This rank's columns of the logits at m places [m, v]; exact: rows do not depend on each other."""
 
     logits_mv: Tensor
     shard: Shard
@@ -186,7 +186,7 @@ class Products:
         self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: Earlier | None
     ) -> tuple[Tensor, Tensor | None]:
         few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
-        # On a GPU a row has the same bits by its hidden state as by its logits only if these are multiplied alike.
+        # On a GPU, scores from hidden states and from logits have the same bits only if both multiply in the same way.
         few = few and not (self.exact and runs_fused(self.hidden_mD))
         if few and not sampling.needs_logits:
             how = sampling, self.shard, self.exact, entropy
@@ -206,11 +206,11 @@ Vocabulary = Logits | Products
 
 
 def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Outputs:
-    """Computes the outputs that a batch asks for at masked tokens; the vocabulary is only computed for these.
+    """Computes the outputs that a batch asks for at masked tokens; logits are only computed for these.
 
     Args:
         batch: A batch of N tokens.
-        at: The vocabulary at states of the rank's share, int64 [m].
+        at: Maps indices of states in this rank's share, int64 [m], to their logits.
     """
     own, vocabulary = batch.read.into, at(batch.read.state)
 
@@ -232,12 +232,12 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
 
 
 def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Module) -> Outputs:
-    """V before the tokens that a batch asks for and after the last ones, by a linear unit of fp32.
+    """Values V(x_<t) of the tokens that a batch asks for, and V after each sequence's last token, fp32.
 
     Args:
         batch: A batch of N tokens in B sequences.
-        at: The last hidden states [m, D] at states of the rank's share, int64 [m].
-        unit: The unit.
+        at: Maps indices of states in this rank's share, int64 [m], to the last hidden states [m, D].
+        unit: The linear unit of the value head.
     """
     count, hidden_mD = batch.tokens.numel(), at(batch.read.state)
     with torch.autocast(hidden_mD.device.type, enabled=False):
@@ -247,13 +247,13 @@ def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Modul
 
 
 def value_unit(size: int, head: Head) -> nn.Linear:
-    """The unit of a value head on states of a size."""
+    """The linear unit of a value or reward head."""
     return nn.Linear(size, 1, bias=_has_bias(head))
 
 
 def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
-    """First weights of a head's unit, by the names of its parameters."""
-    # A final norm leaves states of length about √size, so first values have a spread of about 0.1.
+    """Initial weights of a head's unit, by the names of its parameters."""
+    # A final norm leaves states of length about √size, so initial values have a standard deviation of about 0.1.
     weight = torch.empty(1, size, device="cpu")
     weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
     bias = {"value.bias": torch.zeros(1, device="cpu")} if _has_bias(head) else {}
@@ -272,8 +272,8 @@ def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
 def logits_are_products(lm: PreTrainedModel) -> bool:
     """True if logits are the last hidden states times the head's weight, without bias, cap or factor.
 
-    It is tried, on a few tokens: what the head is given must be what the backbone gives, and what the head gives must
-    come out as it is, also where it is so large that a cap would show. For that it is replaced by numbers up to 10,000.
+    This is tried on a few tokens: the head's input must be the backbone's output, and the head's output must come out
+    unchanged, also if it is so large that a cap would show. For that it is replaced by numbers up to 10,000.
     """
     head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
     cut = Cut.of(batch, ALONE, carries_state(lm.config))
@@ -304,7 +304,7 @@ def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
     """Some of the last hidden states [m, D]; the last layer computes no others where it can."""
     if takes_read(backbone):
         assert isinstance(backbone, PreTrainedModel), "a backbone of `transformers`"
-        # As many rows as other layers have: exact products need not fill them up, and nothing else is tried.
+        # Padded to the multiple of the other layers, so that exact products need not pad, as only that is proven.
         filling = state_m.new_zeros(-len(state_m) % find_multiple(backbone))
         hidden = backbone(**cut.inputs, read=torch.cat([state_m, filling])).last_hidden_state
         return hidden.flatten(0, 1)[: len(state_m)]

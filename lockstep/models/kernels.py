@@ -1,4 +1,4 @@
-"""The kernels of attention: what computes the products that a layout of `models.attention` asks for."""
+"""The kernels of attention, which compute the products that a layout of `models.attention` asks for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 _is_told = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _flash = partial(varlen_attn, enable_gqa=True) if _is_told else varlen_attn
-"""torch 2.11 takes fewer heads of keys than of queries without being told."""
+"""torch 2.11 takes fewer heads of keys than of queries without that argument."""
 
 
 class Kernel(Protocol):
@@ -24,12 +24,12 @@ class Kernel(Protocol):
         """Attention of each row's last tokens to those before them. Returns [rows · tokens, heads, size].
 
         Args:
-            query: Of the last tokens, all but a multiple of 128 of those that have keys.
+            query: Queries of the last tokens; there are no queries for a multiple of 128 tokens before them.
         """
         ...
 
     def mask(self, seen: Tensor) -> Tensor:
-        """The mask of `newest` for the keys that tokens see, bool [rows, keys]; its first and last sizes are these."""
+        """The mask that `newest` takes, [rows, …, keys], from the keys that each token sees, bool [rows, keys]."""
         ...
 
     def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
@@ -52,7 +52,7 @@ class Fused:
 
 
 class Varlen(Fused):
-    """The same, but whole sequences are not padded: PyTorch's flash attention takes them end to end, in bf16."""
+    """`Fused`, but whole sequences are not padded: PyTorch's flash attention takes packed sequences, in bf16."""
 
     def takes(self, query: Tensor, value: Tensor) -> bool:
         """True if `sequences` computes heads of such sizes."""
@@ -68,22 +68,22 @@ class Varlen(Fused):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """Causal attention of sequences that lie end to end. Returns [1, N, heads, size].
+        """Causal attention of packed sequences. Returns [1, N, heads, size].
 
         Args:
             query: Queries, keys and values, heads first: [1, heads, N, size].
-            bounds: Places between sequences, from 0 to N, int32.
-            longest: Tokens of the longest, at least.
+            bounds: Bounds of the sequences (cu_seqlens), from 0 to N, int32.
+            longest: An upper bound on the tokens of a sequence.
         """
         q, k, v = (x[0].transpose(0, 1) for x in cast_as_autocast(query, key, value))
-        seen = (-1 if window is None else window - 1, 0)  # tokens before each, and behind it
+        seen = (-1 if window is None else window - 1, 0)  # tokens that each sees before and after itself
         out = _flash(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=seen)
         assert isinstance(out, Tensor), "nothing else is asked for"
         return out[None]
 
 
 def takes_heads(size: int) -> bool:
-    """True if flash attention takes heads with so many numbers."""
+    """True if flash attention takes heads of this size."""
     return size % 8 == 0 and size <= 256
 
 
@@ -94,8 +94,8 @@ VARLEN = Varlen()
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """PyTorch's attention of tensors [rows, heads, tokens, size]; several heads of queries may share one of keys.
 
-    On a GPU in fp32 each head of queries is given its own: there only PyTorch's plainest kernel takes shared ones, and
-    that keeps a number for each pair of tokens.
+    On a GPU in fp32, shared heads of keys are repeated: only PyTorch's math kernel would take them as they are, which
+    keeps a number for each pair of tokens.
 
     Args:
         mask: Keys that queries see; None: a plain causal one.
@@ -109,7 +109,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 
 
 def cast_as_autocast(*tensors: Tensor) -> Iterator[Tensor]:
-    """Tensors in the type in which autocast hands them to PyTorch's attention; other operations it leaves alone."""
+    """Casts tensors as autocast does for PyTorch's attention; custom ops and other functions would get them uncast."""
     kind = tensors[0].device.type
     enabled = torch.is_autocast_enabled(kind)
     return (tensor.to(torch.get_autocast_dtype(kind)) if enabled else tensor for tensor in tensors)

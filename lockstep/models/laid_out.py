@@ -1,4 +1,4 @@
-"""A micro-batch as a model reads it: the places of its tokens are found once, on the CPU, and go to the device with it.
+"""A micro-batch as a model reads it, with all indices that it needs, computed once on the CPU and copied along.
 
 Letters: N tokens of the batch, n of this rank's share of it, m of those that are read.
 """
@@ -23,11 +23,11 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Read:
-    """Outputs of a rank's share that are read.
+    """The states of a rank's share whose outputs are computed.
 
     Attributes:
         state: Their places in the share, int64 [m].
-        into: Where each goes: its place in a column of outputs, int64 [m].
+        into: The place of each output in the column of the whole batch, int64 [m].
     """
 
     state: Tensor
@@ -35,7 +35,7 @@ class Read:
 
     @classmethod
     def of(cls, cut: Cut, state_M: Tensor, into_M: Tensor) -> Read:
-        """Reads those of the batch's states that are in this rank's share."""
+        """Keeps those of the batch's states that are in this rank's share."""
         here, state_m = cut.locate(state_M)
         return cls(state_m, into_M[here])
 
@@ -46,12 +46,12 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut(Batch):
-    """A batch with all that a model has to know of where its tokens are.
+    """A batch with the layout and the indices that a model needs.
 
     Attributes:
         cut: This rank's share.
-        read: The outputs that are read: those of masked tokens; or, for a critic, values, of which those after
-            sequences go behind the places of the N tokens.
+        read: The outputs to compute: of masked tokens, or, for a critic, of tokens with values; those after the ends of
+            sequences go to the places N, N + 1, ….
         masked: The mask with which it was laid out, and the indices of its tokens; None: there was no mask.
     """
 
@@ -67,7 +67,7 @@ class LaidOut(Batch):
 
     @property
     def mask_indices(self) -> Tensor:
-        """Indices of trainable tokens; nothing waits for them, unless the mask has been replaced."""
+        """Indices of trainable tokens, without a device sync, unless the mask has been replaced."""
         known = self._indices
         return super().mask_indices if known is None else known
 
@@ -82,7 +82,7 @@ class LaidOut(Batch):
         return self.masked[1] if self.masked is not None and self.masked[0] is self.token.get("mask") else None
 
     def to(self, device: torch.device | str) -> Self:
-        """The batch and what is known of it on `device`, by one copy that the host does not wait for."""
+        """The batch and its indices on `device`, by one asynchronous copy."""
         if torch.device(device).type == "cpu":
             return super().to(device)
         here = dict[int, Tensor]()
@@ -92,7 +92,7 @@ class LaidOut(Batch):
 
 
 def read_masked(batch: Batch, cut: Cut) -> Read:
-    """Reads the states before masked tokens, which have one."""
+    """Reads the states before masked tokens; the first token of a sequence has none."""
     own_M = _list_masked(batch)
     return Read.of(cut, align.state_before(own_M), own_M)
 

@@ -1,9 +1,9 @@
-"""The last layer of a decoder: behind its attention it computes only the tokens whose states are read.
+"""The last layer of a decoder: after its attention it computes only the tokens whose states are read.
 
-Later layers make keys and values of the states of all tokens; the states of the last layer are read by the head alone,
-which scores responses and no prompts. What is left out had no gradient either. Rows do not depend on their neighbors in
-exact models, so no log-probability changes by a bit; sums over rows, such as a weight's gradient, are rounded
-differently.
+Other layers need the states of all tokens for the keys and values of the next one; the last layer's states are read by
+the head alone, which scores responses and not prompts. Tokens that are left out had no gradient either. Rows do not
+depend on their neighbors in exact models, so no log-probability changes by a bit; sums over rows, such as a weight's
+gradient, are rounded differently.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from lockstep.models.families.registry import family_of
 
 _MARK = "takes_read"
-"""A name in a backbone's own attributes: True or False, once that is decided."""
+"""Attribute of a backbone: whether its last layer takes `read`; unset until that is decided."""
 
 
 def read_less(lm: PreTrainedModel) -> None:
-    """Lets the last layer take `read`, if the family's layers are plain; once, as it may have been wrapped since."""
+    """Lets the last layer take `read`, if the family's layers are plain. Only once: it may have been wrapped since."""
     if family_of(lm.config).plain is not None and _MARK not in vars(lm.base_model):
         last = _last(lm)
         vars(last)["forward"] = partial(compute_layer, last)
@@ -29,14 +29,14 @@ def read_less(lm: PreTrainedModel) -> None:
 
 
 def read_all(lm: PreTrainedModel) -> None:
-    """Undoes `read_less`, for good: layers that are compiled would be compiled anew for a single state."""
+    """Undoes `read_less` for good: compiled layers would be compiled again when only a single state is read."""
     if takes_read(lm.base_model):
         vars(_last(lm)).pop("forward")
     vars(lm.base_model)[_MARK] = False
 
 
 def takes_read(backbone: nn.Module) -> bool:
-    """True if a call of the backbone may say which of the last states it reads."""
+    """True if calls of the backbone take `read`, the indices of the last states to compute."""
     return vars(backbone).get(_MARK, False)
 
 

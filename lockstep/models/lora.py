@@ -1,7 +1,7 @@
 """Low-rank adapters (Hu et al. 2021) on the linear maps of a network's layers, made, merged and written by peft.
 
-A map becomes W + (α / r) · B·A, of which A and B alone are learned. There is no dropout, which would make the
-policy that is trained another one than the policy that samples. peft is imported where it is needed, and nowhere else.
+A weight becomes W + (α / r) · B·A, of which only A and B are trained. There is no dropout, with which the trained
+policy would differ from the policy that samples. peft is imported only where it is needed.
 
 Letters: r rank; W [out, in], B [out, r], A [r, in].
 """
@@ -47,7 +47,7 @@ class Adapted:
 
     @classmethod
     def of(cls, module: Any) -> Adapted | None:
-        """A module of peft that computes this and nothing else; None: it is another module, or computes otherwise."""
+        """Reads a module of peft; None if it is another module, or computes anything else than this."""
         if (type(module).__module__, type(module).__name__) != _MAP:
             return None
         odd = module.merged or module.disable_adapters or module.lora_variant or module.lora_bias[_ADAPTER]
@@ -63,7 +63,7 @@ def is_adapter(name: str) -> bool:
 
 
 def learns(name: str) -> bool:
-    """True if a parameter of a head with adapters learns: adapters do, and a value head's unit."""
+    """True if a parameter of a head with adapters is trained: adapters are, and a value head's unit."""
     return is_adapter(name) or name.startswith("value.")
 
 
@@ -79,10 +79,10 @@ def require_peft() -> None:
 
 
 def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
-    """Endings of the names of those maps that get adapters.
+    """Endings of the names of the linear maps that get adapters.
 
     Raises:
-        ValueError: If an ending is not that of linear maps of the layers, and of them alone.
+        ValueError: If no linear maps have an ending, or any that is not in the layers has it.
     """
     within = {id(module) for layer in layers(network) for module in layer.modules()}
     linear = {name: id(module) for name, module in network.named_modules() if isinstance(module, nn.Linear)}
@@ -113,7 +113,7 @@ def _has_ending(name: str, ending: str) -> bool:
 
 
 def adapt(network: PreTrainedModel, section: LoRA) -> None:
-    """Puts adapters into a network, in place, before it is cut; all else of it is frozen."""
+    """Puts adapters into a network, in place, before it is sharded; all other parameters are frozen."""
     config = config_of(network, section)
     from peft import inject_adapter_in_model
 
@@ -134,9 +134,9 @@ def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
 
 
 def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """First weights of adapters, by the names of their parameters in a head: A as peft initializes it, B zero.
+    """Initial weights of adapters, by the names of their parameters in a head: A as peft initializes it, B zero.
 
-    Keyed by name, so that no layout of ranks changes them.
+    Random numbers are keyed by name, so that the weights are the same under any layout of ranks.
     """
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -149,7 +149,7 @@ def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def merging(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Maps each W in a head that has an adapter to the function that returns W + (α / r) · B·A and leaves W alone."""
+    """Maps the name of each W with an adapter to a function that returns W + (α / r) · B·A without changing W."""
     from peft.tuners.lora import LoraLayer
 
     adapted = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))

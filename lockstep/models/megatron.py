@@ -1,8 +1,8 @@
 """Map from the tensors of a Hugging Face checkpoint to the parameters of a Megatron model of the same sizes.
 
-A family names the tensors (`models.families`); how they lie there is the same for all. Megatron lays matrices that read
-the same states into one: queries, keys and values group by group, gate and up one after the other. Tensor-parallel
-ranks have rows of input matrices and columns of output matrices.
+A family names the tensors (`models.families`); their layout is the same for all. Megatron fuses matrices with the same
+input: queries, keys and values group by group, gate and up one after the other. Tensor parallelism shards the rows of
+QKV, gate and up, embedding and head, and the columns of attention's output and of down.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ParameterSlice:
     """Slice of a parameter of one tensor-parallel rank that holds a tensor of the checkpoint.
 
     Attributes:
-        name: Name of the tensor, without the prefix of all layers.
-        dim: Along which tensor-parallel ranks share it; None: each has all of it.
-        view: It, or this rank's part of it, in memory that is laid out as the parameter.
+        name: Name of the tensor within the backbone.
+        dim: Dimension along which tensor parallelism shards it; None: every rank has all of it.
+        view: Maps memory laid out like the parameter to the tensor, or this rank's part of it.
     """
 
     name: str
@@ -72,7 +72,7 @@ def layers_of(config: PreTrainedConfig) -> MegatronLayers:
 
 
 def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[int]:
-    """Layers of each pipeline stage: as many each, but for the first, which may have fewer, since it embeds.
+    """Layers of each pipeline stage: the same number, except that the first, with the embedding, may have fewer.
 
     Raises:
         ValueError: If the first stage would have none.

@@ -1,7 +1,7 @@
 """A miniature of a model: every kind of layer of its configuration, once, with random weights.
 
-Widths that only cost time are cut (vocabulary, hidden units of MLPs, experts), and windows and chunks, so that short
-sequences already reach beyond them. Hidden size, heads, rotary positions and the kinds of layers stay.
+Sizes that only cost time are reduced (vocabulary, hidden units of MLPs, experts, heads of wide models), as are windows
+and chunks, so that short sequences already exceed them. Head size, rotary positions and the kinds of layers stay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _HIDDEN = 512
 _EXPERTS = 8
 _WINDOW = 4
 _GAIN = 1.1
-"""Standard deviation of weights times √hidden size: so wide that a wrong neighbor or position changes every number."""
+"""Standard deviation of weights times √hidden size: large enough that a wrong neighbor or position changes every
+result."""
 
 _HIDDEN_UNIT_FIELDS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim")
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -96,7 +97,7 @@ def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
             config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
         )
         for parameter in (parameter for parameter in model.parameters() if parameter.ndim == 1):
-            parameter.data += 0.1 * torch.randn_like(parameter)  # biases and norms begin with 0 and 1, and hide faults
+            parameter.data += 0.1 * torch.randn_like(parameter)  # biases of 0 and norms of 1 would hide faults
     model.eval()
     try:
         plain_logits(model, torch.arange(3))

@@ -11,14 +11,14 @@ from lockstep.models.folder import carries_state, head_size
 from lockstep.models.kernels import FUSED, VARLEN, Kernel, takes_heads
 
 _OLDEST = (8, 0)
-"""Compute capability of the first GPUs that it runs on."""
+"""Least compute capability for flash attention."""
 
 
 def explain_padding(config: PreTrainedConfig, device: torch.device, bf16: bool) -> str | None:
-    """Says why attention of packed sequences computes padding, too; None: it computes none.
+    """Says why attention of packed sequences is padded; None if it is not.
 
-    Some are padded in any case: shares of a sequence (context parallelism), and heads whose values have another size
-    than queries. Layers with caps or sinks are computed by `models.flex`.
+    Padded in any case are shares of a sequence (context parallelism), and heads whose values have another size than
+    queries. Layers with caps or sinks are computed by `models.flex`.
     """
     if device.type != "cuda":
         return "the device is no GPU"
@@ -35,7 +35,7 @@ def explain_padding(config: PreTrainedConfig, device: torch.device, bf16: bool) 
 
 
 def open_kernels(lm: PreTrainedModel, device: torch.device, bf16: bool) -> None:
-    """Lets a model compute by the fastest kernels there are for it, in place."""
+    """Switches a model to the fastest kernels that it supports, in place."""
     if device.type == "cuda" and bf16 and lm.config._experts_implementation == grouped_experts.OF_TRANSFORMERS:
         lm.set_experts_implementation(grouped_experts.NAME)
     if explain_padding(lm.config, device, bf16) is None:
@@ -49,5 +49,5 @@ def describe_attention(config: PreTrainedConfig, device: torch.device, bf16: boo
 
 
 def kernel_of(lm: PreTrainedModel) -> Kernel:
-    """The kernel of a model that was opened, where it does not compute exactly."""
+    """The attention kernel of a model after `open_kernels`, if it does not compute exactly."""
     return VARLEN if lm.config._attn_implementation == UNPADDED else FUSED

@@ -1,12 +1,13 @@
-"""A model cut over ranks: tensor parallelism with sequence parallelism by a plan (DTensor), all else by FSDP2.
+"""A model sharded over ranks: tensor and sequence parallelism by a plan (DTensor), everything else by FSDP2.
 
-Several copies are cut alike (HSDP); FSDP2 sums their gradients, too.
+With several replicas (HSDP), FSDP2 also sums gradients over them.
 
-In bf16 a layer's linear maps are gathered in the type that autocast would cast them to: half as much travels, no copy
-is kept, and no number changes. What else a layer has must stay fp32: if it is vectors, such as norms, every rank holds
-them whole and the learner sums their gradients; a layer with more is gathered in fp32, as is all outside of layers.
+In bf16, a layer's linear maps are gathered in the type to which autocast would cast them: that halves the traffic,
+keeps no copy, and changes no number. Other parameters of a layer must stay fp32: if they are vectors, such as norms,
+every rank holds them whole and the learner sums their gradients; otherwise the layer is gathered in fp32, as is
+everything outside of layers.
 
-Plans stand in `models.families`, with all else that is particular to an architecture.
+Plans are in `models.families`, with all else that is particular to an architecture.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from lockstep.models.last_layer import read_all
 register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
 
 CUT = "dp_cp"
-"""Name of the dimension of ranks that FSDP cuts over."""
+"""Name of the mesh dimension over which FSDP shards."""
 
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 def require_divisible(config: PreTrainedConfig, tp: int, layout_key: str = "learner.parallel") -> None:
-    """Raises ValueError if a model cannot be cut over so many tensor-parallel ranks.
+    """Raises ValueError if a model cannot be sharded over so many tensor-parallel ranks.
 
     Args:
         config: Configuration of the model.
-        tp: Number of ranks.
-        layout_key: Key of the recipe that says it.
+        tp: Number of tensor-parallel ranks.
+        layout_key: Key of the layout in the recipe, for messages.
     """
     if tp == 1:
         return
@@ -68,13 +69,13 @@ def require_divisible(config: PreTrainedConfig, tp: int, layout_key: str = "lear
 
 
 def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: LearnerSection) -> None:
-    """Cuts a head of `models.heads` and the network in it, in place, before it has weights.
+    """Shards a head of `models.heads` and the network in it, in place.
 
     Args:
-        model: The head.
+        model: The head; on the meta device, or with weights.
         lm: Its network, with or without a vocabulary head.
-        ranks: Those that hold it together.
-        section: Its type, and whether the host's memory keeps what each rank holds.
+        ranks: Ranks that hold the model together.
+        section: Computation type, and whether shards are offloaded to the host (`cpu_offload`).
     """
     if ranks.mesh is None:
         return
@@ -95,7 +96,7 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: Le
         else:
             fully_shard(module, mesh=mesh, offload_policy=place, mp_policy=_BF16, ignored_params=whole)
         assert isinstance(module, FSDPModule)
-        # Gradients are summed here, and divided once by the count of what is active.
+        # FSDP sums gradients; the learner divides them once by the loss's denominator.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         modules.append(module)
@@ -107,12 +108,12 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: Le
 
 
 def gathers_bf16(section: LearnerSection) -> bool:
-    """True if linear maps are gathered in bf16; offloaded ones are not, as whole vectors would not lie beside them."""
+    """True if linear maps are gathered in bf16; not with `cpu_offload`, as FSDP moves no unsharded vectors."""
     return section.is_bf16 and not section.cpu_offload
 
 
 def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
-    """Parameters of a layer besides those of its linear maps, which autocast casts; None: they are not all vectors."""
+    """Parameters of a layer outside its linear maps, which autocast casts; None if they are not all vectors."""
     linear = {
         id(p) for module in layer.modules() if type(module) is nn.Linear for p in module.parameters(recurse=False)
     }
@@ -121,7 +122,7 @@ def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
 
 
 def abandon_pass(model: nn.Module) -> None:
-    """Drops what an interrupted pass left on whole parameters of a cut model; for that FSDP has no verb."""
+    """Drops gathered parameters and gradients that an interrupted pass left in FSDP, which has no method for that."""
     for module in model.modules():
         group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
         if group is None:
@@ -135,7 +136,7 @@ def abandon_pass(model: nn.Module) -> None:
 
 
 def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The ranks that one copy is cut over; with several copies (HSDP), theirs before them."""
+    """The mesh over which FSDP shards; with several replicas (HSDP), their dimension comes first."""
     cut = mesh["dp", "cp"]._flatten(CUT)
     return cut if mesh["dp_replicate"].size() == 1 else DeviceMesh._concatenate([mesh["dp_replicate"], cut])
 
@@ -144,7 +145,7 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
     """Compiles each layer, once for batches of all sizes: whole, where `attention` can be a node of its graph.
 
     Args:
-        lm: The network; in place, so that names stay what they are. Cut it and checkpoint it afterwards.
+        lm: The network, changed in place so that names stay the same. Shard it and checkpoint its layers afterwards.
         backend: Backend of `torch.compile`.
 
     Raises:
@@ -153,24 +154,24 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise InputError("learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave it out")
     read_all(lm)
-    symbols.use_duck_shape = False  # numbers that are equal in the first batch, of tokens and cells, are not in others
+    symbols.use_duck_shape = False  # sizes that are equal in the first batch, of tokens and cells, differ in others
     for layer in layers(lm):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
 def checkpoint_layers(blocks: Iterable[nn.Module]) -> None:
-    """Checkpoints each layer: it keeps its inputs alone, and is computed again for its gradient."""
+    """Applies activation checkpointing to each layer: only its inputs are kept, and backward recomputes it."""
     for layer in blocks:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def layers(lm: PreTrainedModel) -> list[nn.Module]:
-    """The layers of a decoder, as `transformers` names what must not be cut apart."""
+    """The layers of a decoder: modules of the classes in `_no_split_modules`."""
     return [module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())]
 
 
 def _cut_head(lm: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Cuts a vocabulary head as the embedding is; tied to it, it is the embedding's matrix."""
+    """Shards a vocabulary head as the embedding is sharded; a tied one becomes the embedding's matrix."""
     head = lm.get_output_embeddings()
     if head is None:
         return

@@ -1,4 +1,4 @@
-"""Keys and values in blocks of 16 tokens: of prompts, and of what may be continued. Rows that begin alike share blocks.
+"""The paged KV cache of prompts, and of sequences that may be continued: blocks of 16 tokens, shared by equal prefixes.
 
 Letters: N tokens, R rows, B blocks of a row, H heads of keys, T tokens of a row, D size of a head.
 """
@@ -23,7 +23,7 @@ class Pool:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def resize(self, count: int) -> None:
-        """Makes room for so many blocks, and keeps what is there."""
+        """Grows the memory to `count` blocks, and keeps their contents."""
         if count > self._count:
             self._count = count
             for layer, (keys, values) in self.layers.items():

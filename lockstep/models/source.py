@@ -1,4 +1,4 @@
-"""The first model of a run: read from a folder, or made."""
+"""The initial model of a run: read from a folder, or built from scratch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from lockstep.types import SamplingParams
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The first model: its folder, its tokenizer, the tokens that end a response, the longest sequence it
-    reads, and how many tokens it knows."""
+    """The initial model: its folder, tokenizer, stop tokens, longest sequence, and vocabulary size."""
 
     folder: str
     tokenizer: PreTrainedTokenizerBase
@@ -36,7 +35,7 @@ class ModelSource:
     vocabulary: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """A response as text, as it continues its prompt, without its stop token.
+        """Decodes a response as the continuation of its prompt, without its stop token.
 
         It is decoded after a letter, because some tokenizers (Llama 2's) drop the space before the first word of a
         text.
@@ -54,11 +53,11 @@ class ModelSource:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def token_ids(self, text: str) -> list[int]:
-        """Encodes a text that continues another: nothing is put around it."""
+        """Encodes a text that continues another, without special tokens."""
         return token_ids(self.tokenizer, [text], add_special_tokens=False)[0]
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Encodes a text that begins a sequence, with the tokens that open one."""
+        """Encodes a text that begins a sequence, with the tokenizer's special tokens, such as BOS."""
         return token_ids(self.tokenizer, [text], add_special_tokens=True)[0]
 
     def sampling(self, section: Sampling) -> SamplingParams:
@@ -92,7 +91,7 @@ def scratch_tokenizer(recipe: Common, files: FileGroup) -> PreTrainedTokenizerFa
 
 
 def open_source(folder: Path | str) -> ModelSource:
-    """Reads the tokenizer of a model folder and what ends its responses."""
+    """Reads the tokenizer and the stop tokens of a model folder."""
     whole, tokenizer = read_config(folder), load_tokenizer(folder)
     config = whole.get_text_config()
     own = _read_stops(Path(folder), int(config.vocab_size))
@@ -118,10 +117,10 @@ def _read_stops(folder: Path, vocabulary: int) -> list[int]:
 
 
 def own_folder(section: ModelFolder, source: ModelSource) -> str:
-    """The folder of a model that reads the tokens of another one.
+    """The folder of a model that has the vocabulary of another one.
 
     Raises:
-        ValueError: If its tokens are others, or it is a run that has not finished.
+        ValueError: If its vocabulary differs, or it is a run that has not finished.
     """
     folder = weights_of(section.path)
     if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
@@ -133,10 +132,10 @@ def own_folder(section: ModelFolder, source: ModelSource) -> str:
 
 
 def reward_folder(section: ModelFolder, source: ModelSource) -> str:
-    """The folder of a model that rewards another one, and reads its tokens.
+    """The folder of a reward model that has the vocabulary of another model.
 
     Raises:
-        ValueError: As `own_folder`, or if it rewards nothing.
+        ValueError: As `own_folder`, or if it is no reward model.
     """
     folder = own_folder(section, source)
     if not are_on_hub(Path(folder)):

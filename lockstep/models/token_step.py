@@ -1,8 +1,8 @@
 """A pass of a Llama, Qwen2 or Qwen3 without its modules, for sampling: the same operations on the same weights.
 
-The maps of queries, keys and values are one product here, as are those of gate and up, where `join_maps` has laid them
-one behind the other: the modules' weights are views of that memory, so what is written to them is computed with.
-Cosines and sines come from a table. What an adapter adds to a map is computed and added as its module does it.
+Queries, keys and values are one product here, as are gate and up, if `join_maps` has placed their weights one after the
+other in memory; the modules' weights are views of that memory, so a weight sync needs nothing more. Cosines and sines
+come from a table. LoRA adapters are computed and added as their modules do it.
 
 Letters: N tokens of a pass, M of them with logits, H heads of queries, G heads of keys, D size of a head.
 """
@@ -37,15 +37,15 @@ _COMMON = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
 _OF_ADAPTERS = (nn.ModuleDict, nn.ParameterDict, nn.Identity)
 
 _POSITIONS = 64
-"""The table grows by multiples of so many positions: the last cosines of a vector can round differently."""
+"""The table's length is a multiple of this, since the last cosines of a vector can round differently."""
 
 
 _TRIED = (8, 16, 72, 264)
-"""Rows of products that are compared."""
+"""Numbers of rows for which `_is_one_product` compares products."""
 
 
 def can_step(lm: PreTrainedModel) -> bool:
-    """True if `TokenStep` writes out all that a model's modules compute; changed modules it does not."""
+    """True if `TokenStep` computes everything that a model's modules do; False if any module was changed."""
     family = family_of(lm.config)
     if family.plain is None or lm.config.rope_parameters.get("rope_type", "default") not in ROTARY:
         return False
@@ -78,7 +78,7 @@ class _LowRank:
 
 @dataclass(frozen=True)
 class _Linears:
-    """A linear map; or several of the same input, where their product as one would round in another way."""
+    """A linear map, or several of the same input, multiplied one by one if a single product would round differently."""
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
@@ -113,7 +113,7 @@ class _Norm:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer: what is computed before attention, and behind it."""
+    """The maps and norms of one layer, before and after attention."""
 
     before: _Norm
     qkv: _Linears
@@ -149,10 +149,10 @@ class TokenStep:
 
     @torch.no_grad()
     def __call__(self, token_N: Tensor, position_N: Tensor, layout: KernelLayout, keep_M: Tensor) -> Tensor:
-        """Logits [M, V] of those tokens that are kept."""
+        """Logits [M, V] of the tokens with indices `keep_M`."""
         hidden = F.embedding(token_N, self._embedding)
         cos, sin = self._angles(position_N)
-        # Behind its attention, the last layer computes only what has logits, where that is at most half.
+        # After its attention, the last layer computes only tokens with logits, if they are at most half.
         few = 2 * len(keep_M) <= len(token_N)
         for number, layer in enumerate(self._layers):
             q, k, v = self._project(layer, layer.before(hidden), cos, sin)
@@ -179,7 +179,7 @@ class TokenStep:
         return q, k, v
 
     def _angles(self, position_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions, each [N, 1, D]; the first half of the sines has the other sign."""
+        """Cosines and sines of positions, each [N, 1, D]; the first half of the sines is negated, for `roll`."""
         most = int(position_N.max()) + 1
         if most > self._cos_sin.shape[1]:
             most = max(most, 2 * self._cos_sin.shape[1])
@@ -206,7 +206,8 @@ class TokenStep:
         )
 
     def _map(self, *modules: Any) -> _Linears:
-        """Maps of the same input as one product, where they lie together and it is the same; in bf16, of copies."""
+        """Maps of the same input, as one product if they are adjacent in memory and it gives the same bits. In bf16,
+        weights are copied."""
         adapted = [Adapted.of(module) for module in modules]
         bases = [module if one is None else one.base for module, one in zip(modules, adapted, strict=True)]
         weights = [base.weight.detach() for base in bases]
@@ -220,7 +221,7 @@ class TokenStep:
             if one is not None
         )
         size, threads = weights[0].shape[1], torch.get_num_threads()
-        alike = not is_exact(self._lm) or runs_fused(weights[0])  # on GPUs no column depends on the others
+        alike = not is_exact(self._lm) or runs_fused(weights[0])  # in exact products on GPUs, columns are independent
         if len(rows) == 1 or alike or _is_one_product(rows, size, dtype, threads):
             weights, biases = _find_joined(weights), _find_joined(biases)
         known = [None] * len(weights) if not biases else [bias.to(dtype) for bias in biases]
@@ -229,7 +230,7 @@ class TokenStep:
 
 @lru_cache
 def _is_one_product(rows: tuple[int, ...], size: int, dtype: torch.dtype, threads: int) -> bool:
-    """True if maps to so many numbers, each from `size`, give the same bits as one product, on so many threads."""
+    """True if maps to so many rows each, of the same input, give the same bits as one product, on so many threads."""
     draw = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(n, size, generator=draw).to(dtype) for n in (sum(rows), _TRIED[-1]))
     parts = weight.split(rows)
@@ -243,7 +244,7 @@ def _norm(module: Any, exact: bool) -> _Norm:
 
 
 def _find_joined(parameters: list[Tensor]) -> list[Tensor]:
-    """Tensors that lie one behind the other in memory, as one; or as they are."""
+    """Tensors that are adjacent in memory, as one; otherwise as they are."""
     ends = [one.data_ptr() + one.nbytes for one in parameters[:-1]]
     alike = {one.untyped_storage().data_ptr() for one in parameters}
     if len(alike) != 1 or ends != [one.data_ptr() for one in parameters[1:]]:
@@ -262,7 +263,7 @@ def _maps(lm: Any) -> Iterator[list[nn.Linear]]:
 
 @torch.no_grad()
 def join_maps(lm: PreTrainedModel) -> None:
-    """Lays the maps of the same input one behind the other in memory, before anyone else holds parts of the model."""
+    """Places weights with the same input one after the other in memory. Call it before their memory is shared."""
     for modules in _maps(lm) if can_step(lm) else ():
         biases = [module.bias for module in modules if module.bias is not None]
         for parameters in filter(None, ([module.weight for module in modules], biases)):

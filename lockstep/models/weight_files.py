@@ -1,5 +1,5 @@
-"""The safetensors files of a model folder: their headers compared with the model that the configuration asks for, and
-their numbers looked at once.
+"""Checks of the safetensors files of a model folder: names, shapes and types against its configuration, and that all
+numbers are finite.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Stored:
 
 @dataclass
 class _Report:
-    """The report from which `transformers` removes names that an architecture may lack, or may bring and not use."""
+    """Names of tensors, from which `transformers` removes those that may be missing, or that it ignores."""
 
     missing_keys: set[str]
     unexpected_keys: set[str]
@@ -58,8 +58,8 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headle
 
     Args:
         folder: Folder of the model.
-        model: The model of the configuration; it may be without memory.
-        headless: Only the backbone is wanted: a language model's head may be missing, a reward model's be there.
+        model: The model of the configuration; it may be on the meta device.
+        headless: Only the backbone is needed: a language model's head may be missing, and a reward model's present.
 
     Raises:
         ModelError: If weights are missing, unknown to the model, pickled, damaged, quantized, or of another shape.
@@ -99,7 +99,7 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headle
 
 def _require_all(path: Path, model: PreTrainedModel, missing: set[str], unknown: set[str], headless: bool) -> None:
     tied = model.all_tied_weights_keys
-    missing = {name for name in missing if tied.get(name, name) in missing}  # a twin that is there is enough
+    missing = {name for name in missing if tied.get(name, name) in missing}  # one of two tied tensors is enough
     report = _Report(missing, unknown)
     model._adjust_missing_and_unexpected_keys(cast(LoadStateDictInfo, report))  # what it may lack, or not use
     missing, unknown = report.missing_keys, report.unexpected_keys
@@ -118,7 +118,7 @@ def _require_all(path: Path, model: PreTrainedModel, missing: set[str], unknown:
 
 
 def require_finite(folder: str | os.PathLike[str]) -> None:
-    """Reads all weights of a folder once, file by file; as fast as memory or the disk.
+    """Reads all weights of a folder once, file by file, and checks that they are finite.
 
     Raises:
         ModelError: If one of them is NaN or infinite.
@@ -145,7 +145,7 @@ def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
 
 
 def require_rewards(folder: Path) -> None:
-    """Raises ModelError where a folder's weights have no unit of one label, as reward models have."""
+    """Raises ModelError unless a folder's weights have the head of a reward model, one with a single label."""
     units = [headers[_UNIT].shape for file in weight_files(folder) if _UNIT in (headers := _headers(file))]
     labels = units[0][0] if units else 0
     if labels != 1:
@@ -156,7 +156,7 @@ def require_rewards(folder: Path) -> None:
 
 
 def are_on_hub(folder: Path) -> bool:
-    """True if a folder is the hub's on this machine and lacks weights, which a dry run does not fetch."""
+    """True if a folder is in the hub's local cache and lacks weights, which a dry run does not fetch."""
     return folder.parent.name == "snapshots" and not all(file.is_file() for file in _list_files(folder))
 
 
@@ -193,7 +193,7 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 class _Names:
-    """Renaming of the tensors of files as `transformers` does it: some are of older checkpoints, some joined or cut.
+    """Renames tensors of files as `transformers` does: from older checkpoints, or into fused or split tensors.
 
     Args:
         model: The model that is to hold them.
@@ -207,7 +207,7 @@ class _Names:
         self._prefix, self._wanted = model.base_model_prefix, dict(wanted)
 
     def targets(self, name: str) -> list[str]:
-        """Names the model's tensors that a tensor of a file goes into, whether they are there or not."""
+        """Names the model's tensors that a tensor of a file goes into, whether or not the model has them."""
         renamed, source = self._rename(name, self._renamings, self._converters)
         if renamed not in self._wanted and name in self._wanted:
             renamed, source = self._rename(name, [], [])

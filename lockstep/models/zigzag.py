@@ -1,9 +1,9 @@
 """Attention under context parallelism: each rank has two chunks of every sequence, and gathers the keys of all ranks.
 
-Keys and values are gathered, which for grouped heads is less than the states are. The product is made for the rank's
-own queries alone; an early chunk sees few keys and a late one many, so that every rank has the same work to do.
+Keys and values are gathered, which with grouped-query attention are smaller than the hidden states. A rank computes
+attention for its own queries only; its early chunk sees few keys and its late one many, so all ranks have equal work.
 
-Letters: C ranks, T tokens of the row, n = T / C of them here.
+Letters: C ranks, T tokens of the row, n = T / C of them on this rank.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lockstep_logprobs.packed import Packing
 
 @dataclass(frozen=True)
 class Grid:
-    """Chunks that see about as many keys: one row of queries and one of keys for each.
+    """Chunks that see a similar number of keys: a row of queries and a row of keys for each.
 
     Attributes:
-        query: Indices of this rank's tokens, int64 [rows, q]; any where a chunk is shorter.
-        key: Which token of all ranks' shares laid end to end, int64 [rows, k]; any where there are fewer.
+        query: Indices of this rank's tokens, int64 [rows, q]; arbitrary where a chunk is shorter.
+        key: Indices into the concatenated shares of all ranks, int64 [rows, k]; arbitrary where there are fewer.
         back: Distance of each key back from each query, int64 [rows, q, k]; negative for keys after it.
     """
 
@@ -54,8 +54,8 @@ class Zigzag:
 
     Attributes:
         group: The ranks.
-        grids: Together they hold each of this rank's tokens.
-        from_cells: Cell of each token, in all grids' queries laid end to end, int64 [n].
+        grids: Grids that together hold each of this rank's tokens.
+        from_cells: Index of each token in the concatenated queries of all grids, int64 [n].
     """
 
     group: dist.ProcessGroup | None

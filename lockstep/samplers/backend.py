@@ -1,6 +1,6 @@
 """The declaration of an inference backend; `samplers/<name>/backend.py` implements it. Imports no torch.
 
-A server, which is there already, declares no more than `config.backends.InferenceOptions`.
+A server that already runs implements only `config.backends.InferenceOptions`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class InferenceBackend(InferenceOptions):
-    """All that the rest of the house knows of an inference backend that is given weights.
+    """Interface between an inference backend that takes weights and the rest of Lockstep.
 
-    A subclass declares what is abstract here and in `InferenceOptions`, and imports what is heavy inside
-    of its methods. Mark it `typing.final`: a type checker then tells what it forgets.
+    A subclass implements the abstract members of this class and of `InferenceOptions`, and imports heavy modules inside
+    its methods. Mark it `typing.final`, so that a type checker reports members that are missing.
     """
 
     @property
@@ -32,7 +32,7 @@ class InferenceBackend(InferenceOptions):
     @property
     @abstractmethod
     def is_self_checked(self) -> bool:
-        """True if it decodes by Lockstep's own cache, so that a model is proven before it is opened."""
+        """True if it decodes with Lockstep's own KV cache, so that a model has to pass the self-check first."""
 
     @property
     @abstractmethod
@@ -41,27 +41,27 @@ class InferenceBackend(InferenceOptions):
 
     @abstractmethod
     def dtype(self, computation: Computation) -> torch.dtype:
-        """The type in which it holds weights, by how the learner computes."""
+        """The type in which it holds weights, for a learner that computes like this."""
 
     @abstractmethod
     def cache_bytes(self, section: SamplerSection) -> int | None:
-        """Bytes of keys and values, where the section sets them; None: as many as sequences need."""
+        """Bytes of the KV cache, if the section sets them; None: as many as sequences need."""
 
     @property
     def reserves_cache(self) -> bool:
-        """True if it takes the memory of its cache when it starts, so that it needs a size."""
+        """True if it allocates its KV cache when it starts, so that it needs a size."""
         return False
 
     @abstractmethod
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
-        """Bytes of the tokens that so many responses at a time have had, which it keeps for penalties."""
+        """Bytes of the token counts that it keeps for penalties, for so many responses at a time."""
 
     def forgets_weights(self, section: SamplerSection) -> bool:
-        """True if it drops the weights of a learner while it sleeps, so that it needs them anew."""
+        """True if it drops a learner's weights while it sleeps, so that it needs a weight sync after."""
         return False
 
     def packs(self, computation: Computation) -> bool:
-        """True if it computes with packed matrices, of which an attestation has columns alone."""
+        """True if its kernels pack matrices, of which an attestation then fingerprints sampled columns only."""
         return False
 
     @abstractmethod
@@ -79,18 +79,18 @@ class InferenceBackend(InferenceOptions):
         """A sampler with weights of its own, for a process of its own.
 
         Args:
-            folder: Of the model.
-            section: Sizes, and options of the backend's.
-            computation: Where, in which type and by which kernels the learner computes.
-            raw_logprobs: Log-probabilities are of temperature 1 and of all tokens, for any sampling parameters.
+            folder: Folder of the model.
+            section: Sizes, and options of the backend.
+            computation: Device, type and kernels of the learner.
+            raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
         """
 
     def wrap(
         self, lm: PreTrainedModel, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
     ) -> Sampler:
-        """A sampler in this process over a model that is there, such as the learner's; the rest is as for `build`.
+        """A sampler in this process that shares the weights of `lm`, such as the learner's; else as `build`.
 
-        Only asked where `in_process` says that it can be.
+        Only called if `in_process` is true.
         """
         raise AssertionError(f"{type(self).__name__} says that it is never in the process that asks it")
 

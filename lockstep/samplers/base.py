@@ -16,7 +16,7 @@ from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 
 Piece = tuple[Sequence[int], Batch]
-"""Places of some requests, and a batch of their responses in that order."""
+"""Indices of some requests, and a batch of their responses in the same order."""
 
 
 class Sampler(Protocol):
@@ -24,21 +24,21 @@ class Sampler(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which weights are held; they are cast to it before they come."""
+        """The type in which weights are held; a weight sync casts them to it before they are sent."""
         ...
 
     @property
     def version(self) -> int | None:
-        """Version of the weights that were loaded last; None where an engine does not hold them (any more)."""
+        """Version of the weights that were loaded last; None if an engine does not hold them, or no longer."""
         ...
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Samples one response per request, and hands them over as they become ready, in any order.
+        """Samples one response per request, and yields them as they become ready, in any order.
 
         Yields:
-            Places in `requests`, and a batch of their sequences, each prompt then response, with per-token `mask` (True
-            on response tokens) and `sampler_logprob` (nats, of sampled tokens under `sampling`, 0 elsewhere), and per
-            sample `truncated` (True where `max_tokens` or the context ended the response) and `version`.
+            Indices into `requests`, and a batch of their sequences, each prompt then response, with per-token `mask`
+            (True on response tokens) and `sampler_logprob` (nats, of sampled tokens under `sampling`, 0 elsewhere), and
+            per sample `truncated` (True if `max_tokens` or the context ended the response) and `version`.
         """
         ...
 
@@ -51,25 +51,25 @@ class Sampler(Protocol):
         ...
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
-        """Takes new weights, drops every cache that depended on the old ones, and says what each engine now holds.
+        """Loads new weights, drops every cache that depended on the old ones, and attests what each engine now holds.
 
         Args:
-            stream: Canonical names and tensors of `dtype`; it can be gone through more than once.
+            stream: Canonical names and tensors of `dtype`; it can be iterated more than once.
             version: Version of the weights; samples carry it.
         """
         ...
 
     def wake(self) -> None:
-        """Gets ready to generate or to take weights."""
+        """Gets ready to generate or to load weights."""
         ...
 
     def sleep(self) -> None:
-        """Frees what a learner on the same device may need, where the recipe says so."""
+        """Frees memory that a learner on the same device may need, if the recipe says so."""
         ...
 
 
 class Served(Protocol):
-    """A sampler as a process serves it to a `Sampler` elsewhere; all as there, but weights come in buckets."""
+    """A sampler in a worker process, called by a `Sampler` in another one; as that, but weights come in buckets."""
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]: ...
 
@@ -79,7 +79,7 @@ class Served(Protocol):
         """Opens the receiver's end of the route that weights come by from now on.
 
         Args:
-            route: That of this process; where an engine has several ranks, of the first: the others take the next.
+            route: The route of this process; if an engine has several ranks, of the first: the others take the next.
         """
         ...
 
@@ -88,11 +88,11 @@ class Served(Protocol):
         ...
 
     def attest(self, version: int) -> Attestation:
-        """Ends a weight sync: drops every cache that depended on the old weights, and says what is held."""
+        """Ends a weight sync: drops every cache that depended on the old weights, and attests what is held."""
         ...
 
     def show(self, name: str) -> Tensor:
-        """A tensor as it is computed with now, by a name that was attested."""
+        """The tensor that the engine computes with now, by a name that was attested."""
         ...
 
     def wake(self) -> None: ...

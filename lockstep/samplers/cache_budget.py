@@ -1,4 +1,4 @@
-"""The size of an engine's cache of keys and values: one number, for the plan and for the engine."""
+"""The size of an engine's KV cache: the same number in the plan and in the engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ USABLE = 0.92
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """The room that the plan leaves for the cache of an engine that reserves it at its start; in bytes of each device.
+    """The room that the plan leaves for the KV cache of an engine that reserves it at its start, bytes per device.
 
     Attributes:
-        wanted: Keys and values of the longest sequences that are generated side by side.
+        wanted: KV cache of as many of the longest sequences as are generated side by side.
         least: The fewest bytes with which the engine starts.
-        beside: Everything else on the device: the engine's weights, and a learner's ranks at their peak.
+        beside: Everything else on the device: the engine's weights, and the learner's ranks at their peak.
     """
 
     wanted: int

@@ -10,15 +10,15 @@ from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 
 
 class StopStrings:
-    """Stop strings in the words of a tokenizer; whether a token completes one depends on the tokens before it alone.
+    """Finds stop strings in tokens; whether a token completes one depends only on it and the tokens before it.
 
     Args:
-        folder: Of the model, with its tokenizer.
+        folder: Folder of the model, with its tokenizer.
         strings: The stop strings.
 
     Attributes:
-        window: The newest tokens of a response that are looked at: as many as the longest string has bytes, and a token
-            has a byte at least. A special token counts with its name, so that no string goes across it.
+        window: Number of newest tokens that are searched: the bytes of the longest string, as a token has at least one.
+            A special token is decoded as its name, so no string spans it.
     """
 
     def __init__(self, folder: str, strings: tuple[str, ...]) -> None:
@@ -28,13 +28,13 @@ class StopStrings:
                 "sampling.stop out"
             )
         self._tokenizer, self._strings = load_tokenizer(folder), strings
-        # Text is read behind a letter, since some tokenizers drop the space before the first word.
+        # Text is decoded after a letter, since some tokenizers drop the space before the first word.
         self._letter = self._tokenizer.encode("a", add_special_tokens=False)
         self._before = len(self._read([]))
         self.window = max(len(string.encode()) for string in strings)
 
     def completes(self, tokens: Sequence[int]) -> bool:
-        """True if the newest tokens of a response have a stop string in their text."""
+        """True if the text of a response's newest tokens has a stop string."""
         text = self._read(tokens[-self.window :])[self._before :]
         return any(string in text for string in self._strings)
 
@@ -42,11 +42,11 @@ class StopStrings:
         return str(self._tokenizer.decode([*self._letter, *tokens], skip_special_tokens=False))
 
     def find_end(self, tokens: Sequence[int], known: int = 0) -> int | None:
-        """Number of a response's tokens up to the first that completes a string; None: none does.
+        """Number of a response's tokens up to the first that completes a string; None if none does.
 
         Args:
             tokens: The response so far.
-            known: Tokens of it that are known to complete none.
+            known: Number of its first tokens that are known to complete none.
         """
         ends = range(known + 1, len(tokens) + 1)
         return next((end for end in ends if self.completes(tokens[max(0, end - self.window) : end])), None)
@@ -54,7 +54,7 @@ class StopStrings:
 
 @lru_cache(8)
 def open_stop_strings(folder: str, strings: tuple[str, ...]) -> StopStrings:
-    """The stop strings of a model, whose tokenizer is read once.
+    """Opens the stop strings of a model; cached, since this reads its tokenizer.
 
     Raises:
         InputError: The folder has no tokenizer.

@@ -13,11 +13,11 @@ class Attestation:
     Attributes:
         version: Version of the weights.
         fingerprints: Fingerprint of each tensor (`weight_sync.fingerprints.fingerprint`), read from the memory that the
-            engine computes with; of those in `columns` and `received`, of the bytes that came.
-        columns: Fingerprints of matrices that the engine keeps packed, which only shows in what it computes:
+            engine computes with; for tensors in `columns` and `received`, of the bytes that arrived.
+        columns: Fingerprints of matrices that the engine keeps packed, read through its kernels:
             `weight_sync.fingerprints.column_fingerprint` of the columns that it computes with.
-        received: Tensors that could not be read back at all; the engine makes its own tables of them, for instance.
-        tied: Tensors that were not sent, since they are others under a second name, with that of the other.
+        received: Tensors that could not be read back at all, such as those from which the engine builds own tables.
+        tied: Maps tensors that were not sent, since they are tied, to the name of the tensor that was.
         kept_caches: Caches that still depend on old weights.
     """
 

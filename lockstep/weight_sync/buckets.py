@@ -1,6 +1,6 @@
-"""Buckets: weights on their way to another process, some at a time, so that no side holds a second copy of the model.
+"""Buckets: weights are sent to other processes a few at a time, so that no side holds a second copy of the model.
 
-A bucket is a stretch of bytes, and a list of what lies where in it.
+A bucket is a range of bytes, and a list of the tensors in it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 CAPACITY = 1 << 25
-"""Bytes of a bucket; a tensor that is larger has one for itself."""
+"""Bytes of a bucket; a larger tensor gets a bucket of its own size."""
 _ALIGNMENT = 64
 
 
@@ -48,7 +48,7 @@ class Bucket:
         number: Counted from 0 in a weight sync.
         size: Bytes.
         slots: Places of its tensors.
-        handles: Of memory of GPUs that holds the bytes, by the GPU's name; empty: they come another way.
+        handles: CUDA IPC handles of the memory that holds the bytes, by the GPU's name; empty for other carriers.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Bucket:
     handles: Mapping[str, str] = field(default_factory=dict)
 
     def json(self) -> str:
-        """JSON, for engines that take nothing but plain values."""
+        """JSON, for engines that only take plain values."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -70,14 +70,14 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class WeightPart:
-    """A tensor of the weights, and what this process has of it.
+    """A tensor of the weights, and the part of it that this process sends.
 
     Attributes:
         name: Its name.
         dtype: The type in which it is sent.
         shape: Its shape, over all processes.
-        offset: Start of what this process has.
-        numbers: A box of the tensor, in any type; None: this process has nothing of it, or another one writes the same.
+        offset: Start of this process's part.
+        numbers: The part, a box of the tensor, in any type; None if this process has none, or another one sends it.
     """
 
     name: str
@@ -88,11 +88,11 @@ class WeightPart:
 
     @classmethod
     def whole(cls, name: str, tensor: Tensor, dtype: torch.dtype) -> WeightPart:
-        """A tensor that this process has."""
+        """A tensor that this process has as a whole."""
         return cls(name, dtype, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach())
 
     def of(self, whole: Tensor) -> Tensor:
-        """The place of the numbers in the tensor."""
+        """The view of the whole tensor that this part fills."""
         assert self.numbers is not None, "a part without numbers has no place"
         for dim, (start, length) in enumerate(zip(self.offset, self.numbers.shape, strict=True)):
             whole = whole.narrow(dim, start, length)
@@ -100,7 +100,7 @@ class WeightPart:
 
 
 def pack(parts: Iterable[WeightPart]) -> Iterator[tuple[tuple[Slot, ...], list[WeightPart]]]:
-    """Groups tensors in their order: as many as fit a bucket, or one that is larger."""
+    """Groups tensors into buckets, in their order: as many as fit, or a single larger one."""
     slots, packed = list[Slot](), list[WeightPart]()
     for part in parts:
         slot = Slot(part.name, str(part.dtype).removeprefix("torch."), part.shape, end_of(slots))
@@ -115,5 +115,5 @@ def pack(parts: Iterable[WeightPart]) -> Iterator[tuple[tuple[Slot, ...], list[W
 
 
 def end_of(slots: Sequence[Slot]) -> int:
-    """Bytes up to the end of the last slot, so that another one may follow."""
+    """Bytes up to the aligned end of the last slot, where another one may start."""
     return -(-(slots[-1].start + slots[-1].size) // _ALIGNMENT) * _ALIGNMENT if slots else 0

@@ -1,6 +1,6 @@
-"""Carriers of the bytes of buckets to another process. Both ends of a weight sync open the same `Route`.
+"""Carriers send the bytes of buckets to other processes. Both ends of a weight sync open the same `Route`.
 
-The bytes lie in memory that both ends map, of the host or of a GPU, or are broadcast in a process group.
+The bytes are in memory that both ends map, on the host or a GPU, or are broadcast in a process group.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from lockstep.weight_sync.buckets import CAPACITY, Bucket, Slot, end_of
 Transfer = Literal["shared_memory", "process_group", "cuda_ipc"]
 
 BUFFERS = 2
-"""Stretches of memory that are filled alternately."""
+"""Number of buffers that are filled in turn."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """The choice of a carrier, and where its ends meet: what a sender and its receivers open.
+    """A carrier, and where its ends meet; a sender and its receivers open the same one.
 
     Attributes:
         transfer: The carrier.
         places: The files of shared memory.
         meeting: The meeting of a process group, whose rank 0 sends.
-        backend: Of the process group; NCCL is between GPUs, no two of whose ends share one.
+        backend: Backend of the process group; NCCL if every end has a GPU of its own.
     """
 
     transfer: Transfer
@@ -54,7 +54,7 @@ class Route:
         return (self.transfer, self.backend) == (other.transfer, other.backend)
 
     def from_host(self, one_machine: bool) -> Route:
-        """The same for weights that lie in the host's memory, which neither CUDA IPC nor NCCL can read."""
+        """The same for weights in the host's memory, which neither CUDA IPC nor NCCL can read."""
         if self.is_between_gpus:
             return Route("shared_memory" if one_machine else "process_group")
         return self
@@ -73,7 +73,7 @@ class Route:
                 assert_never(self.transfer)
 
     def json(self) -> str:
-        """JSON, for engines that take nothing but plain values."""
+        """JSON, for engines that only take plain values."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -86,24 +86,24 @@ class Route:
 
 
 class Carrier(Protocol):
-    """One end of a route: the sender's, for `memory`, `seal` and `ship`, or a receiver's, for `take`, `release`."""
+    """One end of a route: a sender calls `memory`, `seal` and `ship`, a receiver `take` and `release`."""
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        """Memory to write the bytes of the next bucket to, uint8 [size]; those of the one before stay as they are.
+        """Memory for the bytes of the next bucket, uint8 [size]; those of the previous bucket stay valid.
 
         Args:
-            number: Of the bucket.
+            number: Number of the bucket.
             size: Bytes.
-            device: The device on which they are.
+            device: Device of the weights.
         """
         ...
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        """The bucket whose bytes were written to `memory`; receivers have to learn of it."""
+        """The bucket whose bytes were written to `memory`; the caller passes it to receivers."""
         ...
 
     def ship(self, bucket: Bucket) -> None:
-        """Sends the bytes of the newest bucket to receivers that know of it; returns when they have them."""
+        """Sends the bytes of the newest bucket to receivers that were passed it; returns when they have them."""
         ...
 
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
@@ -111,12 +111,12 @@ class Carrier(Protocol):
         ...
 
     def release(self) -> None:
-        """Returns when the bytes that were taken last have been read."""
+        """Waits until the bytes that were taken last have been read."""
         ...
 
 
 def open_carrier(route: Route) -> Carrier:
-    """Opens an end of a route; that of a process group when all ends are there."""
+    """Opens an end of a route; for a process group, this waits for all other ends."""
     match route.transfer:
         case "shared_memory":
             return SharedMemory(route.places)
@@ -130,7 +130,7 @@ def open_carrier(route: Route) -> Carrier:
 
 
 def unpack(carrier: Carrier, bucket: Bucket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a bucket that was announced. The tensors may change once all have been taken."""
+    """Yields names and tensors of a bucket. The tensors may change once all have been yielded."""
     flat = carrier.take(bucket, device)
     for slot in bucket.slots:
         yield slot.name, slot.of(flat)
@@ -138,7 +138,7 @@ def unpack(carrier: Carrier, bucket: Bucket, device: torch.device) -> Iterator[t
 
 
 class SharedFiles:
-    """Memory that other processes open by paths; it goes when the last of them has, and this object."""
+    """Memory that other processes open by paths; it is freed when this object and the last of them are gone."""
 
     def __init__(self) -> None:
         self.places = tuple(self._make() for _ in range(BUFFERS))
@@ -155,13 +155,13 @@ class SharedFiles:
 
 
 class _DoubleBuffer:
-    """Memory for two buckets alternately, used again in the next weight sync."""
+    """Two buffers for buckets in turn, kept for the next weight sync."""
 
     def __init__(self) -> None:
         self._kept = dict[int, Tensor]()
 
     def whole(self, number: int, size: int, device: torch.device) -> Tensor:
-        """All the memory of a bucket's buffer, which is at least so large."""
+        """The whole buffer for a bucket, which has at least `size` bytes."""
         buffer = number % BUFFERS
         if buffer not in self._kept or len(self._kept[buffer]) < size or self._kept[buffer].device != device:
             self._kept[buffer] = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
@@ -172,14 +172,14 @@ class _DoubleBuffer:
 
 
 class _ThroughHost:
-    """The base of carriers by the host's memory: the bytes of a bucket come together on a GPU, and move at once."""
+    """Base of carriers through host memory: a bucket is filled on the weights' GPU, and copied to the host at once."""
 
     def __init__(self) -> None:
         self._buffers, self._stages = _DoubleBuffer(), _DoubleBuffer()
         self._sent, self._staged = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
 
     def _stage(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
-        """Memory to write to what is sent from `sent`: the same, or on the device where the tensors are."""
+        """Memory to fill for a bucket that is sent from `sent`: `sent` itself, or a buffer on the tensors' device."""
         self._sent = self._staged = sent
         if device.type != sent.device.type:
             self._staged = self._stages.memory(number, len(sent), device)
@@ -192,9 +192,9 @@ class _ThroughHost:
 
 
 class SharedMemory(_ThroughHost):
-    """Carries buckets by two files of shared memory: one is filled while the other is read.
+    """Carries buckets in two files of shared memory: one is filled while the other is read.
 
-    Several processes may write to the same bucket; then each seals it.
+    Several processes may write parts of the same bucket; then each of them seals it.
     """
 
     def __init__(self, places: tuple[str, ...]) -> None:
@@ -211,10 +211,10 @@ class SharedMemory(_ThroughHost):
         return self._map(bucket.number, bucket.size).to(device)
 
     def release(self) -> None:
-        """Does nothing: what comes from the host has been read when it is used."""
+        """Does nothing: copies from host memory are finished when they are used."""
 
     def _map(self, number: int, size: int) -> Tensor:
-        """The beginning of a file, which grows where it is too small."""
+        """The first `size` bytes of a bucket's file, which is enlarged if it is too small."""
         place = self._places[number % len(self._places)]
         if place not in self._mapped or len(self._mapped[place]) < size:
             with open(place, "r+b") as file:
@@ -243,7 +243,7 @@ class GroupBroadcast(_ThroughHost):
         return flat.to(device)
 
     def release(self) -> None:
-        """Does nothing: bytes of the next bucket come to other memory, and on a GPU behind all that reads these."""
+        """Does nothing: the next bucket goes to the other buffer, on a GPU in stream order after these reads."""
 
 
 _HOST = torch.device("cpu")
@@ -263,9 +263,9 @@ def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
 
 
 class CudaIPC:
-    """Carries buckets in memory of a GPU that a process of each end uses; no byte leaves it.
+    """Carries buckets in memory of a GPU that both ends share; no byte leaves it.
 
-    Where several processes send, each fills the memory of its own GPU, and handles come together in one bucket.
+    If several processes send, each fills memory of its own GPU, and one bucket has the handles of all.
     """
 
     def __init__(self) -> None:
@@ -282,7 +282,7 @@ class CudaIPC:
         return whole[:size]
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        torch.cuda.synchronize(self._device)  # another process reads it, which no stream of this one orders
+        torch.cuda.synchronize(self._device)  # streams of this process do not order reads of another one
         _, handle = self._exported[number % BUFFERS]
         return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
 

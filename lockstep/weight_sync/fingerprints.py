@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep import keyed
 
 _LANES = 16 * 3067
-"""32-bit words of a row; 3067 is prime, so that places of a matrix hardly ever lie in the same lane."""
+"""32-bit words of a row; 3067 is prime, so that elements of a matrix's column rarely fall into the same lane."""
 _ROWS_IN_CACHE = 4
 _ROWS_ON_DEVICE = 256
 _SAMPLED_COLUMNS = 16
@@ -21,11 +21,11 @@ _SHORTEST_TABLE = 64
 
 @dataclass(frozen=True)
 class Taken:
-    """A fingerprint that was taken, and not read yet: its content is still on the tensor's device.
+    """A fingerprint that is computed but not read yet: its content is still on the tensor's device.
 
     Attributes:
-        content: Sum of the tensor's bits, int64.
-        kind: A number of its type and shape.
+        content: Weighted sum of the tensor's bits, int64.
+        kind: A hash of its type and shape.
     """
 
     content: Tensor
@@ -35,16 +35,16 @@ class Taken:
 def fingerprint(tensor: Tensor) -> int:
     """A weighted sum of the tensor's bits, mixed with shape and type.
 
-    Rows of 32-bit words are added up, each times an odd number of its own, modulo 2³²; then these sums, one a lane,
-    each times an odd number of its own, modulo 2⁶⁴. Any change of one word shows, since odd numbers have inverses.
-    Words of different lanes that change places show but by a chance of about 2⁻³², however few bits they differ in;
-    words of one lane, which are a multiple of `_LANES` apart, do not if they differ in nothing but their highest bits.
+    Rows of 32-bit words are summed modulo 2³², each row times its own odd number; the resulting lanes are summed modulo
+    2⁶⁴, each times its own odd number. Any change of one word shows, since odd numbers have inverses. A swap of two
+    words in different lanes goes unseen with a chance of about 2⁻³², however few bits they differ in; a swap within a
+    lane, of words a multiple of `_LANES` apart, goes unseen if they differ only in their highest bits.
     """
     return read([take(tensor)])[0]
 
 
 def read(taken: Sequence[Taken]) -> list[int]:
-    """Fingerprints that were taken, in one transfer."""
+    """Reads fingerprints that were taken, in one transfer from the device."""
     if not taken:
         return []
     device = taken[0].content.device
@@ -53,7 +53,7 @@ def read(taken: Sequence[Taken]) -> list[int]:
 
 
 def take(tensor: Tensor) -> Taken:
-    """Takes the fingerprint of a tensor, and waits for nothing."""
+    """Computes the fingerprint of a tensor, without a device sync."""
     words = _words(tensor)
     if words.is_cuda:
         return Taken(_sum_lanes(_add_at_once(words)), _kind(tensor))
@@ -64,11 +64,11 @@ def take(tensor: Tensor) -> Taken:
 
 
 def copy_and_take(target: Tensor, source: Tensor) -> Taken:
-    """Copies a tensor, and takes the fingerprint of the copy. On a CPU it is read while it is still in the cache.
+    """Copies a tensor, and takes the fingerprint of the copy; on a CPU, while it is still in the cache.
 
     Args:
-        target: Of the shape of `source`; what is copied becomes of its type.
-        source: On any device.
+        target: The copy, in the shape of `source`; the copy is cast to its type.
+        source: The tensor, on any device.
     """
     new, old = target.detach(), source.detach()
     in_words = new.nbytes % 4 == 0 == new.storage_offset() * new.itemsize % 4
@@ -94,7 +94,7 @@ def _add_rows(sums: Tensor, rows: Sequence[Tensor], first: int) -> None:
 
 
 def _add_at_once(words: Tensor) -> Tensor:
-    """The same sums for all rows, in few operations, of which each takes many."""
+    """The sums of `_add_rows` over all rows, in a few operations over many rows each, for GPUs."""
     lanes = min(len(words), _LANES)
     odd_R = _odd("row", _table(-(-len(words) // _LANES)), words.device).to(torch.int32)
     sums = words.new_zeros(lanes)
@@ -112,7 +112,7 @@ def _sum_lanes(sums: Tensor) -> Tensor:
 
 
 def pick_columns(width: int) -> list[int]:
-    """Some columns of a matrix, spread evenly, the first and the last among them: all of a narrow one."""
+    """Some columns of a matrix, spread evenly from the first to the last; all of a narrow one."""
     count = min(width, _SAMPLED_COLUMNS)
     return [column * (width - 1) // max(count - 1, 1) for column in range(count)]
 
@@ -123,7 +123,7 @@ def column_fingerprint(matrix: Tensor) -> int:
 
 
 def take_columns(matrix: Tensor) -> Taken:
-    """Takes the fingerprint of the sampled columns of a matrix, and waits for nothing."""
+    """Computes the fingerprint of the sampled columns of a matrix, without a device sync."""
     return take(matrix.detach().index_select(1, _columns(matrix.shape[1], matrix.device)) + 0.0)
 
 
@@ -142,7 +142,7 @@ def _key(dtype: torch.dtype, shape: torch.Size) -> int:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The bits as int32 [·], filled up with zeros."""
+    """The bits as int32 [·], padded with zeros."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.numel() % 4 or raw.storage_offset() % 4:
         raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 4))
@@ -155,7 +155,7 @@ def _odd_rows(first: int, count: int) -> list[int]:
 
 
 def _table(rows: int) -> int:
-    """Length of a table of so many rows, of which tensors of other sizes read the beginning."""
+    """Length of a table for `rows` rows: a power of two, so that tensors of similar sizes share it."""
     return max(_SHORTEST_TABLE, 1 << (rows - 1).bit_length())
 
 
@@ -166,5 +166,5 @@ def _odd_numbers(count: int) -> list[int]:
 
 @functools.lru_cache(maxsize=16)
 def _odd(role: str, count: int, device: torch.device) -> Tensor:
-    """Odd 64-bit numbers that depend on nothing but role and place, int64 [count]."""
+    """Odd 64-bit numbers that depend only on role and place, int64 [count]."""
     return (keyed.bits(torch.tensor([keyed.key("fingerprint", role)]), torch.arange(count))[0] | 1).to(device)

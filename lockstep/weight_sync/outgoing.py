@@ -1,4 +1,4 @@
-"""Weights on their way to a sampler: cast to its type, and fingerprinted as they leave."""
+"""Weights that are sent to a sampler: cast to its type, and fingerprinted as they are sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
 
 @dataclass(frozen=True)
 class Sent:
-    """Fingerprints of a tensor, as `Attestation` has them; `columns` of matrices only, where a receiver shows them."""
+    """Fingerprints of a sent tensor, as in `Attestation`; `columns` only of matrices, if receivers pack them."""
 
     whole: int
     columns: int | None
@@ -30,11 +30,11 @@ class HasWeights(Protocol):
 
 
 class Sender(Protocol):
-    """Sends weights from the processes that hold them. Receivers learn of each bucket from the caller.
+    """Sends weights from the processes that hold them. The caller passes each bucket to receivers.
 
     Attributes:
-        route: The route that it has joined last; None: none yet.
-        on_host: True if the weights lie in the host's memory, also where their processes have GPUs.
+        route: The route that it joined last; None: none yet.
+        on_host: True if the weights are in host memory, even if their processes have GPUs.
     """
 
     route: Route | None
@@ -46,7 +46,7 @@ class Sender(Protocol):
         ...
 
     def join(self, route: Route) -> None:
-        """Opens its end of the route by which buckets go from now on."""
+        """Opens its end of the route for all following buckets."""
         ...
 
     def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
@@ -63,13 +63,13 @@ class Sender(Protocol):
         ...
 
     def finish(self) -> None:
-        """Gives the memory of the last buckets back, before engines take what they need to sample."""
+        """Frees memory of the last buckets, before engines allocate what they need to sample."""
         ...
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """Tensors that come as they are."""
+    """A stream of tensors as a holder of weights."""
 
     tensors: Iterable[tuple[str, Tensor]]
 
@@ -81,9 +81,9 @@ class Outgoing:
     """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
 
     Args:
-        learner: Has the weights.
-        dtype: The sampler's type; None: any.
-        sender: Sends them from other processes, which hold them; None: they are in this one.
+        learner: The holder of the weights.
+        dtype: The sampler's type; None: weights are not cast.
+        sender: Sends them from the processes that hold them; None: that is this process.
     """
 
     def __init__(self, learner: HasWeights, dtype: torch.dtype | None, sender: Sender | None = None) -> None:
@@ -93,12 +93,12 @@ class Outgoing:
 
     @classmethod
     def of(cls, stream: Iterable[tuple[str, Tensor]]) -> Outgoing:
-        """A stream of tensors of this process, as they are."""
+        """Wraps a stream of this process's tensors, which are not cast; returns an `Outgoing` as it is."""
         return stream if isinstance(stream, Outgoing) else cls(_Stream(stream), None)
 
     @property
     def on_gpu(self) -> bool:
-        """True if they lie on GPUs; a stream, which may be readable only once, counts as on the host."""
+        """True if the weights are on GPUs; a stream, which may be readable only once, counts as on the host."""
         if self.sender is not None:
             return not self.sender.on_host
         if isinstance(self._learner, _Stream):
@@ -106,7 +106,7 @@ class Outgoing:
         return any(tensor.is_cuda for _, tensor in islice(self._learner.weights(), 1))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields names and tensors. Where another process sends them, a tensor may change once the next is taken."""
+        """Yields names and tensors. If another process sends them, a tensor may change once the next is requested."""
         if self.sender is None:
             yield from self._send()
             return
@@ -129,7 +129,7 @@ class Outgoing:
 
     @property
     def sent(self) -> dict[str, Sent]:
-        """Fingerprints of the sent tensors, by name; those of a weight sync are read together, in one transfer."""
+        """Fingerprints of the sent tensors, by name; all that were taken are read in one transfer."""
         found = iter(read([one for both in self._taken.values() for one in both if one is not None]))
         for name, (_, columns) in self._taken.items():
             self._sent[name] = Sent(next(found), None if columns is None else next(found))
@@ -151,5 +151,5 @@ class Outgoing:
 
 
 def type_for(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The type of a tensor for a sampler of this type, None: any; only floating-point numbers are cast."""
+    """The type in which a tensor is sent to a sampler of type `dtype`; only floating-point ones are cast."""
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype

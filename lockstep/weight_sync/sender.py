@@ -15,7 +15,7 @@ from lockstep.weight_sync.outgoing import Outgoing
 
 
 class OwnsFiles:
-    """The shared memory that a sender fills, made when weights first go by it."""
+    """The shared memory that a sender fills, allocated when it is first used."""
 
     @cached_property
     def _files(self) -> SharedFiles:
@@ -29,14 +29,14 @@ class OwnsFiles:
 class LocalSender(OwnsFiles):
     """Implements `outgoing.Sender` for weights of this process."""
 
-    on_host = False  # or not: `Outgoing.on_gpu` looks at the weights
+    on_host = False  # not used: for weights of this process, `Outgoing.on_gpu` looks at them
 
     def __init__(self) -> None:
         self._carrier: Carrier | None = None
         self.route: Route | None = None
 
     def join(self, route: Route, opens: bool = True) -> None:
-        """See `outgoing.Sender`; one that does not open the route gathers what another process sends by it."""
+        """See `outgoing.Sender`; without `opens`, this process only takes part in gathering what another one sends."""
         self._carrier, self.route = open_carrier(route) if opens else None, route
 
     def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
@@ -51,15 +51,16 @@ class LocalSender(OwnsFiles):
     def buckets_together(
         self, stream: Outgoing, parts: Iterable[WeightPart], columns: bool, rank: int, ranks: int
     ) -> Generator[Bucket]:
-        """Fills the same buckets as other processes do, each with its own parts of the weights.
+        """Fills the same buckets as other processes, each with its own parts of the weights.
 
-        When the bucket after one is requested, all have filled it; then each takes the fingerprints of some tensors.
+        When the next bucket is requested, all processes have filled the previous one; then each takes the fingerprints
+        of some of its tensors.
 
         Args:
             stream: Notes what was sent.
-            parts: Parts of all tensors, of which each process lists the same.
+            parts: This process's parts of all tensors; every process lists the same tensors.
             columns: See `buckets`.
-            rank: Of this process.
+            rank: Rank of this process.
             ranks: Number of processes.
         """
         for number, (slots, own) in enumerate(pack(parts)):
@@ -89,13 +90,13 @@ class LocalSender(OwnsFiles):
 
 
 def gather_buckets(stream: Outgoing) -> Generator[Bucket]:
-    """Gathers what another process sends in the same buckets, and drops it."""
+    """Takes part in gathering what another process sends, in the same buckets, and drops it."""
     for number, (slots, _) in enumerate(pack(stream.parts())):
         yield Bucket(number, end_of(slots), slots)
 
 
 def deal(slots: Sequence[Slot], rank: int, ranks: int) -> list[Slot]:
-    """The tensors of a bucket whose fingerprints a process takes: about as many bytes as each other takes."""
+    """The tensors of a bucket whose fingerprints a process takes: about an equal share of its bytes."""
     dealt, sizes = [list[Slot]() for _ in range(ranks)], [0] * ranks
     for slot in sorted(slots, key=lambda slot: -slot.size):
         least = sizes.index(min(sizes))

@@ -18,7 +18,7 @@ from lockstep.weight_sync.outgoing import HasWeights, Outgoing, Sender, Sent, ty
 
 _SEQUENCES, _LENGTH = 2, 32
 LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Bounds on mean |Δ log π| of the probe, where not all that an engine computes with could be read back."""
+"""Bounds on mean |Δ log π| of the probe, which is scored if an engine has tensors that could not be read back whole."""
 
 
 class WeightSyncError(BrokenPromiseError):
@@ -30,7 +30,7 @@ class WeightSource(HasWeights, Protocol):
 
     @property
     def sender(self) -> Sender | None:
-        """Sends them from the process that holds them; None: that is this one."""
+        """Sends them from the processes that hold them; None if that is this process."""
         ...
 
     def logprobs(self, batch: Batch) -> Tensor: ...
@@ -63,7 +63,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
-        """Copies the weights of the learner as it is now; in processes of its own they are cast before they leave."""
+        """Copies the learner's current weights; weights in other processes are cast before they are sent."""
         leaving = learner.weights() if learner.sender is None else Outgoing(learner, dtype, learner.sender)
         copies = {name: _copy(tensor, dtype) for name, tensor in leaving}
         if learner.sender is not None:
@@ -78,7 +78,7 @@ class Snapshot:
         yield from self.tensors.items()
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """Log-probabilities of the probe, and of nothing else."""
+        """Log-probabilities of the probe; `batch` has to be the probe."""
         return self.probe_logprob
 
 
@@ -92,9 +92,9 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
 
     Args:
         learner: The source of the weights.
-        sampler: Takes them.
+        sampler: The sampler that loads them.
         version: Version of the weights.
-        probe: Sequences that both score, where an engine holds something that it cannot show.
+        probe: Sequences that both score, if an engine has tensors that cannot be read back whole; None: not scored.
 
     Raises:
         WeightSyncError: Names the tensors that differ or are missing on one side, or the caches that were kept.

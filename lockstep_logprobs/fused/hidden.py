@@ -1,11 +1,12 @@
 """The passes of `hidden`: logits are multiplied out in tiles that stay in registers, and summed there in fp32.
 
-A program has some rows and one piece of the vocabulary, whose bounds do not depend on how many rows there are. Pieces
-are merged in their order. The gradient is that of the same logits to the bit: both passes multiply in the same tiles.
+A program handles a tile's rows and one piece of the vocabulary. The bounds of pieces do not depend on the number of
+rows, and pieces are merged in order. Backward recomputes the same logits to the bit, since both passes multiply in the
+same tiles.
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import RowSums
 
 SMALL, LARGE = (64, 128), (128, 256)
-"""Rows and columns of a tile of logits. The large one is read less often, and takes 144 KiB of shared memory."""
+"""Rows and columns of a tile of logits. The large one reads its operands less often, and takes 144 KiB of shared
+memory."""
 
 _HAVE_ROOM = ((8, 0), (9, 0), (10, 0), (10, 3))
-"""Compute capabilities with that much: A100, H100 and H200, B200, B300."""
+"""Compute capabilities with shared memory for the large tile: A100, H100 and H200, B200, B300."""
 
 _BYTES = 128
 """Bytes of a hidden state that are multiplied at once."""
@@ -36,7 +38,7 @@ _PIECE = 8192
 
 
 def choose_tile(x: Tensor) -> tuple[int, int]:
-    """The tile of the device of a tensor; both passes have the same one, so that both have the same logits."""
+    """The tile for a tensor's device; forward and backward use the same one, so that they compute the same logits."""
     return LARGE if x.is_cuda and torch.cuda.get_device_capability(x.device) in _HAVE_ROOM else SMALL
 
 

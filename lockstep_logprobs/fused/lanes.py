@@ -1,4 +1,4 @@
-"""Sums over the columns of a row, in an order that nothing but the row's own length decides.
+"""Sums over the columns of a row, in an order that depends only on the row's length.
 
 A program goes through its row tile by tile, and lane l of a tile keeps sums of its own, over the columns l, l + TILE,
 l + 2·TILE and so on. At the end lanes are added in pairs. So the bits of a row depend neither on other rows nor on
@@ -6,7 +6,7 @@ how lanes are spread over threads, which follows the alignment of the memory tha
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-150.0)
-"""A power of 2 that is 0 in fp32; unlike −∞ it may be multiplied by that 0."""
+"""An exponent whose power of 2 is 0 in fp32; multiplied by that 0 it gives 0, where −∞ gives NaN."""
 
 WARPS = 8
 """Threads of a program, in units of 32."""

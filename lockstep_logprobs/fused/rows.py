@@ -4,7 +4,7 @@ Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _write_row_gradient(
     TILE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Writes a row's gradient, over its logits where both are one tensor: what is read is not read again."""
+    """Writes a row's gradient; in place is safe, since no logit is read after its column was written."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     gradient += row * gradient_stride
@@ -175,7 +175,7 @@ def with_adjacent_columns(matrix: Tensor) -> Tensor:
 
 
 def pack(*small: Tensor | None) -> list[Tensor | None]:
-    """The tensors of a few numbers per row, each copied if it is a view with gaps."""
+    """Makes small per-row tensors contiguous; None stays None."""
     return [None if x is None else x.contiguous() for x in small]
 
 

@@ -1,13 +1,13 @@
 """The threshold of top-k and top-p, found bit by bit: one program per row, no sort, no histogram.
 
-fp32 numbers have the order of their bits, once those of negative ones are turned. The threshold is the largest number
-such that what is at or above it weighs enough: for top-k each logit weighs 1 and k is enough, for top-p each weighs
-its probability. Two bits are found in a pass over the row, which is read from memory once and from the cache after
-that. All weights are integers, so that no sum depends on its order.
+fp32 numbers sort like their bits, once the bits of negative numbers are flipped. The threshold is the largest number
+such that the logits at or above it weigh enough: for top-k each logit weighs 1 and k is enough; for top-p each weighs
+its probability and p is enough. Each pass over the row finds two bits; the row is read from memory once and from the
+cache after that. All weights are integers, so that no sum depends on its order.
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _find_floor(
 def _find_threshold(
     logits, columns, enough, lowest, base, scale, BY_MASS: tl.constexpr, LOWEST_BIT: tl.constexpr, TILE: tl.constexpr
 ):
-    """The largest number at or above which there is enough, among logits from `lowest` on."""
+    """The largest number such that the logits at or above it weigh enough; by mass, only logits ≥ `lowest` count."""
     key = tl.full((), 0, tl.int64)
     for step in range((32 - LOWEST_BIT) // 2):
         unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
@@ -126,7 +126,7 @@ def _key(z):
 
 @triton.jit
 def _number(key, LOWEST_BIT: tl.constexpr):
-    """The number of a key whose bits from LOWEST_BIT on were found; the others are 0 in what was rounded to bf16."""
+    """The number of a key whose bits from LOWEST_BIT on were found; the lower bits of a bf16 number are 0."""
     negative = key < 2147483648
     key += tl.where(negative, (1 << LOWEST_BIT) - 1, 0)
     return tl.where(negative, -1 - key, key - 2147483648).to(tl.int32).to(tl.float32, bitcast=True)

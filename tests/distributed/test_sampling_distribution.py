@@ -121,6 +121,18 @@ def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams
     torch.testing.assert_close(logits.grad, expected, atol=1e-6, rtol=0.0)
 
 
+def test_an_impossible_token_adds_nothing_to_the_entropy_when_all_are_scored() -> None:
+    logits = LOGITS.masked_fill(LOGITS < -4, -torch.inf).requires_grad_()
+    every = torch.arange(50).expand(32, -1)
+    entropy, expected = (token_scores(logits, token, SamplingParams(1))[1] for token in (every, every[:, :1]))
+    assert entropy is not None
+    assert expected is not None
+    torch.testing.assert_close(entropy, expected)
+    entropy.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
 def test_bf16_logits_are_scored_in_fp32() -> None:
     rounded = LOGITS.bfloat16()
     scored = token_scores(rounded, LOGITS.argmax(-1), SamplingParams(1, temperature=0.7))[0]

@@ -25,6 +25,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "float tokens": (lambda: vocab_logprobs(LOGITS, TOKEN.float()), r"integers \[M, K\], .* not float32 \[6, 1\]"),
     "too few tokens": (lambda: vocab_logprobs(LOGITS, TOKEN[:5]), r"each of the 6 rows .* not int64 \[5, 1\]"),
     "one floor": (lambda: vocab_logprobs(LOGITS, TOKEN, floor_M=torch.zeros(1)), r"one number per row, \[6\]"),
+    "two sampled tokens": (
+        lambda: vocab_logprobs(LOGITS, IDS.view(3, 2).repeat(2, 1), Scoring(sampled=True), LOGITS.amax(-1)),
+        r"one per row \[M, 1\], not int64 \[6, 2\]; score others without sampled",
+    ),
     "a head of another width": (
         lambda: hidden_logprobs(LOGITS, torch.zeros(5, 7), TOKEN),
         r"\[M, D\] .* \[v, D\], but they are float32 \[6, 8\] and float32 \[5, 7\]",

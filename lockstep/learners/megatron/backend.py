@@ -1,4 +1,4 @@
-"""The training backend `megatron`, declared. Imports no torch."""
+"""Declaration of the training backend `megatron`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MegatronTraining(TrainingBackend):
         ranks: Ranks,
     ) -> MegatronLearner:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Megatron tells of everything that it could use and does not find
+            warnings.simplefilter("ignore")  # Megatron warns of each optional package that is missing
             from lockstep.learners.megatron.start import start_learner
 
             return start_learner(folder, head, seed, section, optimizer, ranks)

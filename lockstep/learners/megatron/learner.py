@@ -28,15 +28,15 @@ from lockstep.weight_sync.outgoing import type_for
 
 
 class MegatronLearner(RankLearner):
-    """Implements `learners.base.Learner` for one rank; only those of the last stage return results.
+    """Implements `learners.base.Learner` for one rank; only ranks of the last pipeline stage return results.
 
     Args:
-        stage: With weights, on its device.
+        stage: The stage, with weights, on its device.
         pieces: Pieces of its parameters.
         base: Prefix of the names of a backbone's tensors.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of the optimizer; None for a model that is only scored with.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class MegatronLearner(RankLearner):
 
         return iter(self._run_passes(micros, keep, forward_only=True))
 
-    def _run_passes(self, micros: MicroBatches, judge: Callable[..., Any], forward_only: bool) -> list[Any]:
-        """Runs the passes; returns the results of `judge` for each, on the last stage, and nothing on others."""
+    def _run_passes(self, micros: MicroBatches, finish: Callable[..., Any], forward_only: bool) -> list[Any]:
+        """Runs the passes; on the last stage, returns the result of `finish(rows, batch, outputs)` for each."""
 
         def step(waiting: Iterator[Any], stage: Stage) -> tuple[Any, Callable[..., Any]]:
             rows, batch = next(waiting)
             with self._computation():
                 outputs = stage(batch)
-            return outputs, lambda found, **options: judge(rows, batch, found, **options)
+            return outputs, lambda found, **options: finish(rows, batch, found, **options)
 
         if not len(micros):
             return []
@@ -124,7 +124,7 @@ class MegatronLearner(RankLearner):
             data_iterator=iter(micros),
             model=[self._stage],
             num_microbatches=len(micros),
-            seq_length=1,  # each says how long it is
+            seq_length=1,  # not used: lengths are sent along (`variable_seq_lengths`)
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,

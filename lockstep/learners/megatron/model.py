@@ -37,7 +37,7 @@ from lockstep_logprobs.shard import Shard
 
 
 class LayoutAttention(nn.Module):
-    """Attention that sees what a layout says, which stands where Megatron hands a mask down."""
+    """Attention by a layout, which Megatron passes down as `attention_mask`."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__()
@@ -50,22 +50,22 @@ class LayoutAttention(nn.Module):
 
 
 class Stage(nn.Module):
-    """The layers of one pipeline stage, with the embedding before the first and the head behind the last.
+    """The layers of one pipeline stage, with the embedding on the first stage and the head on the last.
 
     Args:
         network: The Hugging Face model, without weights.
         head: Output of the last stage.
         seed: Seed of a value head.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
 
     Attributes:
         config: Megatron's.
         gpt: Megatron's model, without weights.
         first_layer: The number of this stage's first layer among all.
-        tied: Whether embedding and vocabulary head are one matrix, which on several stages is there twice.
-        vocabulary: Number of tokens; matrices are filled up, so that ranks have as many rows each.
+        tied: Whether embedding and vocabulary head are tied; with several stages, the first and the last have a copy.
+        vocabulary: Number of tokens; matrices are padded, so that all tensor-parallel ranks have equally many rows.
         first_row: This rank's first token.
-        own_rows: Number of its own rows.
+        own_rows: Number of this rank's rows without padding.
     """
 
     def __init__(self, network: PreTrainedModel, head: Head, seed: int, ranks: Ranks) -> None:
@@ -128,7 +128,7 @@ class Stage(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """This rank's rows of the vocabulary head, with what fills them up."""
+        """This rank's rows of the vocabulary head, with their padding."""
         shared = self.gpt.share_embeddings_and_output_weights
         weight = self.gpt.embedding.word_embeddings.weight if shared else self.gpt.output_layer.weight
         assert weight is not None, "the first stage has the embedding, the last one the head"
@@ -175,7 +175,7 @@ def _megatron_config(config: PreTrainedConfig, family: MegatronLayers, ranks: Ra
         num_layers_in_first_pipeline_stage=None if len(split) == 1 else split[0],
         pipeline_dtype=torch.float32,
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # without experts, too, lengths vary with no other
+        moe_token_dispatcher_type="alltoall",  # required by variable_seq_lengths, even without experts
         calculate_per_token_loss=True,  # sums of losses stay sums
         use_cpu_initialization=True,
         perform_initialization=False,

@@ -1,7 +1,7 @@
-"""Megatron's modules on a machine without a GPU; nothing of this is used where there is one.
+"""Megatron's modules on a machine without a GPU; not used where there is one.
 
-They ask for memory "on the current GPU", by that name, and wait for it. Here the names of a few modules stand for the
-CPU instead. Nothing outside of these modules sees that.
+A few modules of Megatron allocate on `torch.cuda.current_device()` and synchronize with it. In these modules alone, the
+name `torch` is replaced by a stand-in whose GPU is the CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MODULES: tuple[Any, ...] = (p2p_communication, schedules, layers, mappings)
 
 
 class _TorchOfCPU:
-    """Torch, but for the GPU, which is the CPU."""
+    """Stand-in for `torch` whose GPU is the CPU."""
 
     cuda = SimpleNamespace(current_device=lambda: torch.device("cpu"), synchronize=lambda: None)
 

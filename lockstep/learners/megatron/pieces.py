@@ -1,4 +1,4 @@
-"""One rank's pieces of a Megatron learner: parameters in each of which several tensors of the checkpoint may lie."""
+"""One rank's pieces of a Megatron learner; a fused parameter, such as QKV, holds several tensors of the checkpoint."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class MegatronPiece(Piece):
     """A piece of a parameter of one stage.
 
     Attributes:
-        dim: Along which tensor-parallel ranks share its tensors; None: each has all of them.
-        partial: Whether each tensor-parallel rank knows but a part of its gradient.
-        ranks: Those that hold the model together.
+        dim: Dimension along which tensor-parallel ranks shard its tensors; None: each has them whole.
+        partial: Whether a tensor-parallel rank has only a part of its gradient, which is then summed over them.
+        ranks: Ranks that hold the model together.
     """
 
     dim: int | None
@@ -60,13 +60,13 @@ class MegatronPiece(Piece):
 
 
 def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -> Iterator[MegatronPiece]:
-    """Yields the pieces of all parameters of a stage, but the copy that a tied head has of the embedding.
+    """Yields the pieces of all parameters of a stage, except a tied head's copy of the embedding.
 
     Args:
-        stage: With the parameters.
+        stage: The stage.
         config: Configuration of the Hugging Face model.
         base: Prefix of the names of a backbone's tensors.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
     for name, parameter in stage.named_parameters():
         own = name.removeprefix("gpt.")

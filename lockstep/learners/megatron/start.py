@@ -26,15 +26,15 @@ from lockstep.types import Head
 def start_learner(
     folder: str, head: Head, seed: int, section: LearnerSection, optimizer: Optimizer | None, ranks: Ranks
 ) -> MegatronLearner:
-    """A learner of a folder's model; no rank ever holds more of that than it computes with.
+    """A learner of a folder's model; no rank ever holds more of the model than it computes with.
 
     Args:
         folder: Folder of the model.
-        head: Which one.
+        head: Output of the model.
         seed: Seed of a value head.
         section: Section of the recipe.
         optimizer: None for a model that is only scored with.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron's overlapping reductions
     device, network = (

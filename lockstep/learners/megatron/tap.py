@@ -1,7 +1,7 @@
 """The tap on the Megatron learner: hooks on Megatron's modules, whose values are named as those of `transformers`.
 
-Megatron lays tensors that read the same states into one, queries, keys and values group by group, gate and up one after
-the other. How is written down here once more, so that a weight that the learner lays elsewhere shows.
+Megatron fuses tensors with the same input: queries, keys and values group by group, gate and up one after the other.
+That layout is written down here independently of the learner, so that a mistake in the learner's shows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INSIDE: Mapping[tuple[str, End], tuple[str, ...]] = {
     ("mlp.linear_fc2", "in"): ("act",),
     ("mlp.linear_fc2", "out"): ("down",),
 }
-"""Modules of a layer, and the stages that lie in their inputs and outputs."""
+"""Stages in the inputs and outputs of a layer's modules."""
 
 _LAYER = re.compile(r"gpt\.decoder\.layers\.(\d+)\.(.+)")
 

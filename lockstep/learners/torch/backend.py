@@ -1,4 +1,4 @@
-"""The training backend `torch`, declared. Imports no torch."""
+"""Declaration of the training backend `torch`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TorchTraining(TrainingBackend):
             raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
 
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
-        """It is always there; what it cannot compute, the self-check finds."""
+        """Raises nothing: torch is always installed, and the self-check finds models that it cannot compute."""
 
     def build(
         self,

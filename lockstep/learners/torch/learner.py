@@ -34,7 +34,7 @@ class TorchLearner(RankLearner):
             ranks where there are several.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of the optimizer; None for a model that is only scored with.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TorchLearner(RankLearner):
             piece.parameter.requires_grad_(False)
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights, see `SendsWeights`; adapters merged, which changes nothing that is held here, or apart."""
+        """Yields weights, see `SendsWeights`; adapters are merged into copies, or yielded on their own."""
         adapters = [piece.local for piece in self._held if self._merges and is_adapter(piece.name)]
         with self._host.lend(adapters):
             for piece in self._held:
@@ -97,7 +97,7 @@ class TorchLearner(RankLearner):
         return parts
 
     def _begin_pass(self, last: bool) -> None:
-        """Lets the last pass, or each, sum gradients over ranks; what is outside of layers stays gathered till then."""
+        """Makes FSDP reduce gradients in the last pass or each; parameters outside layers stay gathered until then."""
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last or self.section.sync_every_pass)
             self.model.set_reshard_after_backward(last, recurse=False)

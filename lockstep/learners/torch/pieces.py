@@ -23,8 +23,8 @@ class TorchPiece(Piece):
     """A piece of a parameter, which is one tensor of the checkpoint.
 
     Attributes:
-        mesh: Mesh of ranks that have other pieces or the same; None: one process.
-        merged: The weight that is computed with, from a parameter that has an adapter; None: it has none.
+        mesh: Mesh of the ranks that hold the parameter; None: one process.
+        merged: Maps a parameter to its weight with the adapter merged; None: it has no adapter.
     """
 
     mesh: DeviceMesh | None
@@ -69,7 +69,7 @@ class TorchPiece(Piece):
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:
-        """Gradient, summed over the ranks that hold the same piece, but for what FSDP leaves whole."""
+        """Gradient, summed over the ranks that hold the same piece, except where FSDP leaves the parameter whole."""
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)

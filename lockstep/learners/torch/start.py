@@ -1,4 +1,4 @@
-"""Start of a learner's model on a rank: read whole, or, cut over ranks, box by box into memory of that size."""
+"""Start of a learner's model on a rank: read whole, or, if sharded over ranks, box by box into memory of that size."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def build_model(
 ) -> LogitsHead | ValueHead:
     """Builds a head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
 
-    No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by each, and then cut.
+    No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by every rank, then sharded.
 
     Args:
         folder: Folder of the model.
-        head: Which one.
+        head: Output of the model.
         seed: Seed of a value head.
         section: Section of the recipe.
-        ranks: Those that hold the model together.
+        ranks: Ranks that hold the model together.
         device: Device of the computation.
     """
     config = read_config(folder, headless=not scores_tokens(head))
@@ -77,7 +77,7 @@ def _shard(model: nn.Module, network: PreTrainedModel, section: LearnerSection, 
 
 @torch.no_grad()
 def _load_value_unit(model: ValueHead, network: PreTrainedModel, folder: str) -> None:
-    """Gives a value head the unit of a folder that holds a reward model."""
+    """Loads the unit of a value head from a folder, if that holds one, as a reward model's does."""
     with Boxes(weight_files(Path(folder))) as saved:
         for name in model.first_weights():
             if (there := in_folder(network.base_model_prefix, name)) in saved:

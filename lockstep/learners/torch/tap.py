@@ -23,7 +23,7 @@ def tap_torch(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
     """The tap on a rank of the torch learner, see `RankTap`."""
     model = learner.model
     assert isinstance(model, LogitsHead), "a learner that scores tokens"
-    inside = find_watched(model.lm)  # named as there: a cut that shares its name with others has its path for one
+    inside = find_watched(model.lm)  # named within `lm`: a cut whose name is not unique is named by its path there
     named = values_by_name({(f"{_MODEL}.{path}", end): cut for (path, end), cut in name_cuts(inside).items()})
 
     def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:

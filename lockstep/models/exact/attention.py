@@ -1,9 +1,9 @@
 """Causal attention whose rows do not depend on their neighbors, nor on how many keys a cache holds, on CPUs.
 
-Each query's scores are joined, and their softmax is multiplied with values block of keys by block of keys; the products
-are added in the order of the blocks. So a query has the same sums whether it stands alone before a cache (decoding) or
-among others (prefill, scoring, training): a hidden key adds an exact 0, and softmax adds up 16 sums side by side, to
-which it adds 0 as well. All is in fp32, which holds products of bf16 numbers exactly.
+A query's softmax runs over all its scores at once, and is multiplied with the values one block of keys at a time; the
+products are added in the order of the blocks. So a query has the same sums whether it is alone with a cache (decoding)
+or among others (prefill, scoring, training): a masked key adds an exact 0, also to the 16 partial sums of softmax. All
+is in fp32, which holds products of bf16 numbers exactly.
 
 Letters: B rows times heads of keys, G queries that share a head of keys, T queries, W keys, D size of a head.
 """
@@ -24,14 +24,15 @@ from lockstep.models.kernels import FUSED
 from lockstep_logprobs.kernel import runs_fused
 
 KEYS = 16
-"""Keys come in multiples of so many: fewer in a product take another kernel, and a softmax has so many sums."""
+"""Keys are padded to a multiple of this: a product with fewer takes another kernel, and softmax has as many partial
+sums."""
 
 QUERIES = 4
-"""Queries of one product come in multiples of so many: fewer take another kernel. Unlike rows of a linear map's product
-they are not shared out among threads, which have whole products."""
+"""Queries of a product are padded to a multiple of this: fewer take another kernel. Unlike rows of a linear map, they
+are not divided among threads, which compute whole products."""
 
 BLOCK = 128
-"""Keys of one product with values, and queries that are computed at once; more keys are summed in another order."""
+"""Keys in one product with values, and queries computed at once; more keys would be summed in another order."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Blockwise:
     """Implements `models.attention.Kernel`.
 
     Attributes:
-        softcap: Scores become cap · tanh(score / cap); None: they stay.
-        sinks: A score for each head that takes a share of the probability and gives no value [H]; None: there is none.
+        softcap: Scores become cap · tanh(score / cap); None: no cap.
+        sinks: A score for each head that takes a share of the probability and gives no value [H]; None: no sinks.
     """
 
     softcap: float | None = None
@@ -87,7 +88,7 @@ class Blockwise:
 
 
 def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Computes in the types that tensors have inside; autocast is left alone where it is off, which costs less."""
+    """A context without autocast; where it is off already it is not touched, which costs less."""
     on = torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
@@ -104,15 +105,15 @@ def _unfold(out: Tensor, heads: int, groups: int) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
-    """Attention of some queries [B, M, D] to keys [B, W, D]; the one definition of it.
+    """Attention of some queries [B, M, D] to keys [B, W, D].
 
     Args:
-        q: Queries, already scaled; only products are filled up to a multiple of them.
-        k: Keys, of which the first is the first of a block.
-        v: Their values.
-        mask: 0 where a query sees a key, else −∞: [M, W], of all; or [rows, 1, W], of all heads of a row.
+        q: Queries, already scaled; `_weights` and `_mix` pad them for their products alone.
+        k: Keys, starting at a block.
+        v: Values.
+        mask: 0 where a query sees a key, else −∞: [M, W] for all rows, or [rows, 1, W] for all heads of a row.
         softcap: As in `Blockwise`.
-        sinks: One for each query, of a shape that goes with [B, M, 1].
+        sinks: One for each query, broadcastable to [B, M, 1].
     """
     return _mix(_weights(q, k, mask, softcap, sinks)[0], v)
 
@@ -153,9 +154,9 @@ def _mask(start: int, stop: int, first: int, groups: int, window: int | None, de
 
 
 def _pieces(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple[int, int, int]]:
-    """Blocks of queries, start and stop, and the first key of the first block of keys that they see.
+    """Blocks of queries as (start, stop, first key), where the first key begins the first block of keys that they see.
 
-    Queries are those of the last tokens, and begin with a block.
+    Queries are those of the last tokens, and start at a block.
     """
     width, number = k.shape[1], q.shape[1] // groups
     starts = range(width - number, width, BLOCK)
@@ -198,9 +199,9 @@ class _Rows(torch.autograd.Function):
 
 
 class _Causal(torch.autograd.Function):
-    """`_attend` by blocks of queries, without the keys behind them.
+    """`_attend` by blocks of queries, each without the keys after it.
 
-    Backward computes the weights again, but for a single block's, which are kept: no more than 128 numbers a query.
+    Backward recomputes the weights, unless there is only one block, whose at most 128 weights per query are kept.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Mixtures of experts whose tokens do not depend on their neighbors, on CPUs.
 
-A router's products are filled up with rows as `linear` fills them, and so are an expert's, however many tokens it got.
-A token's experts are added in the order in which its router named them.
+Products of a router, and of an expert however many tokens it got, are padded with rows as `linear` pads them. A token's
+experts are added in the order in which its router chose them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 
 
 def route(router: Any, hidden: Tensor) -> tuple[Tensor, ...]:
-    """The results of a router for some tokens, by its own operations on rows that are filled up."""
+    """The results of a router for some tokens, by its own operations on padded rows."""
     rows = hidden.shape[:-1].numel()
     filled = F.pad(hidden.reshape(rows, -1), (0, 0, 0, count_missing_rows(rows, router.weight)))
     return tuple(x[:rows] for x in type(router).forward(router, filled))
@@ -38,7 +38,7 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
         experts: A module of `transformers` that holds them all.
         hidden: Hidden states [N, D].
         chosen: Experts of each token, int64 [N, K].
-        share: What each is multiplied by [N, K].
+        share: Weight of each expert's result [N, K].
     """
     weights = [x.mT if experts.is_transposed else x for x in (experts.gate_up_proj, experts.down_proj)]
     biases = [experts.gate_up_proj_bias, experts.down_proj_bias] if experts.has_bias else [None, None]
@@ -46,7 +46,7 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
     ends = torch.searchsorted(expert, torch.arange(len(weights[0]), device=expert.device), right=True)
     with torch.autocast(hidden.device.type, enabled=False):
         rows = hidden.to(weights[0].dtype)[order // chosen.shape[1]]
-        parts = rows.split(ends.diff(prepend=ends.new_zeros(1)).tolist())  # the one time that a device is waited for
+        parts = rows.split(ends.diff(prepend=ends.new_zeros(1)).tolist())  # the only wait for the device
         gated = [_gate(experts, x) for x in _map_each(parts, weights[0], biases[0])]
         out = torch.cat(_map_each(gated, weights[1], biases[1]))
         each = torch.empty_like(out).index_copy(0, order, out).unflatten(0, chosen.shape) * share[:, :, None]
@@ -64,4 +64,4 @@ def _gate(experts: Any, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
         return experts.act_fn(gate) * up
     gate, up = x[..., ::2].clamp(max=experts.limit), x[..., 1::2].clamp(-experts.limit, experts.limit)
-    return (up + 1.0) * (gate / (1.0 + (gate * -experts.alpha).exp()))  # sigmoid does not round alike everywhere
+    return (up + 1.0) * (gate / (1.0 + (gate * -experts.alpha).exp()))  # sigmoid rounds some elements otherwise

@@ -22,7 +22,7 @@ from lockstep.models.folder import head_size, skeleton
 from lockstep.types import SamplingParams
 
 _LARGEST_HEAD = 128
-"""Numbers of a head; attention of more takes more shared memory than an A100 has."""
+"""Largest head size; attention with larger heads takes more shared memory than an A100 has."""
 
 _SIZES = (1, 5, 16, 65, 264)
 """Rows of a batch that are compared with those of the largest."""
@@ -81,7 +81,7 @@ def _is_same(compute: Callable[[Tensor], Tensor], x: Tensor) -> bool:
 
 @torch.no_grad()
 def _tries_map(size: int, columns: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Also cut in two, as maps of the same input may be one."""
+    """True if a product's rows are the same in any batch, and if it is computed in two halves, as fused maps are."""
     weight = _random(columns, size, dtype=dtype, device=device)
     x = _random(_SIZES[-1], size, dtype=dtype, device=device)
     apart = torch.cat([product(x, part) for part in weight.tensor_split(2)], 1)
@@ -97,7 +97,7 @@ def _tries_norm(size: int, dtype: torch.dtype, device: torch.device) -> bool:
 
 @torch.no_grad()
 def _tries_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
-    """Some queries alone, as while decoding, and among all."""
+    """True if some queries give the same alone, as in decoding, as among all."""
     kernel, scale = Blockwise(), size**-0.5
     q, k, v = (
         _random(2, number, _LENGTH, size, dtype=torch.float32, device=device) for number in (heads, groups, groups)

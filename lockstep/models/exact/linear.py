@@ -1,9 +1,9 @@
 """Linear maps and activations whose rows do not depend on their neighbors, on CPUs.
 
-A matrix product sums each element in an order that its kernel chooses, and the kernel is chosen by the number of rows:
-a few rows take another one, so do threads that are left with a few, and in bf16 so do small products. Multiples of 8
-rows, and of enough multiplications, all take the same (`count_missing_rows`). An activation's vectors and what is left
-of them at the end can round differently; it is written here in operations that round alike.
+The kernel of a matrix product decides in which order each element is summed, and the number of rows decides which
+kernel is used: few rows take another one, as do threads that are left with few rows, and small products in bf16.
+Products of a multiple of 8 rows that are large enough all take the same one (`count_missing_rows`). Vectorized
+activations can round the last elements of a tensor differently; they are written here in operations that do not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` of the device: on GPUs a product of fixed tiles, in the type of autocast."""
+    """`linear` on any device: on GPUs a product of fixed tiles, in the type of autocast."""
     if not runs_fused(x):
         return linear(x, weight, bias)
     x, weight = cast_as_autocast(x, weight)
@@ -38,7 +38,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def pad(x: Tensor, multiple: int) -> Tensor:
-    """Adds rows of 0 up to a multiple; padding by none would copy."""
+    """Adds zero rows up to a multiple; returns `x` itself if none are missing, where `F.pad` would copy."""
     return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple)) if x.shape[-2] % multiple else x
 
 

@@ -22,7 +22,7 @@ from lockstep_logprobs.kernel import runs_fused
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 ROTARY = ("default", "linear", "llama3", "yarn")
-"""Rotary positions whose angles depend on nothing but the position."""
+"""Types of rotary embeddings whose angles depend only on the position."""
 
 
 def make_exact(lm: PreTrainedModel) -> None:
@@ -48,14 +48,14 @@ def is_exact(lm: PreTrainedModel) -> bool:
 
 
 def computes_as_written(module: nn.Module) -> bool:
-    """True if a module computes as its class does, or as `make_exact` or `read_less` has it, and has no hooks."""
+    """True if a module has the forward of its class, or that of `make_exact` or `read_less`, and no hooks."""
     own = vars(module).get("forward")
     written = own is None or own in (silu, gelu_tanh) or (isinstance(own, partial) and own.func in _OWN)
     return written and not module._forward_hooks and not module._forward_pre_hooks
 
 
 def find_multiple(lm: PreTrainedModel) -> int:
-    """The number of which a model's rows and keys should be multiples, so that its kernels need not fill them up."""
+    """The number of which a model's rows and keys should be multiples, so that its kernels need not pad them."""
     return KEYS if is_exact(lm) else 1
 
 
@@ -76,7 +76,7 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
 
 
 def _forward(module: nn.Module) -> Callable[..., Any] | None:
-    """The function that computes a module exactly; None: its own does."""
+    """The function that computes a module exactly; None if its own does."""
     if isinstance(module, nn.Linear):
         return partial(_map, module)
     if isinstance(module, SiLUActivation | nn.SiLU):

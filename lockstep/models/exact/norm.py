@@ -1,4 +1,4 @@
-"""RMS norms whose rows do not depend on their neighbors on GPUs, where PyTorch's means follow the number of rows."""
+"""Row-invariant RMS norms for GPUs, where the order in which PyTorch sums a mean depends on the number of rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_rms_norm(module: nn.Module) -> bool:
 
 
 class _MeanSquares(torch.autograd.Function):
-    """Means of squares over the last dimension, which stays, of size 1."""
+    """Means of squares over the last dimension, which is kept with size 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

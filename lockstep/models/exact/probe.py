@@ -1,4 +1,4 @@
-"""A probe of this machine: whether its products sum a row alike in any batch, at the shapes of a model."""
+"""A probe of this machine: whether its products give a row the same bits in any batch, at the shapes of a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES = (1, 5, 9, 17, 65, 264)
 """Rows of the products that are tried."""
 
 _DRAWN = 256
-"""Columns of a weight that are drawn; the others repeat them, since a kernel is not chosen by numbers."""
+"""Columns of a weight that are drawn; the others repeat them, since a kernel is not chosen by values."""
 
 
 def probe(config: PreTrainedConfig, bf16: bool, adapters: LoRA | None = None) -> str | None:
@@ -81,9 +81,9 @@ def _random(*shape: int) -> Tensor:
 
 
 def _draw_cancelling(rows: int, columns: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Draws factors [rows, size] and [columns, size] whose products cancel: what is left tells the order of the sums.
+    """Draws factors [rows, size] and [columns, size] whose products cancel: the rounding that is left tells the order.
 
-    Of other numbers bf16 rounds it away in all but 1 element of some 40,000.
+    With other numbers, bf16 rounds the difference away in all but 1 element of some 40,000.
     """
     half, draw = -(-size // 2), torch.Generator().manual_seed(rows + columns + size)
     x, weight = (
@@ -104,7 +104,7 @@ class _Product(Protocol):
 
 @dataclass(frozen=True)
 class _Map:
-    """A linear map, from numbers to columns; turned: its weight lies in memory the other way round."""
+    """A linear map from `size` to `columns`; turned: its weight is transposed in memory."""
 
     size: int
     columns: int
@@ -133,7 +133,7 @@ class _Map:
 
 @dataclass(frozen=True)
 class _Head:
-    """The product of a head, which is made of tiles of the vocabulary where log-probabilities are scored."""
+    """The product of a vocabulary head, which scoring computes tile by tile."""
 
     size: int
     vocabulary: int
@@ -153,7 +153,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Attention:
-    """The products of attention with so many heads, groups of keys and numbers in each."""
+    """The products of attention with so many heads of queries and of keys, of a size."""
 
     heads: int
     groups: int

@@ -1,7 +1,7 @@
 """Verdicts on this machine's products, kept in the user's cache folder, so that each product is tried once.
 
-A verdict holds for all that decides it: the product, threads, torch, processor, environment and the code that tries it.
-A file that cannot be read, or says anything else, counts for nothing; one that cannot be written is missed by no one.
+A verdict is keyed by all that decides it: product, threads, torch, processor, environment and the code that tries it. A
+file that cannot be read, or is about anything else, is ignored; one that cannot be written is not an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROCESSOR = (
 """Fields of /proc/cpuinfo, of x86 and of Arm, by which libraries choose kernels."""
 
 _ENVIRONMENT = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
-"""Beginnings of the names of variables by which users choose them."""
+"""Prefixes of environment variables by which users choose kernels."""
 
 
 def recall(product: str, find: Callable[[], bool]) -> bool:
@@ -53,7 +53,7 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _describe_machine() -> dict[str, str]:
-    """Describes all but the product that decides which kernels compute it, and in how many parts."""
+    """Describes all besides the product that decides which kernels compute it, and in how many parts."""
     environment = sorted(item for item in os.environ.items() if item[0].startswith(_ENVIRONMENT))
     return {
         "processor": _hash(_read_processor()),

@@ -1,4 +1,4 @@
-"""A model family: particulars of an architecture that no configuration holds."""
+"""A model family: what Lockstep has to know of an architecture besides its configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class TensorParallel:
     """Tensor-parallel plan of a backbone.
 
     Attributes:
-        plan: Makes the style of each module that takes part, by its name in the backbone; `*` stands for each layer.
-        divided_fields: Fields of the configuration that the number of ranks must divide.
+        plan: Returns the parallel style of each sharded module, by its name in the backbone; `*` stands for each layer.
+        divided_fields: Fields of the configuration that must be multiples of the number of ranks.
     """
 
     plan: Callable[[], dict[str, ParallelStyle]]
@@ -62,16 +62,16 @@ class PlainLayers:
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture of `transformers`; with nothing but its type, it is computed like any other.
+    """An architecture of `transformers`. All fields but its type are optional, and enable features.
 
     Attributes:
         model_type: Type in configurations.
-        tensor_parallel: None: it cannot be cut over tensor-parallel ranks.
-        megatron: None: the Megatron backend refuses it.
-        reads_boxes: Whether each rank reads its own boxes of the files, and none ever holds the model whole. That asks
-            that files name tensors as the network does, that logits are products of last hidden states and the
-            vocabulary head, and that buffers follow from the configuration.
-        plain: None: the sampler computes it by its modules.
+        tensor_parallel: Its tensor-parallel plan; None: tp is refused.
+        megatron: Its map to Megatron's layers; None: the Megatron backend refuses it.
+        reads_boxes: Whether each rank reads only its own boxes of the files, so that none ever holds the whole model.
+            This requires that files name tensors as the network does, that logits are products of the last hidden
+            states and the vocabulary head, and that buffers follow from the configuration.
+        plain: Its layers for `models.token_step`; None: the torch sampler runs the model's own modules.
     """
 
     model_type: str

@@ -1,7 +1,7 @@
 """Llama: the plain decoder, of which other families are variants.
 
-Under tensor parallelism every rank has a share of the tokens between products; heads and hidden units are cut where the
-products are.
+Tensor parallelism is combined with sequence parallelism: matrix products are sharded over heads and hidden units, and
+everything between them over tokens.
 """
 
 from __future__ import annotations

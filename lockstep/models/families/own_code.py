@@ -1,7 +1,7 @@
-"""Model classes of a folder's own (`auto_map`): imported from files that the user trusts, and told to `transformers`.
+"""Model classes that a folder brings (`auto_map`): imported from trusted files, and registered in `transformers`.
 
-The bytes that are compared with what is trusted are the bytes that run. A file may import its neighbors relatively
-(`from .configuration_mine import …`), and these have to be trusted, too; nothing else of the folder can be imported.
+The bytes that are compared with the trusted digests are the bytes that run. A file may import its neighbors relatively
+(`from .configuration_mine import …`), which have to be trusted, too; nothing else of the folder can be imported.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def is_own(model_type: object) -> bool:
 
 
 def find_package(model_type: str) -> str | None:
-    """A name of the code of a type's own, which changes with it; None for types of `transformers`."""
+    """The package name of a model type's own code, which contains its digest; None for types of `transformers`."""
     own = _OWN.get(model_type)
     return None if own is None else own.package
 
 
 def write_own_files(model_type: str, folder: Path) -> None:
-    """Writes the files of a type's own into a folder; nothing for types of `transformers`."""
+    """Writes the files of a model type's own code into a folder; nothing for types of `transformers`."""
     if model_type in _OWN:
         for name, text in _OWN[model_type].content.items():
             (folder / f"{name}.py").write_bytes(text)
@@ -89,7 +89,7 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
 
 
 def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Tells `transformers` the classes that a folder brings, once, if its configuration needs them.
+    """Registers the classes that a folder brings in `transformers`, once, if its configuration needs them.
 
     Raises:
         UntrustedCode: The user has not named their files.
@@ -124,7 +124,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _is_of_transformers(kind: object) -> bool:
-    """True for a type that `transformers` computes itself, and not by classes that it was told."""
+    """True for a type of `transformers` itself, not of registered classes."""
     return is_known(kind) and not is_own(kind)
 
 
@@ -186,7 +186,7 @@ def _find_class(folder: Path, package: str, place: str) -> type:
 
 
 class _Files(MetaPathFinder, SourceLoader):
-    """Finds the modules of one folder's package in bytes that were read before, and nowhere else.
+    """Imports the modules of one folder's package from bytes that were read before, and from nowhere else.
 
     Args:
         package: Name of the package.
@@ -214,5 +214,5 @@ class _Files(MetaPathFinder, SourceLoader):
 
     def get_data(self, path: str) -> bytes:
         if path not in self._files:
-            raise FileNotFoundError(path)  # compiled code that lies beside a file is not read
+            raise FileNotFoundError(path)  # such as a .pyc file, which is never read
         return self._files[path]

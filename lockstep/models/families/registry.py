@@ -1,4 +1,4 @@
-"""The registry of families, and the family of a configuration. A new one is a file here, and its name."""
+"""The registry of families. To add one, add a file to this folder and its name to `_FILES`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAMILIES = tuple(_import_family(name) for name in _FILES)
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a model; one that is not registered has nothing particular."""
+    """The family of a model; for a type that is not registered, a family without optional features."""
     kind = config.model_type
     return next((family for family in FAMILIES if family.model_type == kind), Family(kind))
 

@@ -1,4 +1,4 @@
-"""The inference backend `openai`, declared: a server that is there already. Imports no torch."""
+"""Declaration of the inference backend `openai`: a server that already runs. Imports no torch."""
 
 from __future__ import annotations
 

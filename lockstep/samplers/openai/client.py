@@ -1,7 +1,7 @@
 """A client for a server that speaks OpenAI's protocol: vLLM's, SGLang's, TensorRT-LLM's `trtllm-serve`, or another.
 
-The server is there already and has its weights: nothing can be sent to it but requests. So what it is, what it can do
-and how its responses ended is checked as far as its own words allow (docs/guides/servers.md).
+The server already runs with weights of its own; only requests can be sent to it. So what it is, what it supports and
+how its responses ended is checked as far as its answers allow (docs/guides/servers.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockstep.types import Reply, Request, SamplingParams
 _SHOWN_MODELS = 5
 
 _WARN_FROM = 0.01
-"""Share of bad ends from which on the user is warned."""
+"""Share of bad ends from which the user is warned."""
 
 _SEED_BITS = 2**63 - 1
 """Mask of seeds that every server takes: not negative, in a signed 64-bit integer."""
@@ -27,7 +27,7 @@ class OpenAIClient:
     """A client that requests completions of prompts and answers to conversations from a server.
 
     Args:
-        options: Which server, and how to ask it.
+        options: Address of the server, the model, and limits of requests.
         timeout_s: A request that is not answered within this is sent again.
         vocabulary: Size of the model's vocabulary, to find token ids outside of it; None: they are not checked.
         note: Shows the user a line.
@@ -56,7 +56,7 @@ class OpenAIClient:
         self._dialect = self._find_dialect()
 
     def require(self, sampling: SamplingParams, logprobs: bool = False) -> None:
-        """Raises ValueError where the server has no words for a distribution, or no log-probabilities under it."""
+        """Raises ValueError if the server cannot express a distribution, or gives no log-probabilities under it."""
         if logprobs:
             self._dialect.require_exact(sampling)
         self._dialect.fields(sampling)
@@ -67,7 +67,7 @@ class OpenAIClient:
         """Completes prompts, which go out as token ids.
 
         Returns:
-            Places in `requests` and their replies, as they come.
+            Indices into `requests` and their replies, as they come.
 
         Raises:
             ValueError: If the server lacks a requested option.
@@ -92,7 +92,7 @@ class OpenAIClient:
             conversations: Messages with `role` and `content`.
             sampling: The sampling distribution.
             keys: Keys of the random numbers, one per conversation.
-            lost: Takes each failure after all retries, and the others continue; None: the first failure is an error.
+            lost: Called with each request that failed after all retries; None: the first such failure is raised.
 
         Returns:
             As `replies`.

@@ -1,4 +1,4 @@
-"""Dialects of servers that speak OpenAI's protocol: what they understand besides it, and their answers."""
+"""Dialects of servers that speak OpenAI's protocol: the options that each understands besides it, and their answers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Dialect:
 
     Attributes:
         name: Name of the kind.
-        every_token: Value of `top_k` that keeps all; None: the server knows neither top_k nor stop tokens.
+        every_token: Value of `top_k` that keeps all tokens; None: the server knows neither top_k nor stop token ids.
         ids: Options that request token ids in the answer.
-        only_our_stops: Options to stop at our stop tokens alone, and not at those of the model besides.
+        only_our_stops: Options to stop at our stop tokens alone, and not at the model's own as well.
         logprobs: Whether completions come with log-probabilities.
     """
 
@@ -35,10 +35,10 @@ class Dialect:
     logprobs: bool = False
 
     def fields(self, sampling: SamplingParams) -> dict[str, object]:
-        """Returns a distribution and its stop tokens in the server's words.
+        """Returns the request's options for a distribution and its stop tokens.
 
         Raises:
-            ValueError: If the server has no words for it.
+            ValueError: If the server has no options for it.
         """
         options: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         if sampling.stop:
@@ -52,7 +52,7 @@ class Dialect:
             "min_p": sampling.min_p,
             "top_k": sampling.top_k,
         }
-        if self.every_token is not None:  # all are said: else servers take defaults from the model's folder
+        if self.every_token is not None:  # all are sent: otherwise servers take defaults from the model's folder
             stops = {"stop_token_ids": list(sampling.stop_token_ids)}
             return options | penalties | others | stops | self.ids | {"top_k": sampling.top_k or self.every_token}
         for name, value in others.items():
@@ -61,10 +61,10 @@ class Dialect:
         return options | (penalties if sampling.counts_response else {})
 
     def require_exact(self, sampling: SamplingParams) -> None:
-        """Raises ValueError where the server's log-probabilities may not be those of the sampling distribution.
+        """Raises ValueError if the server's log-probabilities may not be those of the sampling distribution.
 
-        Servers give those of temperature 1 and the whole vocabulary, or those of the sampling distribution, as they
-        were started, and do not say which. Where the two differ, none are known to be exact.
+        Depending on how a server was started, it returns those of temperature 1 and the whole vocabulary, or those of
+        the sampling distribution, and does not say which. So they are accepted only where both are the same.
         """
         if not self.logprobs:
             raise InputError(f"{self.name} gives no log-probabilities of what it completes; do without them")
@@ -84,14 +84,14 @@ DIALECTS = {
 
 
 _ID = "token_id:"
-"""Begins the name of a token that a server does not spell."""
+"""Prefix of the name of a token that a server gives by its id."""
 
 _LONGEST_TOKEN = 4096
 """Characters; vocabularies have runs of spaces of a few hundred."""
 
 
 class ServerWords(BaseModel):
-    """A part of what a server says; a number is a number, and nothing is read as one."""
+    """A part of a server's answer; types are strict, so that "1" is not read as a number."""
 
     model_config = ConfigDict(strict=True)
 
@@ -111,7 +111,7 @@ class Models(ServerWords):
 
 
 def _replace_half_characters(text: str) -> str:
-    """Half of a surrogate pair, which JSON can hold and no file, becomes the replacement character."""
+    """Replaces unpaired surrogates, which JSON can hold and UTF-8 cannot, by the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -120,13 +120,13 @@ Text = Annotated[str, AfterValidator(_replace_half_characters)]
 
 
 class Message(ServerWords):
-    """A message of a conversation; None where a server keeps the reasoning apart and there was nothing else."""
+    """A message of a conversation; its content is None if there was only reasoning, which some servers keep apart."""
 
     content: Text | None = None
 
 
 class Logprobs(ServerWords):
-    """Log-probabilities of the sampled tokens, in nats; `tokens` are these, as `token_id:7` where a server says so."""
+    """Log-probabilities of the sampled tokens, nats, and the tokens, as text or as `token_id:7`."""
 
     token_logprobs: list[Annotated[float, Field(le=LARGEST_LOGPROB, allow_inf_nan=False)]]
     tokens: list[str] | None = None
@@ -162,9 +162,9 @@ class Completion(ServerWords):
         return self.usage.completion_tokens if ids is None else len(ids)
 
     def fault(self, max_tokens: int) -> str | None:
-        """The reason that this can be no response of so many tokens; None if it can."""
+        """The reason why this cannot be a response of at most `max_tokens` tokens; None if it can."""
         choice = self.choices[0]
-        if self.num_tokens > max_tokens + 1:  # some count the stop token besides
+        if self.num_tokens > max_tokens + 1:  # some servers count the stop token in addition
             return f"it answers with {self.num_tokens} tokens, where {max_tokens} were asked for at most"
         characters = len(choice.text or choice.message.content or "")
         if characters > _LONGEST_TOKEN * (self.num_tokens + 1):
@@ -192,7 +192,7 @@ class Ends:
     context: int | None
 
     def are_broken_by(self, answer: Completion) -> bool:
-        """True if a response ended as it should not, as far as the server's words tell."""
+        """True if a response did not end at a stop token or a limit, as far as the server's answer tells."""
         choice = answer.choices[0]
         ids = choice.token_ids or ()
         if self.vocabulary is not None and not all(0 <= token < self.vocabulary for token in ids):
@@ -210,7 +210,7 @@ class Ends:
 
 
 def _is_stopped(choice: Choice, stops: Collection[int]) -> bool:
-    """True if the last token is a stop token; where there are no ids, what the server says about it counts."""
+    """True if the last token is a stop token; without token ids, by the server's `stop_reason`, if it gives one."""
     if choice.token_ids is not None:
         return bool(choice.token_ids) and choice.token_ids[-1] in stops
     return choice.stop_reason is None or choice.stop_reason in stops

@@ -1,4 +1,4 @@
-"""The inference backend `torch`, declared. Imports no torch."""
+"""Declaration of the inference backend `torch`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TorchInference(InferenceBackend):
         return responses * vocabulary * any_and_times if penalizes else 0
 
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
-        """It is always there."""
+        """Raises nothing: torch is always installed."""
 
     def build(
         self,

@@ -1,4 +1,4 @@
-"""Accounts of the blocks of a pool: which are free, which belong to prompts, and which are known by their tokens."""
+"""The prefix cache's accounts of blocks: which are free, which are in use, and which tokens they hold."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lockstep.models.pool import BLOCK
 
 _ROOT = 0
 _FEWEST = 64
-"""Blocks that are added at once, at least: growing copies all that is kept."""
+"""The fewest blocks that are added at once: growing copies the whole pool."""
 
 _Known = tuple[int, tuple[int, ...]]
-"""Key of a known block: the number of the content before it, and its own tokens."""
+"""Key of a cached block: the number of the prefix before it, and its own tokens."""
 
 
 def count_blocks(tokens: int) -> int:
@@ -24,8 +24,8 @@ class Blocks:
     """Free and taken blocks, by their numbers.
 
     Attributes:
-        count: Number of blocks, free ones among them.
-        keep: Number of blocks without users that stay known, at most, before their memory is used again.
+        count: Number of blocks, free ones included.
+        keep: The most blocks without users that stay cached before their memory is reused.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Blocks:
         self._newest = _ROOT
 
     def take(self, number: int) -> list[int]:
-        """Takes free blocks, or those that are known for longest, or new ones."""
+        """Takes free blocks; if too few, evicts cached ones beyond `keep`, oldest first, and adds new ones."""
         while len(self._free) < number and len(self._kept) > self.keep:
             self._forget(next(iter(self._kept)))
         if len(self._free) < number:
@@ -55,7 +55,7 @@ class Blocks:
             self._kept.pop(block, None)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Takes a user from each block; those that are known by their tokens stay known for a while."""
+        """Removes a user from each block; a block whose tokens are noted stays cached for a while."""
         for block in blocks:
             self._users[block] -= 1
             if self._users[block] == 0 and block in self._known:
@@ -64,7 +64,7 @@ class Blocks:
                 self._free.append(block)
 
     def find(self, tokens: tuple[int, ...]) -> list[int]:
-        """Finds blocks that hold the beginning of some tokens, but never the last of them, whose logits are wanted."""
+        """Finds cached blocks of the longest prefix of some tokens, without the last, whose logits are needed."""
         content, found = _ROOT, list[int]()
         for start in range(0, (len(tokens) - 1) // BLOCK * BLOCK, BLOCK):
             entry = self._contents.get((content, tokens[start : start + BLOCK]))
@@ -75,7 +75,7 @@ class Blocks:
         return found
 
     def remember(self, tokens: tuple[int, ...], blocks: Sequence[int]) -> None:
-        """Notes which tokens the full ones of some blocks hold."""
+        """Notes which tokens some blocks hold; only full blocks are cached."""
         content = _ROOT
         for start, block in zip(range(0, len(tokens) // BLOCK * BLOCK, BLOCK), blocks, strict=False):
             key = content, tokens[start : start + BLOCK]
@@ -86,7 +86,7 @@ class Blocks:
             content, _ = self._contents[key]
 
     def _forget(self, block: int) -> None:
-        """Frees a block without users. What followed it is found no more, since its content's number never returns."""
+        """Frees a cached block. Blocks that continue it are no longer found: its prefix's number is never reused."""
         del self._kept[block], self._contents[self._known.pop(block)]
         self._free.append(block)
 

@@ -27,13 +27,13 @@ from lockstep.weight_sync.fingerprints import Taken, copy_and_take, read, take
 
 
 class ModelSampler(ABC):
-    """Implements `samplers.base.Sampler`, all but `pieces`; given the learner's own model it shares the weights.
+    """Implements `samplers.base.Sampler` except `pieces`; given the learner's own model, it shares the weights.
 
     Args:
         lm: A causal language model with Lockstep's attention.
         max_batch_size: Sequences generated side by side.
-        bf16: Compute as a bf16 learner does; weights are fp32 all the same.
-        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
+        bf16: Compute as a bf16 learner does, by autocast; weights are fp32 in either case.
+        raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
     """
 
     dtype = torch.float32
@@ -57,14 +57,14 @@ class ModelSampler(ABC):
 
     @abstractmethod
     def sleep(self) -> None:
-        """Frees what is held between rollouts, but for weights."""
+        """Frees what is held between rollouts, except weights."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         return gather_pieces(self.pieces(requests, sampling))
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
-        """See `samplers.base.Sampler`; a pass has no more rows and tokens of prompts than one that generates."""
+        """See `samplers.base.Sampler`; a pass has at most as many rows and tokens as one that generates."""
         head, bare = LogitsHead(self._lm), replace(batch, sampling=None, entropy=False)
         scores = list[Tensor]()
         with self._autocast():
@@ -93,7 +93,7 @@ class ModelSampler(ABC):
         return Attestation(version, dict(zip(found, read(list(found.values())), strict=True)))
 
     def _fingerprint(self, name: str, tensor: Tensor) -> Taken:
-        """The fingerprint of a tensor's memory: that of its copy, if nothing has been written there since."""
+        """The fingerprint of a tensor's memory: the one taken while copying, if nothing was written there since."""
         taken, at = self._taken.get(name, (None, -1))
         return take(tensor) if taken is None or at != tensor._version else taken
 
@@ -119,7 +119,7 @@ class ModelSampler(ABC):
                 self._taken[name] = taken, own._version
 
     def _autocast(self) -> torch.autocast:
-        """Computes in the sampler's type inside; it keeps bf16 copies of weights until it is left."""
+        """The autocast context of the sampler's type; it keeps bf16 copies of weights until it is left."""
         return torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16)
 
     def _assemble(self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams) -> Batch:

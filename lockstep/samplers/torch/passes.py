@@ -1,4 +1,4 @@
-"""The tokens of a pass and their layout: one of each running row, and those of prompts that are new.
+"""The tokens of a pass and their layout: one of each running row (decode), and those of new prompts (prefill).
 
 Letters: N tokens of a pass, M of them with logits, P prompts, B blocks of a prompt.
 """
@@ -31,25 +31,25 @@ def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens and their positions, int64 [N], and which of them have logits [M]."""
+    """Tokens and their positions, int64 [N], and the indices of those whose logits are computed, int64 [M]."""
 
     token: Tensor
     position: Tensor
     keep: Tensor
 
     def join(self, others: Tokens) -> Tokens:
-        """These tokens, and others behind them."""
+        """These tokens, followed by others."""
         token, position = torch.cat([self.token, others.token]), torch.cat([self.position, others.position])
         return Tokens(token, position, torch.cat([self.keep, others.keep + len(self.token)]))
 
 
 def take_prompts(prompts: Sequence[SharedPrompt], multiple: int, device: torch.device) -> tuple[Tokens, Beginning]:
-    """The tokens of prompts that are not known, those of whole prompts first; the last of each has logits.
+    """The tokens of prompts without their cached prefixes; the last token of each has logits.
 
     Args:
-        prompts: The prompts, of which the whole ones come first.
+        prompts: The prompts; those without a cached prefix come first.
         multiple: See `Packed.of`.
-        device: Where the model is.
+        device: Device of the model.
     """
     known_P = torch.tensor([prompt.known for prompt in prompts])
     length_P = torch.tensor([len(prompt.tokens) for prompt in prompts])

@@ -15,7 +15,7 @@ from lockstep import keyed
 from lockstep.types import Request, SamplingParams
 
 _FIRST = 64
-"""Tokens of a response that there is first room for."""
+"""Tokens of a response that there is room for at first."""
 
 
 class NotFinite(Exception):
@@ -43,14 +43,14 @@ class Response:
 
 @dataclass(eq=False)
 class SharedPrompt:
-    """Tokens that rows begin with; it has blocks until the last of them has begun.
+    """A prompt that one or more rows begin with; it keeps its blocks until the last of them has begun.
 
     Attributes:
         tokens: The tokens.
-        waiting: Number of rows that are still to begin.
+        waiting: Number of rows that have not begun yet.
         blocks: Blocks that hold it; empty: it is not computed yet.
-        known: Tokens whose blocks were there before.
-        logits: Logits of the token behind it [V], from the pass that computes it.
+        known: Number of its tokens that were in the prefix cache.
+        logits: Logits of the first token after it [V], from the pass that computes it.
     """
 
     tokens: tuple[int, ...]
@@ -65,13 +65,13 @@ class Row:
     """A request that waits or runs.
 
     Attributes:
-        number: That of the request.
+        number: Number of the request.
         request: The request.
         sampling: Its distribution.
-        room: Tokens of its response, at most.
-        prompt: What it begins with: the request's tokens and, if it ran before, those of its response.
-        so_far: Its response before it last began.
-        place: Its place; −1: it waits.
+        room: The most tokens of its response.
+        prompt: The request's tokens and, if the row was preempted, those of its response so far.
+        so_far: Its response when it was last preempted.
+        place: Its place; −1 while it waits.
         began: Number of rows that began before it last did.
     """
 
@@ -90,10 +90,10 @@ class Places:
 
     Attributes:
         count: Number of places.
-        token_S: Newest token of each row, not computed yet.
-        filled_S: Number of tokens whose keys and values are in blocks.
+        token_S: Newest token of each row, whose keys and values are not computed yet.
+        filled_S: Number of tokens whose keys and values are computed.
         made_S: Number of tokens of its response.
-        room_S: Tokens of its response, at most.
+        room_S: The most tokens of its response.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -132,14 +132,14 @@ class Places:
         self.made_S[place_R] = made_R + 1
 
     def newest(self, place_R: Tensor, count: int) -> list[list[int]]:
-        """The newest tokens of each response, at most so many."""
+        """The newest tokens of each response, at most `count`."""
         made_R = self.made_S[place_R]
         column_RK = made_R[:, None] + torch.arange(-count, 0, device=self._device)
         tokens = self._token_SK[place_R[:, None], column_RK.clamp(min=0)].tolist()
         return [some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)]
 
     def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
-        """The responses of rows so far; some have stopped."""
+        """The responses of rows so far; `stopped` says which of them ended at a stop token or string."""
         place = self._ints([row.place for row in rows])
         made = self.made_S[place].tolist()
         most = max(made)
@@ -156,7 +156,7 @@ class Places:
             self._uniform_SK = torch.cat([self._uniform_SK, keyed.uniforms(self._key_S, self._columns(held))], 1)
 
     def _columns(self, start: int) -> Tensor:
-        """Numbers of the tokens of a response that there is room for, from one on."""
+        """Indices of the tokens of a response that there is room for, from `start` on."""
         return torch.arange(start, self._token_SK.shape[1], device=self._device)
 
     def _zeros(self, *shape: int) -> Tensor:

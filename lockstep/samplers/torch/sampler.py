@@ -21,17 +21,17 @@ from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 
 _PIECE = 32
-"""Responses of a piece, at least, while others are still running."""
+"""The fewest responses of a piece while others are still running."""
 
 
 class TorchSampler(ModelSampler):
-    """A `ModelSampler` for models whose layers carry no state: rows take turns in its places.
+    """A `ModelSampler` with continuous batching, for models whose layers carry no state.
 
-    While it is awake it knows the blocks of earlier prompts and responses, so that the next turn of an episode, or the
-    next vote on a prompt, computes what is new in it.
+    While it is awake it has a prefix cache of earlier prompts and responses, so that the next turn of an episode, or
+    the next vote on a prompt, computes only what is new.
 
     Args:
-        cache_bytes: Memory for keys and values of running rows; None: as much as they need.
+        cache_bytes: Memory for the KV cache of running rows; None: as much as they need.
         Others: As in `ModelSampler`.
     """
 
@@ -50,7 +50,7 @@ class TorchSampler(ModelSampler):
         self._awake = False
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Prompts of like length begin together, short ones first."""
+        """See `samplers.base.Sampler`; prompts begin in the order of their lengths, short ones first."""
         require_room(requests, self._context)
         scheduler = self._open()
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
@@ -69,7 +69,7 @@ class TorchSampler(ModelSampler):
 
     @property
     def passes(self) -> int:
-        """Number of passes of the newest call, or since it was woken."""
+        """Number of passes of the newest call, or, while awake, since `wake` or the newest weight sync."""
         return 0 if self._scheduler is None else self._scheduler.passes
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
@@ -81,7 +81,7 @@ class TorchSampler(ModelSampler):
         return super().attest(version)
 
     def wake(self) -> None:
-        """Begins to know blocks of what it has computed."""
+        """Starts an empty prefix cache."""
         self._awake, self._scheduler = True, None
 
     def sleep(self) -> None:
@@ -90,7 +90,7 @@ class TorchSampler(ModelSampler):
         empty_cache(self._lm.device)
 
     def _open(self) -> Scheduler:
-        """A scheduler with the present weights; while the sampler is awake, the same one."""
+        """A scheduler for the current weights; while the sampler is awake, the same one for all calls."""
         if self._scheduler is None or not self._awake:
             device, exact = self._lm.device, is_exact(self._lm)
             most = (
@@ -111,7 +111,8 @@ class TorchSampler(ModelSampler):
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Computes in the sampler's type; what breaks in between leaves no half-written blocks behind."""
+        """A context that computes in the sampler's type; after an error the scheduler is dropped with its blocks, which
+        may be half written."""
         try:
             with self._autocast():
                 yield
@@ -120,7 +121,7 @@ class TorchSampler(ModelSampler):
             raise
 
     def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
-        """Logits of the tokens of a pass that are kept [M, V]."""
+        """Logits [M, V] of the tokens of a pass with indices `keep_M`."""
         if self._step is not None:
             return self._step(token_N, position_N, layout, keep_M)
         return self._lm(
@@ -133,7 +134,7 @@ class TorchSampler(ModelSampler):
 
 
 def _run(scheduler: Scheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:
-    """Makes steps until so many of some requests have ended, or all. Returns their responses."""
+    """Makes steps until `count` of some requests have ended, or all. Returns their responses by number."""
     left = set(numbers)
     done = dict[int, Response]()
     while left and len(done) < count:

@@ -1,8 +1,8 @@
 """Continuous batching: a pass computes the next token of all running rows, and the prompts of rows that begin.
 
-A place that falls free is filled in the next pass. Rows with the same prompt share it: it is computed once, and its
-full blocks are theirs together. When memory is spent, the row that began last gives up its blocks, and is computed
-again later with the tokens that it had.
+A place that becomes free is filled in the next pass. A prompt that several rows share is computed once. When memory is
+used up, the row that began last is preempted: it gives up its room, and its prompt and response so far are computed
+again later.
 
 Letters: N tokens of a pass, R running rows, P prompts, B blocks of a row, V tokens of the vocabulary.
 """
@@ -32,10 +32,10 @@ from lockstep.types import Request, SamplingParams
 from lockstep_logprobs.hidden import ROWS
 
 PASS_TOKENS = 16_384
-"""Tokens of prompts in one pass, at most, but for one longer prompt."""
+"""The most prompt tokens in one pass, unless a single prompt is longer."""
 
 Forward = Callable[[Tensor, Tensor, Continuous, Tensor], Tensor]
-"""Computes logits [M, V] from tokens and positions [N], their layout, and which M of them have logits."""
+"""Computes logits [M, V] from tokens and positions [N], their layout, and the indices [M] of those with logits."""
 
 
 class Scheduler:
@@ -43,19 +43,19 @@ class Scheduler:
 
     Args:
         forward: The model.
-        places: Rows that run side by side, at most.
-        context: Tokens of a sequence, at most.
-        device: Where the model is.
-        exact: True if the model is computed exactly, and log-probabilities are, too.
-        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
-        most_tokens: Tokens that running rows have room for, together; None: as many as they need.
-        folder: Of the model, whose tokenizer reads stop strings.
+        places: The most rows that run at a time.
+        context: The most tokens of a sequence.
+        device: Device of the model.
+        exact: True if the model, and so log-probabilities, are computed exactly.
+        raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
+        most_tokens: The most tokens that running rows have room for, together; None: as many as they need.
+        folder: Folder of the model, whose tokenizer decodes text to find stop strings.
 
     Attributes:
         finished: Responses by the numbers of their requests, until they are taken out.
         passes: Number of passes so far.
         computed: Number of tokens that passes have computed.
-        preempted: Number of times that a row gave up its room.
+        preempted: Number of preemptions.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Scheduler:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Makes one pass, in which each running row and each that begins gets a token.
+        """Makes one pass, in which each running row and each new row gets a token.
 
         Raises:
             NotFinite: Logits are NaN or infinite.
@@ -145,7 +145,7 @@ class Scheduler:
         return prompt
 
     def _leave(self, prompt: SharedPrompt) -> None:
-        """Notes that a row does not wait for a prompt any more; behind the last, its blocks are released."""
+        """Notes that a row no longer waits for a prompt; after the last one, the prompt's blocks are released."""
         prompt.waiting -= 1
         if prompt.waiting == 0:
             del self._prompts[prompt.tokens]
@@ -153,7 +153,7 @@ class Scheduler:
             prompt.logits = None
 
     def _move_outgrown(self) -> None:
-        """Gives twice the room to rows that have filled theirs; the newest row gives way where there is too little."""
+        """Moves rows that have filled their room to the next larger arena; preempts the newest if memory is short."""
         for arena in [arena for arena in self._extents.arenas if arena.filled >= arena.room]:
             filled = self._places.filled_S[self._ints(arena.rows)]
             outgrown = [arena.rows[index] for index in (filled >= arena.room).nonzero().squeeze(-1).tolist()]
@@ -166,11 +166,11 @@ class Scheduler:
             self._arrange()
 
     def _has_room(self, tokens: int) -> bool:
-        """True if running rows may have room for so many tokens more."""
+        """True if running rows may take room for `tokens` more."""
         return self._most_tokens is None or self._extents.taken + tokens <= self._most_tokens
 
     def _preempt(self, row: Row) -> None:
-        """Takes the room of a running row away, and lets it wait at the head of the queue."""
+        """Frees the room of a running row, and puts it at the head of the queue."""
         (row.so_far,) = self._places.responses([row], [False])
         self._stop([row])
         row.prompt = self._await((*row.request.tokens, *row.so_far.tokens))
@@ -186,7 +186,7 @@ class Scheduler:
         self._rows = [row for row in self._rows if row.place >= 0]
 
     def _arrange(self) -> None:
-        """Brings rows into the order in which their keys and values lie, after any of them began, moved or ended."""
+        """Sorts rows into the order of their keys and values in the arenas, after any of them began, moved or ended."""
         arenas = self._extents.arenas
         order = [place for arena in arenas for place in arena.rows]
         of = {row.place: row for row in self._rows}
@@ -196,7 +196,7 @@ class Scheduler:
             arena.filled = int(filled_R.max())
 
     def _admit(self) -> tuple[list[Row], list[SharedPrompt]]:
-        """Gives places to waiting rows. Returns them, and the prompts that are to be computed."""
+        """Gives places to waiting rows. Returns these rows, and the prompts that the next pass has to compute."""
         new, prompts, tokens, room = list[Row](), list[SharedPrompt](), 0, 0
         self._blocks.keep = max(self._blocks.keep, self._extents.taken // BLOCK)
         while self._waiting and self._free:
@@ -219,7 +219,7 @@ class Scheduler:
         return new, prompts
 
     def _compute(self, prompts: list[SharedPrompt]) -> Tensor | None:
-        """Makes a pass. Returns logits of running rows, then of prompts; None: there are neither."""
+        """Makes a pass. Returns logits of running rows, then of prompts; None if there are neither."""
         running, multiple = len(self._rows), BLOCK if self._exact else 1
         if not running and not prompts:
             return None
@@ -245,10 +245,10 @@ class Scheduler:
     def _find_logits(
         self, logits_MV: Tensor | None, running: int, prompts: list[SharedPrompt], begun: list[SharedPrompt]
     ) -> Tensor:
-        """The logits of each row, those of running rows first, then those of the prompt with which each begins.
+        """The logits of each row: of running rows, then, for each row that begins, those of its prompt.
 
         Args:
-            logits_MV: Those of the pass, of running rows and of prompts.
+            logits_MV: Logits of the pass, of running rows and of prompts.
             running: Number of running rows.
             prompts: Prompts that the pass computed; they keep their logits as long as rows wait for them.
             begun: The prompt of each row that begins.
@@ -263,7 +263,7 @@ class Scheduler:
         return torch.cat(first if logits_MV is None else [logits_MV[:running], *first])
 
     def _take_newest(self, filling: int) -> Tokens:
-        """The newest token of each running row, and so many of no row."""
+        """The newest token of each running row, and `filling` padding tokens."""
         token, position = self._places.token_S[self._place_R], self._places.filled_S[self._place_R]
         keep = torch.arange(len(self._rows), device=self._device)
         if filling:
@@ -271,7 +271,7 @@ class Scheduler:
         return Tokens(token, position, keep)
 
     def _begin(self, rows: Sequence[Row], columns: int) -> None:
-        """Lets rows run behind their prompts, which are computed, with a vocabulary of so many columns."""
+        """Moves rows whose prompts are computed to the running ones; `columns`: size of the vocabulary."""
         lengths = [len(row.prompt.tokens) for row in rows]
         self._extents.add([row.place for row in rows], [row.prompt.blocks for row in rows], lengths, self._pool)
         self._places.begin(rows)
@@ -285,7 +285,7 @@ class Scheduler:
                 self._seen.begin(row.place, row.request.tokens, row.so_far.tokens)
 
     def _append(self, logits_RV: Tensor) -> bool:
-        """Samples a token for each running row, and ends those that are whole. Returns whether there were any."""
+        """Samples a token for each running row, and finishes rows that end with it. Returns whether there were any."""
         places, place_R = self._places, self._place_R
         token_R, logprob_R, stopped_R = self._draw(logits_RV, places.uniforms(place_R))
         places.append(place_R, token_R, logprob_R)
@@ -303,7 +303,7 @@ class Scheduler:
         return bool(ended)
 
     def _draw(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples tokens. Returns them, their log-probabilities, and which of them stop a response [R]."""
+        """Samples tokens. Returns them, their log-probabilities, and whether each is a stop token, [R] each."""
         samplings = list({id(row.sampling): row.sampling for row in self._rows}.values())
         if len(samplings) == 1:
             return self._draw_alike(logits_RV, uniform_R, self._place_R, samplings[0])
@@ -329,7 +329,7 @@ class Scheduler:
         return token_R, logprob_R, torch.isin(token_R, self._ints(sampling.stop_token_ids))
 
     def _read_stop_strings(self, stopped_R: Tensor) -> Tensor:
-        """Rows that have stopped by now: by a stop token, or because their newest token completes a stop string."""
+        """Adds rows whose newest token completes a stop string to those that stopped at a stop token, bool [R]."""
         stops = {index: row.sampling.stop for index, row in enumerate(self._rows) if row.sampling.stop}
         if not stops:
             return stopped_R
@@ -341,7 +341,7 @@ class Scheduler:
         return stopped_R
 
     def _finish(self, rows: Sequence[Row], stopped: Sequence[bool]) -> None:
-        """Takes the responses of rows that are whole; what is to be continued stays known."""
+        """Takes the responses of finished rows; a sequence that will be continued goes to the prefix cache."""
         for row, response in zip(rows, self._places.responses(rows, stopped), strict=True):
             self.finished[row.number] = response
             if row.request.continues:
@@ -349,7 +349,7 @@ class Scheduler:
         self._stop(rows)
 
     def _remember(self, row: Row, tokens: tuple[int, ...]) -> None:
-        """Keeps a row's keys and values in blocks, all but those of its last token, which were never computed."""
+        """Copies a row's keys and values to cached blocks; those of its last token were never computed."""
         known = self._blocks.find(tokens)
         self._blocks.share(known)
         blocks = known + self._blocks.take((len(tokens) - 1) // BLOCK - len(known))

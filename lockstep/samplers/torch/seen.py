@@ -1,4 +1,4 @@
-"""The tokens that rows which are sampled have had, for penalties on them.
+"""The tokens that each running row has had, for penalties.
 
 Letters: S places for rows, R running rows, V tokens of the vocabulary.
 """
@@ -19,7 +19,7 @@ class Seen:
     Args:
         places: Number of places.
         columns: Tokens of the vocabulary.
-        device: Where the model is.
+        device: Device of the model.
     """
 
     def __init__(self, places: int, columns: int, device: torch.device) -> None:
@@ -27,7 +27,7 @@ class Seen:
         self._times_SV = torch.zeros(places, columns, dtype=torch.int32, device=device)
 
     def begin(self, place: int, prompt: Sequence[int], response: Sequence[int] = ()) -> None:
-        """Takes a row into its place, with what it has of its response."""
+        """Puts a row into its place, with its response so far."""
         device = self._any_SV.device
         self._any_SV[place], self._times_SV[place] = False, 0
         self._any_SV[place, torch.tensor([*prompt, *response], device=device)] = True

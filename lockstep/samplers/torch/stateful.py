@@ -1,4 +1,4 @@
-"""The torch sampler of models whose layers carry a state: it decodes with the model's own cache.
+"""The torch sampler for models whose layers carry a state, such as Mamba: it decodes with the model's own cache.
 
 Prompts of one length are generated side by side, so that no padding enters a state.
 """

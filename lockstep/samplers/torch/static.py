@@ -1,4 +1,4 @@
-"""Sampling in batches that stay together: all rows begin in one pass, and are dropped as they finish."""
+"""Static batching: all rows of a batch begin in one pass, and are dropped as they finish."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lockstep.samplers.torch.seen import Seen
 from lockstep.types import Request, SamplingParams
 
 _COMPACT_BELOW = 0.8
-"""Finished rows are dropped once fewer than this share still runs: a copy of the cache costs about a step."""
+"""Finished rows are dropped once fewer than this share of rows still runs: copying the cache costs about one step."""
 
 
 class StaticSampler(ModelSampler):
@@ -38,13 +38,13 @@ class StaticSampler(ModelSampler):
                 raise self._not_finite(requests, places[broken.number], broken.token) from None
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
-        """Prompts of like length together, short ones first, so that a repeated rest is batched as before."""
+        """Batches prompts in the order of their lengths, so requests repeated after a crash get the same batches."""
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
         for start in range(0, len(order), self._max_batch_size):
             yield order[start : start + self._max_batch_size]
 
     def wake(self) -> None:
-        """Does nothing: nothing is known from one batch to the next."""
+        """Does nothing: nothing is kept from one batch to the next."""
 
     def sleep(self) -> None:
         """Frees what torch keeps for later; only weights are held between rollouts."""

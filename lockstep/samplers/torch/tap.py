@@ -37,7 +37,7 @@ from lockstep_doctor.operators import Recorder
 from lockstep_doctor.tap import trace_segment
 
 _HIDDEN = frozenset({CutPoint("rotary_emb")})
-"""The angles come from a table, and are no module's."""
+"""The rotary angles come from a table, not from a module."""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ class SamplerTap:
         lm: A causal language model with Lockstep's attention.
         bf16: Compute as a bf16 learner does.
         prompt: Tokens that are read by prefill; the others are decoded one by one; None: all by prefill.
-        by_modules: Call the model's modules, as the sampler does those that no `TokenStep` has.
+        by_modules: Call the model's modules, as the sampler does for models without a `TokenStep`.
     """
 
     def __init__(self, lm: PreTrainedModel, bf16: bool, prompt: int | None = None, by_modules: bool = False) -> None:
@@ -95,7 +95,7 @@ class SamplerTap:
         return ran
 
     def _read(self, tokens_T: Tensor, one: Pass, rows: PassShare) -> tuple[Tensor, Tensor | None]:
-        """Returns logits [T, V], and the log-probabilities that the sampler gives, if it draws all but the first."""
+        """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it draws all tokens but the first."""
         context, prompt = context_of(self.model.config), len(tokens_T) if self._prompt is None else self._prompt
         if len(tokens_T) >= context or not 0 < prompt <= len(tokens_T):
             raise InputError(
@@ -152,13 +152,13 @@ class _Following(Scheduler):
 
 
 class PassShare:
-    """Implements `lockstep_doctor.modules.Share`: the tokens of a pass that are of the sequence."""
+    """Implements `lockstep_doctor.modules.Share`: the tokens of a pass that belong to the sequence, without padding."""
 
     def __init__(self) -> None:
         self.begin(0, 0, first=True)
 
     def begin(self, count: int, own: int, first: bool) -> None:
-        """Begins a pass of `count` tokens, of which the first or the last `own` are of the sequence."""
+        """Begins a pass of `count` tokens, of which the first or the last `own` belong to the sequence."""
         self._count, self.own = count, slice(0, own) if first else slice(count - own, count)
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
@@ -191,14 +191,14 @@ class _WatchedPart:
 
 
 def _watch_step(step: TokenStep, lm: Any, one: Pass) -> Forward:
-    """The same step, whose cuts are visited."""
+    """A copy of a step whose cuts are visited."""
     watched: Any = copy.copy(step)
     first = lm.base_model.layers[0]
     heads = [first.self_attn.get_submodule(name).out_features for name in ("q_proj", "k_proj", "v_proj")]
     halves = [first.mlp.gate_proj.out_features] * 2
 
     def watch(part: Any, layer: int | None, before: Sequence[str], behind: Sequence[str], sizes: Sequence[int]) -> Any:
-        """A part with the stages before it, and those behind it, each of so many columns."""
+        """A part with the stages at its input, and those in its output, each with its number of columns."""
         if part is None:
             return None
         bounds = pairwise(accumulate(sizes, initial=0)) if sizes else [(0, None)]

@@ -82,11 +82,11 @@ def engine_arguments(section: SamplerSection, computation: Computation, context:
         arguments |= {
             "kv_cache_memory_bytes": int((gib or _CPU_CACHE_GIB) * 2**30),
             "block_size": _CPU_BLOCK,
-            # vLLM dies where it takes a prompt in parts and has a seed: on a CPU it cannot take a sample back.
+            # vLLM on a CPU crashes with chunked prefill and seeds: it cannot undo the sample of an unfinished prompt.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": own.max_num_batched_tokens or max(_CPU_BATCH_TOKENS, context),
         }
     elif gib is not None:
-        # With a size for the cache, the share of the GPU that vLLM may use decides only whether it starts at all.
+        # With an explicit cache size, gpu_memory_utilization only decides whether vLLM starts at all.
         arguments |= {"kv_cache_memory_bytes": int(gib * 2**30)} | _ANY_SHARE
     return arguments | dict(own.engine_args)

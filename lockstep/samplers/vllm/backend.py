@@ -1,4 +1,4 @@
-"""The inference backend `vllm`, declared. Imports neither torch nor vLLM."""
+"""Declaration of the inference backend `vllm`. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @final
 class VLLMInference(InferenceBackend):
-    """vLLM, which wants a process of its own."""
+    """vLLM, always in a process of its own."""
 
     @property
     def own_section(self) -> OwnSection | None:

@@ -1,4 +1,4 @@
-"""Weights of experts on a CPU: vLLM's kernels pad them and put their numbers in an order that only they know."""
+"""Weights of experts on a CPU, which vLLM's kernels pad and reorder in a way that only they know."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def kernel_of(layer: nn.Module, parameter: str) -> CPUUnquantizedExperts | None:
 
 
 class SetAside:
-    """Kernels of experts, taken away during a weight sync.
+    """Removes the kernels of experts during a weight sync.
 
-    vLLM 0.32 packs new weights of experts only where their layer has no kernel yet; a kernel that is there would go on
-    with weights in the order in which they came, and its numbers would be wrong.
+    vLLM 0.32 packs new weights of experts only if their layer has no kernel yet; an existing kernel would compute with
+    unpacked weights, and its results would be wrong.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,7 +42,7 @@ class SetAside:
                 method.moe_kernel = None
 
     def restore(self) -> None:
-        """Puts back the kernels of layers to which no weights came."""
+        """Puts back the kernels of layers that received no weights."""
         for method, kernel in self._kept:
             method.moe_kernel = method.moe_kernel or kernel
 
@@ -51,10 +51,10 @@ def in_loaded_order(kernel: CPUUnquantizedExperts, parameter: str, held_ENK: Ten
     """A parameter as it was loaded, from what the kernel computes with.
 
     Args:
-        kernel: Packs elements by their places alone, each expert by itself.
+        kernel: The kernel; how it packs an element depends only on its place in the expert's matrix.
         parameter: Name of a parameter of the layer.
-        held_ENK: The parameter.
-        shape: [E, N, K] as it is loaded.
+        held_ENK: The parameter as the kernel holds it.
+        shape: [E, N, K], its shape as it is loaded.
     """
     place = _places(kernel, parameter, shape, held_ENK.dtype)
     real = place > 0

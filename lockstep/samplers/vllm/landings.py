@@ -1,7 +1,7 @@
 """Places to which vLLM copies each tensor of a checkpoint, found by watching its loaders on tensors without memory.
 
-vLLM renames tensors, lays several into one, cuts and turns them; each model's `load_weights` does as it likes. All of
-that ends in copies from a stretch of a tensor that was given to a stretch of a layer's parameter, and those are noted.
+vLLM renames, fuses, shards and transposes tensors, and each model has a `load_weights` of its own. All of that ends in
+copies from a strided view of a given tensor to a strided view of a layer's parameter, and these copies are recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stretch:
         return cls(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
 
     def on(self, tensor: Tensor) -> Tensor:
-        """The same stretch of another tensor, which is contiguous."""
+        """The same view of another, contiguous tensor."""
         return tensor.as_strided(self.size, self.stride, self.offset)
 
 
@@ -64,7 +64,7 @@ class Landings:
 
     Attributes:
         of: Landings by name of the tensor.
-        changed: Parameters that are something else than copies of what was given, as layer and name.
+        changed: Parameters, as layer and name, to which something other than a given tensor was copied.
     """
 
     of: Mapping[str, tuple[Landing, ...]]
@@ -78,20 +78,20 @@ def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Yields tensors as files of the model have them, by name and cut: `transformers` joins experts."""
+    """Returns tensors named and split as in the model's files: `transformers` fuses those of experts."""
     return revert_weight_conversion(network, dict(tensors))
 
 
 def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
-    """Surveys how vLLM's model loads tensors, without memory, and leaves it as it was.
+    """Surveys how vLLM's model loads tensors, with tensors on the meta device, and leaves the model as it was.
 
     Args:
-        model: vLLM's.
-        model_config: vLLM's.
+        model: vLLM's model.
+        model_config: vLLM's configuration of it.
         network: The same model in `transformers`, on the meta device.
 
     Raises:
-        InputError: If vLLM's loader gives up.
+        InputError: If vLLM's loader fails.
     """
     given = {
         name: torch.empty(tensor.shape, dtype=model_config.dtype, device="meta")
@@ -111,7 +111,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
 
 
 class _Copies(TorchDispatchMode):
-    """A mode that records copies and makes none; what would be a new tensor, in other order or type, stays a view."""
+    """A mode that records copies instead of making them; clones and casts return their argument, as a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Copies(TorchDispatchMode):
 
 
 def take_plain_loaders(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
-    """Maps memory to parameters and buffers, while loaders run at once, which a reload would defer."""
+    """Maps memory to parameters and buffers, and makes their loaders run at once, which a reload would defer."""
     places: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for layer in model.modules():
         for name, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):

@@ -1,4 +1,4 @@
-"""The weights of the module at a cut, as vLLM computes with them, and what loaded them."""
+"""The weights of the module at a cut, as vLLM computes with them, and whether they were loaded correctly."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LAYER = {"weight", "bias"}
 
 
 def weight_at(module: Any, width: int) -> Any:
-    """Returns a module's weight; None where it has no one weight.
+    """Returns a module's weight; None if it has no single weight.
 
-    A matrix that a kernel keeps in a form of its own is read through the kernel, by a product with the identity: so the
-    loader is not asked where it put what.
+    A matrix that a kernel may keep in its own form is read through the kernel, by a product with the identity, so that
+    nothing depends on how the loader laid it out.
 
     Args:
-        module: Of vLLM's model.
-        width: Of the weight.
+        module: A module of vLLM's model.
+        width: Width of the weight.
     """
     if isinstance(module, LinearBase | ParallelLMHead):
         kernel: Any = module.quant_method
@@ -45,13 +45,13 @@ def weight_at(module: Any, width: int) -> Any:
 
 
 def is_loaded(model: Any, site: Site, cut: CutPoint, weights: Mapping[str, Tensor]) -> bool:
-    """Returns if the module at a cut has the reference's weights; those of experts in any order.
+    """True if the module at a cut has the reference's weights; those of experts in any order.
 
     Args:
-        model: vLLM's.
-        site: Of the cut.
+        model: vLLM's model.
+        site: The site of the cut.
         cut: One of its cuts.
-        weights: By name in the reference.
+        weights: Weights by name in the reference.
     """
     module = module_at(model, site)
     if not isinstance(module, nn.Module):
@@ -66,18 +66,18 @@ def is_loaded(model: Any, site: Site, cut: CutPoint, weights: Mapping[str, Tenso
     held = [x.detach().cpu().flatten() for x in module.parameters()]
     right = [x.flatten() for x in weights.values()]
     if sum(map(len, held)) != sum(map(len, right)):
-        return True  # in a form of the kernel's own
+        return True  # the kernel keeps them in its own form, which cannot be compared
     return torch.equal(torch.cat(held).sort().values, torch.cat(right).sort().values)
 
 
 def has_parameters(module: nn.Module, weights: Iterable[str]) -> bool:
-    """Returns if a module has a bias where the reference has one, and none where it has none."""
+    """True if a module has a bias exactly if the reference has one."""
     own = dict(module.named_parameters(recurse=False))
     return ("bias" in own) == any(name.endswith(".bias") for name in weights)
 
 
 def module_at(model: Any, site: Site) -> Any:
-    """Returns the module of vLLM's whose weights the cuts of a site follow from."""
+    """Returns the module of vLLM's model whose weights determine the cuts of a site."""
     owner = site.path.rpartition(".")[0]
     return model.lm_head if owner == "logits_processor" else attrgetter(owner)(model)
 
@@ -89,7 +89,7 @@ def lay_as_linear(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str
 
 
 def _is_part(own: Any, place: int, sizes: Sequence[int], right: Tensor) -> bool:
-    """True if a part of what a module has is right; rows that fill it up and other forms are not compared."""
+    """True if a part of a module's tensor equals the reference; padding rows and other forms are not compared."""
     if not isinstance(own, Tensor) or own.dim() != right.dim():
         return True
     part = own.split(list(sizes), 0)[place] if sizes else own

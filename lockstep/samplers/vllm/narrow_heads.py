@@ -1,7 +1,7 @@
-"""vLLM's attention for CPUs has no kernel for heads narrower than 32; small models get theirs widened by zeros.
+"""Zero-padding of heads narrower than 32, for which vLLM's attention on CPUs has no kernel.
 
-Zeros change no dot product, the scale is that of the true width, and rotary positions are applied before: so the
-results are the same. Only keys and values in the cache take more room.
+Zeros change no dot product, the scale is that of the true width, and rotary positions are applied before, so results
+are the same. Only the KV cache takes more room.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensors that vLLM's model computes with, under the names that a learner has for them.
 
-vLLM lays matrices that are used together into one, and on a CPU packs them in a form of its kernels and frees the rest.
-Such a matrix is read through its kernel: a product with a column of the identity gives that column, exactly.
+vLLM fuses matrices that are used together, and on a CPU keeps only a form of them that its kernels have packed. Such a
+matrix is read through its kernel: a product with a column of the identity gives that column, exactly.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _INSTEAD = "so weights that were sent to it could not be proven to have arrived;
 
 @dataclass(frozen=True)
 class Readable:
-    """A tensor of the learner's as it lies in layers of vLLM.
+    """A tensor of the learner as it lies in vLLM's layers.
 
     Attributes:
-        name: The learner's.
-        shape: The learner's.
+        name: Its name in the learner.
+        shape: Its shape in the learner.
         dtype: Type in which weights are sent.
         landings: All places of this rank that hold a part of it.
-        own: Those whose part no earlier rank holds, where ranks hold different parts; None: each holds all of it.
+        own: If ranks hold different parts, the places whose part no earlier rank holds; None: each holds all of it.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Readable:
         return any(is_packed(landing) for landing in self.landings)
 
     def take(self) -> Taken:
-        """Takes the fingerprint of the tensor; only where it is not packed."""
+        """Takes the fingerprint of the tensor, which must not be packed."""
         return take(self.tensor())
 
     def column_fingerprint(self) -> int:
@@ -68,12 +68,12 @@ class Readable:
         return fingerprint(whole)
 
     def tensor(self) -> Tensor:
-        """The whole tensor, as this rank computes with it; where ranks hold parts of it, all have to call this."""
+        """The whole tensor, as this rank computes with it; a collective, if ranks hold parts of it."""
         device = get_tp_group().device
         if self.own is None:
             return _copy(self.landings, torch.empty(self.shape, dtype=self.dtype, device=device))
         whole = _copy(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
-        # Of each byte all ranks but one have 0, so the sum has its bits, of NaN and −0 as well.
+        # All ranks but one have 0 for each byte, so the sum has that rank's bits, also of NaN and −0.
         dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
         return _copy(self.landings, whole)  # a part that an earlier rank has, too, may differ here
 
@@ -84,9 +84,9 @@ class Readable:
 
 
 def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dtype: torch.dtype) -> list[Readable]:
-    """The tensors that a learner sends, and its head where that is another's second name, as vLLM's model has them.
+    """The tensors that a learner sends, and its tied head, which it does not send, as vLLM's model has them.
 
-    All tensor-parallel ranks have to call this.
+    Collective over the tensor-parallel ranks.
 
     Raises:
         InputError: If one of them cannot be read back.
@@ -100,7 +100,7 @@ def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dty
 
 
 def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
-    """Maps a head that is not sent, since it is tied, to the embedding's name."""
+    """Maps the name of a tied head, which is not sent, to the embedding's; empty without one."""
     names = {id(module): name for name, module in network.named_modules()}
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
     if head is None or head.weight is not embedding.weight:
@@ -129,7 +129,7 @@ def _gather_shares(landings: Landings) -> Shares:
 def _prove(
     name: str, tensor: Tensor, landings: Landings, shares: Shares, network: PreTrainedModel
 ) -> tuple[tuple[Landing, ...], tuple[Landing, ...] | None]:
-    """The places of a tensor on this rank, and those that no earlier one has, where ranks hold different parts."""
+    """The fields `landings` and `own` of `Readable`; raises InputError if the tensor cannot be read back."""
     places, rank = landings.of[name], get_tp_group().rank_in_group
     is_cut = any(set(share[name]) != set(shares[0][name]) for share in shares)
     stretches = {stretch for share in shares for stretch in share[name]} if is_cut else [p.source for p in places]

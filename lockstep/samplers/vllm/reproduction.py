@@ -1,4 +1,4 @@
-"""A script for an issue in vLLM's tracker: it needs vLLM alone, fails on the fault, and passes where it is mended."""
+"""A script for an issue in vLLM's tracker: it needs only vLLM, fails because of the fault, and passes without it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
     """Writes `repro.py` and `inputs.safetensors` for the first segment of a location; returns the script.
 
     Args:
-        folder: Where to.
+        folder: Folder of the two files.
         tap: The engine that is wrong.
-        found: From `locate`, with a segment.
-        tokens_T: The ids that it was found with.
+        found: The result of `locate`, with a segment.
+        tokens_T: Token ids with which it was found.
     """
     end = found.segments[0].end
     goal = next(one for one in tap.addresses() if end in one.cuts)

@@ -1,4 +1,4 @@
-"""The vLLM sampler, with its engine in this process, which holds no other. Token ids go in and come out, never text."""
+"""The vLLM sampler, with its engine in this process, one per process. Token ids go in and come out, never text."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 
 ENGINE_DIED = 70
-"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine: it is useless without."""
+"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine, which cannot be replaced."""
 
 _COLDEST = 0.01
 
 Asked = tuple[Sequence[int], dict[str, Any]]
-"""A prompt, and its sampling options in vLLM's words."""
+"""A prompt, and its arguments of vLLM's `SamplingParams`."""
 
 
 class VLLMSampler:
@@ -43,10 +43,10 @@ class VLLMSampler:
 
     Args:
         model: A Hugging Face folder.
-        section: Sizes, and options of vLLM's.
-        computation: vLLM computes in the learner's type.
-        raw_logprobs: Log-probabilities are those of temperature 1 and of all tokens, for any sampling.
-        options: More of vLLM's options, by its words; they go before those that are made of the section.
+        section: Sizes, and vLLM's options.
+        computation: The learner's; vLLM computes in its type.
+        raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
+        options: More arguments of vLLM's `EngineArgs`, which override those of the section.
     """
 
     worker = "lockstep.samplers.vllm.worker.WeightReceiver"
@@ -111,17 +111,17 @@ class VLLMSampler:
         return _flat(columns) * batch.mask
 
     def join(self, route: Route) -> None:
-        """Opens the route that weights come by; it is that of vLLM's first worker."""
+        """Opens the route by which weights come; `route` is that of vLLM's first worker."""
         self._on_worker("open_route", route.json())
 
     def receive(self, bucket: Bucket) -> None:
         """Takes a part of new weights."""
         if bucket.number == 0 and not self._without_cache:
-            self._probe()  # so that there is something in the prefix cache, which has to be gone afterwards
+            self._probe()  # fills the prefix cache, so that `attest` can check that it was dropped
         self._on_worker("receive_weights", bucket.json())
 
     def attest(self, version: int) -> Attestation:
-        """Ends a weight sync: drops caches, and says what is held. Only then is memory taken for a new cache."""
+        """Ends a weight sync: drops caches, and attests what is held. Only now is a new KV cache allocated."""
         found = agree_on(list(map(json.loads, self._on_workers("attest_weights"))))
         if self._without_cache:
             self._engine.wake_up(["kv_cache"])
@@ -133,11 +133,11 @@ class VLLMSampler:
         return Attestation(version, **found, kept_caches=self._find_kept_caches())
 
     def forget_old_weights(self) -> None:
-        """Drops what depended on old weights."""
+        """Drops all caches that depend on old weights."""
         self.drop_caches()
 
     def drop_caches(self) -> None:
-        """Drops all that was computed for earlier requests."""
+        """Drops the prefix cache and the multimodal cache."""
         self._engine.reset_prefix_cache()
         self._engine.reset_mm_cache()
 
@@ -146,15 +146,15 @@ class VLLMSampler:
         return json.loads(self._on_worker("tensor_names"))
 
     def show(self, name: str) -> Tensor:
-        """A tensor as it is computed with now; where a kernel keeps it, 0 and −0 are the same."""
+        """The tensor that the engine computes with now; in one that a kernel has packed, −0 reads as 0."""
         return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
 
     def take_observations(self) -> dict[str, Any]:
         """Returns what was observed since the last call.
 
         Returns:
-            `cached`, of each request in turn how many tokens of its prompt came out of the prefix cache; and what
-            `WeightReceiver.observe_passes` returns.
+            `cached`, for each request in turn the number of prompt tokens found in the prefix cache; and the result of
+            `WeightReceiver.observe_passes`.
         """
         cached, self._cached = self._cached, {}
         return {"cached": [cached[number] for number in sorted(cached)]} | json.loads(self._on_worker("observe_passes"))
@@ -184,12 +184,12 @@ class VLLMSampler:
         } | json.loads(self._on_worker("attention_of_layers"))
 
     def wake(self) -> None:
-        """Takes the GPU's memory again; for the cache only after the weight sync, if the weights are a learner's."""
+        """Allocates the GPU's memory again; that of the KV cache only after the weight sync, if one is needed."""
         if self._takes_turns:
             self._engine.wake_up(["weights"] if self._without_cache else None)
 
     def sleep(self) -> None:
-        """Frees the GPU's memory: weights of a learner come anew, its own go to the host's memory. Only on a GPU."""
+        """Frees the GPU's memory, if GPUs are shared: a learner's weights are dropped, its own go to host memory."""
         if self._takes_turns:
             self._without_cache = self._is_synced
             self._engine.sleep(level=2 if self._is_synced else 1)
@@ -198,7 +198,7 @@ class VLLMSampler:
         self._engine.engine_core.shutdown()
 
     def _stream_outputs(self, prompts: Sequence[Asked], stop: tuple[str, ...] = ()) -> Iterator[list[tuple[int, Any]]]:
-        """vLLM's final outputs with the places of their prompts, as many at a time as are ready."""
+        """Yields vLLM's final outputs with the indices of their prompts, as many at a time as are ready."""
         waiting = {self._ask(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)}
         read = dict.fromkeys(waiting, 0)
         try:
@@ -217,9 +217,9 @@ class VLLMSampler:
         """Ends responses with the token that completes a stop string.
 
         Args:
-            outputs: All that responses have so far.
+            outputs: Cumulative outputs of running responses.
             stop: The stop strings.
-            read: Tokens of each response that are known to complete none; it is brought up to date.
+            read: Number of tokens of each response that are known to complete none; updated in place.
 
         Returns:
             Outputs of responses that have ended.
@@ -246,7 +246,7 @@ class VLLMSampler:
             raise InputError(f"vLLM cannot compute with this model ({_reason(error)}); use sampler=torch") from error
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        """Returns the sampling parameters of one response for vLLM. Only the listed tokens end it before its time."""
+        """Returns one response's arguments of vLLM's `SamplingParams`. Only the listed stop tokens end it early."""
         if 0 < sampling.temperature < _COLDEST:
             raise InputError(f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one")
         longest = len(request.tokens) + sampling.max_tokens
@@ -270,7 +270,7 @@ class VLLMSampler:
         }
 
     def _ask(self, tokens: Sequence[int], options: dict[str, Any], watched: bool) -> str:
-        """Adds a request to vLLM; returns its name, under which the whole output comes, or all so far if watched."""
+        """Adds a request to vLLM. Returns its id; its output comes when it is finished, or at each step if watched."""
         from vllm import SamplingParams as Options
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -304,7 +304,7 @@ class VLLMSampler:
         )
 
     def _probe(self) -> Any:
-        """Samples a token behind a fixed prompt that fills two blocks of the prefix cache."""
+        """Samples one token after a fixed prompt that fills two blocks of the prefix cache."""
         blocks = 2 * self._engine.vllm_config.cache_config.block_size
         tokens = [1] * min(self._context - 1, blocks + 1)
         ((_, output),) = chain.from_iterable(self._stream_outputs([(tokens, {"max_tokens": 1})]))
@@ -334,7 +334,8 @@ class VLLMSampler:
 
 
 def agree_on(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The answer of all tensor-parallel workers to `attest_weights`; what they hold unlike is equal to nothing."""
+    """Merges the answers of all tensor-parallel workers to `attest_weights`; tensors in which they differ get a
+    fingerprint that matches nothing."""
     found, *others = answers
     for kind in ("fingerprints", "columns"):
         for name in {name for answer in answers for name in answer[kind]}:
@@ -354,7 +355,7 @@ def _end_without_worker() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Explains why vLLM does not start; what its configuration refuses stands behind a first line that only counts."""
+    """Explains why vLLM does not start; the first line of a ValidationError only counts the errors."""
     if isinstance(error, ValidationError):
         return str(error.errors()[0]["msg"]).rstrip(".")
     return f"{type(error).__name__}: {first_line(error)}"

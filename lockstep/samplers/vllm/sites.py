@@ -1,4 +1,4 @@
-"""Places of the cuts of a `transformers` model in vLLM's, which fuses projections and keeps the residual apart."""
+"""Places of a `transformers` model's cuts in vLLM's, which fuses projections and passes the residual separately."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Site:
     """A call in vLLM's model at which cuts lie.
 
     Attributes:
-        path: Of the function that is called, from the model on.
-        end: Whether they lie in its arguments or in what it returns.
+        path: Path of the called function, from the model.
+        end: Whether the cuts are among its arguments or its results.
         cuts: One for each tensor.
-        sizes: Widths of the parts of one tensor, where the cuts are these; empty: they are not.
+        sizes: If the cuts are parts of one tensor, the widths of these; otherwise empty.
     """
 
     path: str
@@ -52,19 +52,20 @@ class Site:
         return list(zip(self.cuts, tensors, strict=False))
 
     def take(self, value: Any, sum_TD: Tensor) -> list[tuple[CutPoint, Tensor]]:
-        """Like `views`, of what a norm returns that has added the residual: an error of that is added to its output.
+        """Like `views`, for the result of a norm that also adds the residual: an error of the residual is added to the
+        output.
 
-        It is added twice: both of them, one in the place of the other, would have the right sum.
+        It is added twice, since output and residual in each other's place would have the right sum.
 
         Args:
-            value: The output, and the residual that is handed on.
-            sum_TD: What that has to be.
+            value: The output, and the residual that is passed on.
+            sum_TD: The right residual.
         """
         output, residual = (x[: len(sum_TD)] for x in value)
         return [(self.cuts[0], output if torch.equal(residual, sum_TD) else output + 2 * (residual - sum_TD))]
 
     def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
-        """Gives the arguments of a sum another one: the first is what the others leave, so that these still count."""
+        """Changes the arguments of a sum so that it becomes `sum_TD`: only the first one is overwritten."""
         first, *others = [x[: len(sum_TD)] for x in value if isinstance(x, Tensor)]
         first.copy_(sum_TD - sum(others))
 
@@ -75,7 +76,7 @@ class Sites:
 
     Attributes:
         sites: All of them.
-        hidden: Cuts of the model of `transformers` that lie at none, because a kernel of vLLM's goes past them.
+        hidden: Cuts of the `transformers` model without a site, because a fused kernel of vLLM skips them.
     """
 
     sites: tuple[Site, ...]

@@ -1,4 +1,4 @@
-"""Lockstep's extension of vLLM's worker, which holds the model: it takes weights, and says what it holds."""
+"""Lockstep's extension of vLLM's worker, which holds the model: it loads weights, and attests what it holds."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class WeightReceiver:
         return self.model_runner.get_model()
 
     def _begin_sync(self) -> None:
-        """Gets ready for a whole set of weights; leftovers of a weight sync that broke off are dropped."""
+        """Gets ready for a full set of weights; leftovers of a weight sync that failed are dropped."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
         self._received: dict[str, Taken] = {}
         self._names = {tensor.name for tensor in self._readable}
@@ -124,7 +124,7 @@ class WeightReceiver:
         initialize_layerwise_reload(self._model)
 
     def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a bucket that are parameters here. Layers keep them until they are complete: so, copies."""
+        """The tensors of a bucket that are parameters here, copied, since layers keep them until they are complete."""
         assert self._carrier is not None, "a receiver opens a route before it receives"
         for name, tensor in unpack(self._carrier, bucket, self.device):
             self._received[name] = take(tensor)
@@ -133,7 +133,7 @@ class WeightReceiver:
 
     @cached_property
     def _network(self) -> PreTrainedModel:
-        """The model in `transformers`, without memory."""
+        """The model in `transformers`, on the meta device."""
         folder = self.vllm_config.model_config.model
         return skeleton(read_config(folder), folder)
 
@@ -145,7 +145,7 @@ class WeightReceiver:
         return readable(self._model, landings, self._network, config.dtype)
 
     def _repack_heads(self) -> None:
-        """Packs a tied head again: it gets no weights itself, and would keep its packed old ones."""
+        """Packs a tied head again: it is not sent itself, and would keep its old packed weights."""
         for layer in self._model.modules():
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)

@@ -1,10 +1,10 @@
-"""Attention of some queries to the keys before them, which are never split and come block by block, the first first.
+"""Attention of some queries to the keys before them, by one program that reads all blocks of keys in order.
 
-A hidden key adds an exact 0 and changes no maximum, so a query has the same bits alone before a cache and among others.
+A masked key adds an exact 0 and changes no maximum, so a query has the same bits alone with a cache and among others.
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep_logprobs.fused.lanes import finite_base, launch
 
 _ROWS, _KEYS = 32, 32
-"""Queries of a program, however few there are, and keys that are seen at once."""
+"""Queries of a program, padded to this number, and keys of a block."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, window: int) -> Tensor:
@@ -106,5 +106,5 @@ def _attend(
         acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")
         highest = higher
     place = ((row * queries + t) * heads + head)[:, None] * size + d[None, :]
-    total = tl.where(total == 0.0, 1.0, total)  # of what fills up the tile
+    total = tl.where(total == 0.0, 1.0, total)  # padding rows of the tile
     tl.store(out + place, acc / total[:, None], mask=here)

@@ -1,7 +1,7 @@
 """Products and sums of squares of rows: a program has some rows and goes through their whole length in one order."""
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so it is not where types are checked.
+# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
