@@ -87,11 +87,11 @@ class Setup(Protocol):
         ...
 
     def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> Setup:
-        """Returns the setup of an algorithm that runs as part of another one, with its files and models already open."""
+        """Returns the setup of an algorithm that runs as part of another one, with its files and open models."""
         ...
 
     def sampler(self, learner: Learner) -> Sampler:
-        """Opens the inference engine: on the learner's own modules if both fit one process, else one for all learners."""
+        """Opens the inference engine: on the learner's modules if in one process, else one for all learners."""
         ...
 
     def sampler_beside(self) -> SamplerBeside:
