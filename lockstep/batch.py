@@ -198,7 +198,7 @@ def find_positions(lengths: Tensor, size: int) -> Tensor:
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """Lays batches end to end; all must have the same columns and sampling parameters."""
+    """Lays batches end to end; all must have the same columns, and ask a learner for the same outputs."""
     first = batches[0]
     for other in batches[1:]:
         if other.token.keys() != first.token.keys() or other.sample.keys() != first.sample.keys():
@@ -207,11 +207,13 @@ def concat(batches: Sequence[Batch]) -> Batch:
             raise ValueError("batches with groups of different sizes cannot be joined")
         if other.sampling != first.sampling:
             raise ValueError("batches sampled with different sampling parameters cannot be joined")
-    return Batch(
-        torch.cat([b.tokens for b in batches]),
-        torch.cat([b.lengths for b in batches]),
-        {name: torch.cat([b.token[name] for b in batches]) for name in first.token},
-        {name: torch.cat([b.sample[name] for b in batches]) for name in first.sample},
-        first.sampling,
-        first.group_size,
+        if (other.top_k, other.entropy, other.values) != (first.top_k, first.entropy, first.values):
+            raise ValueError("batches that ask for different outputs (top_k, entropy, values) cannot be joined")
+    return replace(
+        first,
+        tokens=torch.cat([b.tokens for b in batches]),
+        lengths=torch.cat([b.lengths for b in batches]),
+        token={name: torch.cat([b.token[name] for b in batches]) for name in first.token},
+        sample={name: torch.cat([b.sample[name] for b in batches]) for name in first.sample},
+        places=None,
     )
