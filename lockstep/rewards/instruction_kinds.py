@@ -141,7 +141,7 @@ class NumberOfPlaceholders(Counted):
 
 
 class NumberOfCapitalWords(Counted):
-    """Words without a lower-case letter."""
+    """Words in capitals: at least one letter, and none in lower case."""
 
     id: Literal["capital_words"]
 
