@@ -1,4 +1,4 @@
-"""Questions to a judge: templates with fields, conversations as plain text, and control tokens that stay text.
+"""Questions to a judge: templates with fields, conversations as plain text, and the escaping of control tokens.
 
 The rubric of `ADDITIVE` counts one point for each of five demands, after Self-Rewarding (Yuan et al. 2024, arXiv
 2401.10020); `META` compares two judgements, after Meta-Rewarding (Wu et al. 2024, arXiv 2407.19594). The words are
