@@ -40,11 +40,11 @@ class Batch:
         sampling: The distribution the masked tokens were sampled from; a learner scores under the same one.
         group_size: Number of neighboring sequences that belong together, such as 2 of a pair; a batch is split, into
             micro-batches or shares of ranks, only between groups.
-        top_k: Outputs of a learner: 0, the log-probabilities of the tokens themselves; or so many of the
-            likeliest tokens in the place of each.
-        entropy: Whether outputs of a learner have the entropy in the place of each masked token, too.
-        values: Which values outputs of a critic have, see `Values`.
-        places: Where each token is, on the device of the tokens; None: it is found each time it is asked for.
+        top_k: 0: a learner scores the tokens themselves; else it returns this many of the likeliest tokens at each
+            position.
+        entropy: True if a learner also returns the entropy at each masked token.
+        values: The values that a critic returns, see `Values`.
+        places: Row and position of each token, cached on the device of the tokens; None: computed at each use.
     """
 
     tokens: Tensor
@@ -91,7 +91,7 @@ class Batch:
 
     @property
     def mask_indices(self) -> Tensor:
-        """Indices of trainable tokens, int64 [M], on the device of the mask, which is waited for."""
+        """Indices of trainable tokens, int64 [M], on the device of the mask; synchronizes with that device."""
         return self.mask.nonzero().squeeze(-1)
 
     @property
@@ -119,7 +119,7 @@ class Batch:
         return self.lengths.view(-1, self.group_size).sum(1)
 
     def keep_places(self) -> Self:
-        """The same batch, which keeps where its tokens are."""
+        """The same batch with `places` cached."""
         return self if self.places is not None else replace(self, places=TokenPlaces(self.row, self.position))
 
     def rows_of(self, groups: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The one fault policy: for each source of faults, when and how often it is tried again, and what is done then.
+"""The one fault policy: for each source of faults, how often it is retried, after which waits, and what follows then.
 
 Everything that tries again does so through `Attempts`, by the table `POLICY` (docs/adr/0035-one-fault-policy.md).
 """
@@ -18,7 +18,7 @@ Source = Literal[
 
 @dataclass(frozen=True)
 class Persistence:
-    """Persistence with one source of faults: how often it is tried again.
+    """The retries for one source of faults.
 
     Attributes:
         waits_s: Waits before each further attempt; the last is repeated.
@@ -31,6 +31,7 @@ class Persistence:
     again: str = ""
 
 
+# "Then" is what happens when no attempt is left.
 POLICY: dict[Source, Persistence] = {
     # The disk gives an error that may pass. Then: one sentence; what is saved stays.
     "disk": Persistence((0.1, 0.4, 1.6), 3),
@@ -61,9 +62,9 @@ class Attempts:
     """Counts the attempts at something, waits before each further one, and tells the user.
 
     Args:
-        source: Whose faults they are.
-        note: Is told what failed and what is done about it.
-        limit: Further attempts, where a recipe says how many.
+        source: Source of the faults, a key of `POLICY`.
+        note: Shows the user what failed and what is done about it.
+        limit: Number of further attempts, if a recipe sets it.
 
     Attributes:
         used: Further attempts so far.
@@ -101,7 +102,7 @@ class Attempts:
 
 
 class Seldom:
-    """Tells the first line and then, of those that come, at most one a minute.
+    """Shows the first line, and then at most one line a minute; others are dropped.
 
     Args:
         note: Shows the user a line.
