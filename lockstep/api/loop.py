@@ -221,17 +221,35 @@ def rollout(
         Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no verdict).
 
     Raises:
+        InputError: A prompt is neither text nor a row with `question`, or the reward returned no number.
         RecipeError: An option of sampling is wrong.
     """
-    if isinstance(prompts, str):
-        raise InputError("rollout: prompts is one text; give a list of texts or rows")
+    rows = _Texts(sampler.source, _read_rows(prompts))
     with speak_python("sampling"):
         drawn = sampler.source.sampling(load_section(Sampling, read_arguments("lockstep.rollout", sampling)))
-    rows = _Texts(sampler.source, [{"question": one} if isinstance(one, str) else one for one in prompts])
     session = SamplerSession(sampler.sampler)
     collector = RolloutCollector(session, rows, _Scorer(reward), sampler.source.decode, seed)
     with session.at(sampler.version):
         return collector.collect(0, len(rows.rows), drawn, num_generations)
+
+
+def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns prompts as rows with a `question`.
+
+    Raises:
+        InputError: There are none, or one is neither text nor such a row.
+    """
+    if isinstance(prompts, str):
+        raise InputError("rollout: prompts is one text; give a list of texts or rows")
+    rows: list[Mapping[str, Any]] = [{"question": one} if isinstance(one, str) else one for one in prompts]
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
+            raise InputError(
+                f"rollout: prompt {number} is {user_code.show(row)}; give a text, or a row with `question`"
+            )
+    if not rows:
+        raise InputError("rollout: prompts is empty; give at least one")
+    return rows
 
 
 @dataclass(frozen=True)
