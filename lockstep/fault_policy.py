@@ -78,11 +78,11 @@ class Attempts:
         self.used = 0
 
     def renew(self) -> None:
-        """Counts anew, after something has been achieved."""
+        """Resets the count, after something has succeeded."""
         self.used = 0
 
     def next_wait(self, fault: str = "", least_s: float = 0.0) -> float | None:
-        """Tells of a fault; returns the seconds until the next attempt, at least so many, None where there is none."""
+        """Reports a fault; returns the seconds until the next attempt, at least `least_s`; None if none is left."""
         if self.limit is not None and self.used >= self.limit:
             return None
         wait_s = max(self._persistence.waits_s[min(self.used, len(self._persistence.waits_s) - 1)], least_s)
@@ -94,7 +94,7 @@ class Attempts:
         return wait_s
 
     def again(self, fault: str = "") -> bool:
-        """Tells of a fault and waits for the next attempt; False where there is none."""
+        """Reports a fault and waits for the next attempt; False if none is left."""
         wait_s = self.next_wait(fault)
         if wait_s:
             time.sleep(wait_s)

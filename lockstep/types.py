@@ -22,7 +22,7 @@ ScaleRewards = Literal["group", "others", "batch", "none"]
 """Standard deviation that divides the advantage: the group's, that of the others in it, the step's, or none."""
 
 LossMean = Literal["tokens", "responses", "constant"]
-"""Denominator of a loss: all tokens; responses, each with its own token mean; or responses, by a fixed length."""
+"""Mean of a loss: over all tokens; over responses, of token means; or over responses, of sums by a fixed length."""
 
 Divergence = Literal["forward", "reverse", "mixed", "jsd"]
 """Divergence of a student from its teacher."""
@@ -83,7 +83,7 @@ class SamplingParams:
 
     @property
     def filters_and_penalties(self) -> dict[str, float]:
-        """Those that change the distribution, by name."""
+        """The filters and penalties that are not at their neutral value, by name."""
         neutral = {
             "top_k": (self.top_k, 0),
             "top_p": (self.top_p, 1.0),

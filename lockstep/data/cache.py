@@ -149,7 +149,7 @@ def _write(path: Path, write: Write) -> None:
 
 
 def _table(path: Path, columns: int) -> Table:
-    """Raises ValueError where the file is not whole."""
+    """Maps the table in a file; raises ValueError if the file is incomplete."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         if size < _LENGTH_BYTES:

@@ -17,7 +17,7 @@ from lockstep.paths import expand
 _ANSWERS = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "label")
 """Fields with a right answer, by the names that rows of these libraries give it."""
 _SPLIT = "train"
-"""The split that their trainers take of a data set unless they are told another."""
+"""The split of a data set that trainers of these libraries use by default."""
 
 
 def fit_to_rows(converted: Converted) -> Converted:

@@ -174,7 +174,7 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def parse_any(text: bytes) -> Any:
-    """The same for JSON of every type."""
+    """The JSON value of a text, of any type, parsed and refused as by `parse`."""
     try:
         value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -219,7 +219,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | AsWritten:
-    """Parses a whole number, which has one spelling only, but for minus zero."""
+    """Parses a whole number; only -0 keeps its spelling, which an int would lose."""
     return AsWritten(text) if text == "-0" else int(text)
 
 

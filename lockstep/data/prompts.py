@@ -215,7 +215,7 @@ class Prompts:
         return self._read(self.selection.first(limit))
 
     def contents(self, places: Sequence[int]) -> list[Row]:
-        """The rows at these places in the order of the file, as they are."""
+        """The raw rows at these places in the order of the file."""
         return list(self.selection.rows.rows(self.selection.numbers(places)))
 
     def short_enough(self, contents: Sequence[Row]) -> list[bool]:

@@ -152,7 +152,7 @@ class Selection:
         return f"{skipped}{cut}{f', {self._unused} beyond the limit' if self._unused else ''}"
 
     def numbers(self, places: Sequence[int]) -> list[int]:
-        """Returns the numbers in the data of the rows at these places among those that are used."""
+        """Maps places among the rows that are used to row numbers of the data."""
         return self._kept[list(places)].tolist()
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
@@ -295,7 +295,7 @@ def _field_types(data: DataSection, templates: Mapping[str, str]) -> dict[str, F
 def _readable(
     rows: Rows, numbers: Sequence[int], fault: Callable[[Row], str | None]
 ) -> tuple[dict[int, Row], dict[int, str]]:
-    """The rows in which there is no fault, and what is wrong with each of the others."""
+    """Splits rows into usable ones and faults, both by row number."""
     try:
         contents, faults = dict(zip(numbers, rows.rows(numbers), strict=True)), {}
     except RowError:

@@ -339,7 +339,7 @@ def _read(result: Any) -> dict[str, Any]:
 
 
 def _add(parts: Collection[float | None]) -> float | None:
-    """The sum of rewards; None if one of them is no verdict."""
+    """The sum of rewards; None if one of them is None."""
     known = [part for part in parts if part is not None]
     return sum(known, 0.0) if len(known) == len(parts) else None
 

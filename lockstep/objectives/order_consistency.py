@@ -66,7 +66,7 @@ class Comparisons:
 
     @property
     def show_skill(self) -> bool:
-        """True if the judge reads what it is shown."""
+        """True if a judge without skill would be this consistent with a probability of at most `LEVEL`."""
         return self.luck <= LEVEL
 
     def _probability(self, consistent: int) -> float:

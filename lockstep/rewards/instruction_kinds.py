@@ -160,7 +160,7 @@ class NumberOfOneLetter(Counted):
 
 
 class Keywords(Ranged):
-    """Each keyword in a number of places, as a word of its own; case does not matter."""
+    """Occurrences of each keyword as a separate word; case does not matter."""
 
     id: Literal["keywords"]
     words: Texts

@@ -237,7 +237,7 @@ def _fault(error: Exception) -> dict[str, Any]:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """True if an error comes from a connection or a disk, so that a retry may help; a wrong file name is no such."""
+    """True if an error comes from a connection or a disk, so that a retry may help; not for wrong file names."""
     seen = set[int]()  # `raise error from error` is its own cause
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and not isinstance(error, _OF_NAMES):

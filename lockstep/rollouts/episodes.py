@@ -254,7 +254,7 @@ class Episodes:
             episode.append(observation)
 
     def _shares(self, episodes: Sequence[_Episode]) -> list[list[_Episode]]:
-        """The episodes of each process; an episode stays in its own."""
+        """Assigns episodes to processes; an episode always goes to the same one."""
         count = len(self._children)
         return [[episode for episode in episodes if episode.number % count == k] for k in range(count)]
 
