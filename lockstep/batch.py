@@ -40,11 +40,11 @@ class Batch:
         sampling: The distribution the masked tokens were sampled from; a learner scores under the same one.
         group_size: Number of neighboring sequences that belong together, such as 2 of a pair; a batch is split, into
             micro-batches or shares of ranks, only between groups.
-        top_k: Outputs of a learner: 0, the log-probabilities of the tokens themselves; or so many of the
-            likeliest tokens in the place of each.
-        entropy: Whether outputs of a learner have the entropy in the place of each masked token, too.
-        values: Which values outputs of a critic have, see `Values`.
-        places: Where each token is, on the device of the tokens; None: it is found each time it is asked for.
+        top_k: 0: a learner scores the tokens themselves; else it returns this many of the likeliest tokens at each
+            position.
+        entropy: True if a learner also returns the entropy at each masked token.
+        values: The values that a critic returns, see `Values`.
+        places: Row and position of each token, cached on the device of the tokens; None: computed at each use.
     """
 
     tokens: Tensor
@@ -91,7 +91,7 @@ class Batch:
 
     @property
     def mask_indices(self) -> Tensor:
-        """Indices of trainable tokens, int64 [M], on the device of the mask, which is waited for."""
+        """Indices of trainable tokens, int64 [M], on the device of the mask; synchronizes with that device."""
         return self.mask.nonzero().squeeze(-1)
 
     @property
@@ -119,7 +119,7 @@ class Batch:
         return self.lengths.view(-1, self.group_size).sum(1)
 
     def keep_places(self) -> Self:
-        """The same batch, which keeps where its tokens are."""
+        """The same batch with `places` cached."""
         return self if self.places is not None else replace(self, places=TokenPlaces(self.row, self.position))
 
     def rows_of(self, groups: Sequence[int]) -> list[int]:
@@ -198,7 +198,7 @@ def find_positions(lengths: Tensor, size: int) -> Tensor:
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """Lays batches end to end; all must have the same columns and sampling parameters."""
+    """Lays batches end to end; all must have the same columns, and ask a learner for the same outputs."""
     first = batches[0]
     for other in batches[1:]:
         if other.token.keys() != first.token.keys() or other.sample.keys() != first.sample.keys():
@@ -207,11 +207,13 @@ def concat(batches: Sequence[Batch]) -> Batch:
             raise ValueError("batches with groups of different sizes cannot be joined")
         if other.sampling != first.sampling:
             raise ValueError("batches sampled with different sampling parameters cannot be joined")
-    return Batch(
-        torch.cat([b.tokens for b in batches]),
-        torch.cat([b.lengths for b in batches]),
-        {name: torch.cat([b.token[name] for b in batches]) for name in first.token},
-        {name: torch.cat([b.sample[name] for b in batches]) for name in first.sample},
-        first.sampling,
-        first.group_size,
+        if (other.top_k, other.entropy, other.values) != (first.top_k, first.entropy, first.values):
+            raise ValueError("batches that ask for different outputs (top_k, entropy, values) cannot be joined")
+    return replace(
+        first,
+        tokens=torch.cat([b.tokens for b in batches]),
+        lengths=torch.cat([b.lengths for b in batches]),
+        token={name: torch.cat([b.token[name] for b in batches]) for name in first.token},
+        sample={name: torch.cat([b.sample[name] for b in batches]) for name in first.sample},
+        places=None,
     )

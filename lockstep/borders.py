@@ -1,6 +1,6 @@
-"""Checks of values where they cross from one part to another: what is NaN, infinite or out of range ends the step.
+"""Checks of values that pass from one part to another: one that is NaN, infinite or out of range ends the step.
 
-What crosses lies in the host's memory, so no check waits for a device. Each reads its numbers once.
+These values are in host memory, so no check waits for a device. Each reads its numbers once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lockstep.errors import RunError
 from lockstep.types import Request, SamplingParams
 
 LARGEST_LOGPROB = 0.1
-"""Nats; a log-softmax in bf16 may come out above 0, a probability or a loss is farther up."""
+"""Nats: a bf16 log-softmax may come out slightly above 0; a probability or a loss given by mistake exceeds this."""
 _LOOK = "look at that model's weights and, if it learns, lower its learning rate"
 
 
@@ -24,7 +24,7 @@ class NotFiniteError(RunError):
     """A number is NaN, infinite or out of range; no weight has been changed by it.
 
     Attributes:
-        batch: The batch that it is of.
+        batch: The batch that it belongs to.
     """
 
     def __init__(self, message: str, batch: Batch) -> None:
@@ -37,7 +37,7 @@ def require_finite(what: str, batch: Batch, *columns: Tensor, cure: str = _LOOK)
 
     Args:
         what: What the numbers are, and whose, as in "the critic's values".
-        batch: The batch that they are of.
+        batch: The batch that they belong to.
         columns: [N], [N, K] or [B].
         cure: What to do.
 
@@ -53,7 +53,7 @@ def require_logprobs(whose: str, batch: Batch, *columns: Tensor) -> None:
 
 
 def require_responses(whose: str, batch: Batch, requests: Sequence[Request], sampling: SamplingParams) -> None:
-    """Refuses responses that are not to these requests or longer than was asked, and their log-probabilities likewise.
+    """Refuses responses that do not match the requests or are too long, and invalid log-probabilities.
 
     Args:
         whose: The sampler, as in "the judge's sampler".

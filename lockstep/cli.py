@@ -82,7 +82,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line; what argparse leaves over are overrides: behind an option, or with unknown dashes."""
+    """Parses the command line; arguments that argparse leaves over, such as those behind an option, are overrides."""
     parser = build_parser()
     options, left = parser.parse_known_args(arguments)
     if "--traceback" in left:  # wherever it stands

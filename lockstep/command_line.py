@@ -1,4 +1,4 @@
-"""The command line as it was started, so that a command that is shown works as it is shown. Imports no torch."""
+"""The command line as it was started, so that a command in a message can be copied and run. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk's faults, and what is done about each: tried again, passed over and told, or raised with the file's name."""
+"""Disk errors and their handling: retried, reported and skipped, or raised with the name of the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.fault_policy import Attempts, Source
 T = TypeVar("T")
 
 _PASSING = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOTEMPTY, errno.ESTALE, errno.ETIMEDOUT}
-"""Errors that network disks give and take back."""
+"""Transient errors of network disks."""
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EISDIR}
 """Errors of disks that cannot sync a folder, such as CIFS and many of FUSE."""
@@ -28,10 +28,10 @@ _OF_USERS |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRI
 
 
 def retry(action: Callable[[], T], source: Source = "disk") -> T:
-    """Tries an action again, four times within two seconds, where the disk fails in a way that passes.
+    """Runs an action; after a transient error of the disk again, with the waits of `fault_policy`.
 
     Raises:
-        OSError: Of the last attempt, or another kind.
+        OSError: The error of the last attempt, or one that is not transient.
     """
     attempts = Attempts(source)
     while True:
@@ -43,12 +43,12 @@ def retry(action: Callable[[], T], source: Source = "disk") -> T:
 
 
 def may_pass(error: OSError) -> bool:
-    """True for an error that a network disk or a connection gives and takes back."""
+    """True for a transient error of a network disk or a connection."""
     return error.errno in _PASSING
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames a file or folder; a network disk may say that it failed after it was done."""
+    """Renames a file or folder; a network disk may report a failure although it has renamed it."""
     try:
         retry(lambda: source.rename(target))
     except FileNotFoundError:
@@ -57,13 +57,13 @@ def rename(source: Path, target: Path) -> None:
 
 
 def is_user_error(error: OSError) -> bool:
-    """True for an error that the user's command causes; others are the machine's, which may do better later."""
+    """True for an error that the user's command causes; others are the machine's, and may not come again."""
     return error.errno is None or error.errno in _OF_USERS
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives an error of the disk the name of the file that the block works on, where it has none."""
+    """Adds the name of a file to errors of the disk that the block raises without one."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def naming(path: Path) -> Iterator[None]:
 def sync(path: Path) -> None:
     """Returns when the file, or the folder's list of names, is on the disk.
 
-    A disk that cannot do so for folders is warned of once, and its order of names is trusted.
+    If the disk cannot sync folders, a warning says so once.
 
     Raises:
         OSError: With the name of the file. It is never tried again: a disk that failed once may have dropped the bytes.
@@ -96,7 +96,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Returns when all in a folder is on the disk, what is in a folder before the folder itself; see `sync`."""
+    """Syncs everything in a folder, the contents of each folder before the folder itself; see `sync`."""
     for path in sorted(folder.rglob("*"), reverse=True):
         sync(path)
     sync(folder)

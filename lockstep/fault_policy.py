@@ -1,4 +1,4 @@
-"""The one fault policy: for each source of faults, when and how often it is tried again, and what is done then.
+"""The one fault policy: for each source of faults, how often it is retried, after which waits, and what follows then.
 
 Everything that tries again does so through `Attempts`, by the table `POLICY` (docs/adr/0035-one-fault-policy.md).
 """
@@ -18,7 +18,7 @@ Source = Literal[
 
 @dataclass(frozen=True)
 class Persistence:
-    """Persistence with one source of faults: how often it is tried again.
+    """The retries for one source of faults.
 
     Attributes:
         waits_s: Waits before each further attempt; the last is repeated.
@@ -31,6 +31,7 @@ class Persistence:
     again: str = ""
 
 
+# "Then" is what happens when no attempt is left.
 POLICY: dict[Source, Persistence] = {
     # The disk gives an error that may pass. Then: one sentence; what is saved stays.
     "disk": Persistence((0.1, 0.4, 1.6), 3),
@@ -61,9 +62,9 @@ class Attempts:
     """Counts the attempts at something, waits before each further one, and tells the user.
 
     Args:
-        source: Whose faults they are.
-        note: Is told what failed and what is done about it.
-        limit: Further attempts, where a recipe says how many.
+        source: Source of the faults, a key of `POLICY`.
+        note: Shows the user what failed and what is done about it.
+        limit: Number of further attempts, if a recipe sets it.
 
     Attributes:
         used: Further attempts so far.
@@ -77,11 +78,11 @@ class Attempts:
         self.used = 0
 
     def renew(self) -> None:
-        """Counts anew, after something has been achieved."""
+        """Resets the count, after something has succeeded."""
         self.used = 0
 
     def next_wait(self, fault: str = "", least_s: float = 0.0) -> float | None:
-        """Tells of a fault; returns the seconds until the next attempt, at least so many, None where there is none."""
+        """Reports a fault; returns the seconds until the next attempt, at least `least_s`; None if none is left."""
         if self.limit is not None and self.used >= self.limit:
             return None
         wait_s = max(self._persistence.waits_s[min(self.used, len(self._persistence.waits_s) - 1)], least_s)
@@ -93,7 +94,7 @@ class Attempts:
         return wait_s
 
     def again(self, fault: str = "") -> bool:
-        """Tells of a fault and waits for the next attempt; False where there is none."""
+        """Reports a fault and waits for the next attempt; False if none is left."""
         wait_s = self.next_wait(fault)
         if wait_s:
             time.sleep(wait_s)
@@ -101,7 +102,7 @@ class Attempts:
 
 
 class Seldom:
-    """Tells the first line and then, of those that come, at most one a minute.
+    """Shows the first line, and then at most one line a minute; others are dropped.
 
     Args:
         note: Shows the user a line.

@@ -50,7 +50,13 @@ def permutation(length: int, *parts: int | str) -> Tensor:
 
 
 def sample(length: int, count: int, *parts: int | str) -> list[int]:
-    """Draws `count` different numbers of `range(length)` by the key alone; `length` may be large."""
+    """Draws `count` different numbers of `range(length)` by the key alone; `length` may be large.
+
+    Raises:
+        ValueError: There are fewer than `count`.
+    """
+    if count > length:
+        raise ValueError(f"{count} different numbers are wanted, but range({length}) has fewer")
     moved: dict[int, int] = {}
     chosen = []
     for place, share in enumerate(uniforms(torch.tensor([key(*parts)]), torch.arange(count))[0].tolist()):

@@ -11,7 +11,7 @@ def export_lazily(package: str, places: Mapping[str, Sequence[str]]) -> Callable
 
     Args:
         package: Its name, for messages.
-        places: Modules, and the names of theirs that the package exports.
+        places: Names that the package exports, by the module that defines them.
     """
     modules = {name: module for module, names in places.items() for name in names}
 

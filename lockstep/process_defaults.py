@@ -59,7 +59,7 @@ def may_ask_hub() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Keeps memory that tensors leave, up to 256 MiB, in this process and in its children.
+    """Keeps up to 256 MiB of freed memory, in this process and in its children, for the next tensors.
 
     glibc would hand it back after each backward pass, and the next pass would pay for every page of it again: 7 % of a
     step of a small model.
@@ -73,7 +73,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def spare_modules() -> Iterator[None]:
-    """Spares what is imported in the block from the search for garbage, there, later and at exit: modules stay.
+    """Excludes what the block imports from garbage collection, during the block, later and at exit: modules stay.
 
     torch and transformers make a million objects, and to search them took a third of a command's CPU time. A process
     that has torch already is a program of the user's, or a test, whose objects may be garbage.

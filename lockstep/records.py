@@ -1,4 +1,4 @@
-"""JSON files that the program wrote and reads back: each is a file, whole, and of the shape that its reader expects.
+"""Reads JSON files that the program wrote itself, and checks that each is a regular file of the expected shape.
 
 A folder may come from another version, from another machine, or from a disk that failed. Imports no torch.
 """
@@ -24,7 +24,7 @@ def is_file(path: Path) -> bool:
 
 
 def refuse_other(path: Path) -> None:
-    """Refuses what is there and is no file.
+    """Refuses an existing path that is no regular file.
 
     Raises:
         InputError: It is a pipe or a device, whose reader would wait for ever, a folder, or a link that leads nowhere.
@@ -50,7 +50,7 @@ def read_record(path: Path, shape: type[T], cure: str) -> T:
 
 
 def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:
-    """Parses JSON; `refusal` says where it is, and that it is not what it should be, for the rest see `read_record`."""
+    """Parses JSON into a shape, as `read_record` does; `refusal` is the beginning of the error's message."""
     try:
         return _adapter(shape).validate_json(text, strict=True)
     except ValidationError as error:

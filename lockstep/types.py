@@ -22,7 +22,7 @@ ScaleRewards = Literal["group", "others", "batch", "none"]
 """Standard deviation that divides the advantage: the group's, that of the others in it, the step's, or none."""
 
 LossMean = Literal["tokens", "responses", "constant"]
-"""Denominator of a loss: all tokens; responses, each with its own token mean; or responses, by a fixed length."""
+"""Mean of a loss: over all tokens; over responses, of token means; or over responses, of sums by a fixed length."""
 
 Divergence = Literal["forward", "reverse", "mixed", "jsd"]
 """Divergence of a student from its teacher."""
@@ -83,7 +83,7 @@ class SamplingParams:
 
     @property
     def filters_and_penalties(self) -> dict[str, float]:
-        """Those that change the distribution, by name."""
+        """The filters and penalties that are not at their neutral value, by name."""
         neutral = {
             "top_k": (self.top_k, 0),
             "top_p": (self.top_p, 1.0),
@@ -106,7 +106,7 @@ class SamplingParams:
 
     @property
     def needs_logits(self) -> bool:
-        """True if a token is scored by logits that exist whole: more shapes the distribution than the temperature."""
+        """True if scoring a token needs all of its logits at once, because a filter or a penalty changes them."""
         return self.penalizes or not self.full_support
 
     @property
@@ -129,8 +129,8 @@ class Prompt:
         text: The prompt as the model reads it, after template.
         tokens: Its token ids.
         row: The data row as parsed from JSON.
-        messages: The conversation that the text was made of, to be answered next; None: it was made of none.
-        tokens_cut: Number of tokens that an over-long prompt had besides, before it was truncated.
+        messages: The conversation that the text renders; None if it was plain text.
+        tokens_cut: Number of tokens by which an over-long prompt was truncated.
     """
 
     id: str
@@ -153,7 +153,7 @@ class Request:
     Attributes:
         tokens: What to complete.
         key: Key of its random numbers, see `lockstep.keyed`.
-        continues: True if prompt and response will come again as the beginning of a prompt, as in an episode.
+        continues: True if a later prompt will begin with this prompt and its response, as in an episode.
     """
 
     tokens: tuple[int, ...]

@@ -20,14 +20,14 @@ def is_unread(stream: TextIO) -> bool:
 
 
 def silence(stream: TextIO) -> None:
-    """Lets a pipe lead nowhere from now on, also what is still to be flushed into it."""
+    """Redirects a pipe to nowhere, including output that is still to be flushed."""
     number = _pipe(stream)
     if number is not None:
         _lead_nowhere(number)
 
 
 def outlive_reader(stream: TextIO) -> TextIO:
-    """A stream to use instead, in which what is printed after its reader has gone is lost and no error."""
+    """Returns a stream to use instead, which drops output without an error once its reader is gone."""
     number = _pipe(stream)
     if number is None:
         return stream

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes: after a crash, a file has all of its new content or is as it was before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, contents: Iterable[bytes]) -> None:
-    """Writes a file aside; when it has its name, all its bytes are on the disk. One process at a time may do so.
+    """Writes a file to a temporary name, syncs it, and renames it. Only one process at a time may write it.
 
     Raises:
         InputError: If it cannot be written, or the name is that of something that is no file, such as a device.
@@ -48,7 +48,7 @@ def write_changed(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_aside(path: Path, aside: Path) -> Iterator[BinaryIO]:
-    """A file to write to beside another, whose place it takes when the block ends and all bytes are on the disk."""
+    """Opens a temporary file `aside`, which replaces `path` when the block ends, after its bytes are on the disk."""
     try:
         with naming(path), aside.open("wb") as file:
             yield file

@@ -1,4 +1,4 @@
-"""YAML as recipes mean it: the core schema of YAML 1.2 (§10.3), and nothing twice.
+"""YAML of recipes: the core schema of YAML 1.2 (§10.3), and no key twice.
 
 PyYAML reads YAML 1.1, in which `1e-5` is text, `no` is false, `12:30` is 750 and 010 is 8; and of two equal keys it
 silently keeps the last. Here a number is what looks like one, only true and false are truth values, everything else
@@ -61,7 +61,7 @@ def parse(text: str, merges: bool = False) -> Any:
 
 
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns one tree over another; mappings are merged key by key, and of all else the one above stays."""
+    """Returns one tree over another: mappings are merged key by key; any other value above replaces the one below."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -155,7 +155,7 @@ class _Reader:
         return merged | pairs
 
     def _merge(self, key_node: yaml.Node, node: yaml.Node, depth: int) -> dict[str, Any]:
-        """The pairs that `<<` stands for; of several mappings the first one goes before."""
+        """The pairs that `<<` stands for; the first of several mappings takes precedence."""
         if not self._merges:
             raise InputError(f"{_line(key_node)}mappings are not merged by <<; write its options out")
         value = self.value(node, depth)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,6 +89,11 @@ def test_only_like_batches_join() -> None:
         concat([batch, Batch(batch.tokens, batch.lengths)])
     with pytest.raises(ValueError, match="different sampling parameters"):
         concat([batch, ragged((2,), sampling=SamplingParams(max_tokens=1))])
+    asking = replace(batch, top_k=4, entropy=False, values="final")
+    with pytest.raises(ValueError, match="different outputs"):
+        concat([batch, asking])
+    whole = concat([asking, asking.keep_places()])
+    assert (whole.top_k, whole.entropy, whole.values, whole.places) == (4, False, "final", None)
 
 
 def test_a_missing_column_names_those_there_are() -> None:

@@ -76,6 +76,12 @@ def test_permutations_differ_and_favour_no_place() -> None:
     assert float(((first - 100) ** 2 / 100).sum()) < 19 + 4 * 38**0.5
 
 
+def test_a_sample_is_never_larger_than_what_it_is_of() -> None:
+    assert sorted(keyed.sample(3, 3, 0)) == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"4 different numbers are wanted, but range\(3\) has fewer"):
+        keyed.sample(3, 4, 0)
+
+
 def test_generators_have_no_state_in_common() -> None:
     torch.rand(3, generator=keyed.generator("weights", 1))
     one, again = (torch.rand(3, generator=keyed.generator("weights", 1)) for _ in range(2))

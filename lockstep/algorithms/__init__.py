@@ -1,4 +1,4 @@
-"""All that an algorithm's author needs but the sections of its recipe: `from lockstep.algorithms import Algorithm, …`.
+"""Everything that the author of an algorithm imports, except the sections of its recipe.
 
 Each name is imported on first use, so that recipes are read without torch. The guide is
 docs/guides/own_algorithm.md.
@@ -123,6 +123,6 @@ _PLACES = {
     ),
     "lockstep.rollouts.samples": ("sample_rows",),
 }
-"""Modules, and the names of theirs that are exported here."""
+"""Names that are exported here, by the module that defines them."""
 
 __getattr__ = export_lazily(__name__, _PLACES)

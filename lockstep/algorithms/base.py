@@ -40,10 +40,10 @@ class ModelRole:
     Attributes:
         name: Name of the role, such as policy or critic, in checkpoints and plans.
         head: Output for each token.
-        learner: Its layout, type and device.
-        optimizer: Its optimizer; None: it is frozen.
+        learner: Its parallel layout, dtype and device.
+        optimizer: Its optimizer; None: the model is frozen.
         path: Folder of its initial weights; None: those of the run's initial model.
-        follows: True if it is given a learner's weights during the run, so it has the adapters that a learner has.
+        follows: True if the run copies a learner's weights into it, so that it needs the learner's LoRA adapters.
     """
 
     name: str
@@ -79,11 +79,11 @@ class Inference:
 
     @property
     def penalizes(self) -> bool:
-        """True if the engine is to know which tokens a response has had."""
+        """True if a sampling penalty makes the engine keep track of the tokens before."""
         return any(one is not None and one.params().penalizes for one in (self.sampling, self.validation_sampling))
 
     def explain_inexact(self, learner: LearnerSection) -> str | None:
-        """Says which option keeps learner and sampler from agreeing to the bit; None: none does."""
+        """Returns the reason why learner and sampler cannot agree bit for bit; None if they can."""
         if self.sampling is None:
             return "it trains on no samples"
         reason = learner.explain_inexact()
@@ -102,16 +102,16 @@ _OWN = SamplingParams(1)
 
 @dataclass(frozen=True)
 class Load:
-    """The largest work that a learner is given, with every sequence at its longest.
+    """The largest workload of a learner, with every sequence at its maximum length.
 
     Attributes:
         sequence: Tokens of the longest sequence.
-        group: Sequences that one pass must read together: 2 for pairs.
-        rows: Groups of an optimizer step.
-        updates: Optimizer steps of a step of the algorithm.
-        scored: Groups that each frozen model scores in a step of the algorithm, before it learns.
+        group: Sequences that must share a forward pass: 2 for pairs.
+        rows: Groups per optimizer step.
+        updates: Optimizer steps per step of the algorithm.
+        scored: Groups that each frozen model scores per step of the algorithm, before the update.
         generated: Tokens of the longest generated sequence, with its prompt; 0: nothing is sampled.
-        sampling: The distribution that tokens are scored under, of any length; by default the model's own.
+        sampling: The distribution that tokens are scored under; its `max_tokens` does not matter here.
     """
 
     sequence: int
@@ -124,7 +124,7 @@ class Load:
 
     @property
     def shortest(self) -> int:
-        """Tokens of one group, the fewest that a pass can be given."""
+        """Tokens of one group: the smallest possible micro-batch."""
         return self.group * self.sequence
 
     def together(self, learner: LearnerSection) -> int:
@@ -204,7 +204,7 @@ class Algorithm(Common, ABC):
         return self
 
     purpose: ClassVar[str] = ""
-    """The thing that a model learns by it, for people who read what a run is for: `learns to …`; may be left empty."""
+    """A phrase for what the model learns, `learns to …`, which the run's output shows; may be empty."""
 
     @property
     @abstractmethod
@@ -213,12 +213,12 @@ class Algorithm(Common, ABC):
 
     @property
     def own_layouts(self) -> tuple[ModelRole, ...]:
-        """Models with a layout of their own, which is not that of `learner.parallel`."""
+        """Models whose parallel layout has an option of its own instead of `learner.parallel`."""
         return tuple(role for role in self.models if role.learner.layout_key != self.learner.layout_key)
 
     @property
     def judges(self) -> Mapping[str, AskedSection]:
-        """Models besides that judge in engines of their own, by the keys of their sections: those of rewards."""
+        """Judge models of rewards that need an inference engine of their own, by the key of their section."""
         sections = ((name, section) for name, section in self.rewards.items() if section is not None)
         leaves = (leaf for name, section in sections for leaf in section.leaves(name))
         return {f"{key}.judge": leaf.judge for key, leaf in leaves if leaf.judge is not None and leaf.judge.has_engine}
@@ -226,7 +226,7 @@ class Algorithm(Common, ABC):
     @property
     @abstractmethod
     def largest_step(self) -> Load:
-        """The largest work of its learners."""
+        """The largest workload of its learners."""
 
     @property
     @abstractmethod
@@ -234,7 +234,7 @@ class Algorithm(Common, ABC):
         """Longest sequences that options allow, in tokens, by the options' names; the model must have room for them."""
 
     def _answer_lengths(self, **limits: int | None) -> dict[str, int]:
-        """Entries of `lengths` for prompts with answers, by `max_tokens` of each section; None: it is off."""
+        """Entries of `lengths` for prompt plus answer, from `max_tokens` of each section; None: the section is off."""
         prompt = self.data.max_prompt_tokens
         return {
             f"data.max_prompt_tokens + {section}.max_tokens": prompt + limit
@@ -246,7 +246,7 @@ class Algorithm(Common, ABC):
     def open(self, setup: Setup) -> Job:
         """Opens data and models, and returns the job. Everything that can be wrong with the recipe is raised here.
 
-        A dry run calls it, too, with models that compute nothing, so nothing may be asked of them yet.
+        A dry run calls it as well, with stand-ins for the models, so do not call a model here.
         """
 
     @property

@@ -64,9 +64,9 @@ def describe_rewards(judge: str | None) -> str:
 
 
 def observations(data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]) -> Observed:
-    """Builds the template of observations: a user's message after the policy's own in a conversation; else bare text.
+    """Builds the function that tokenizes an observation: as a user message in a conversation, else as bare text.
 
-    Results of tools are messages of their own.
+    Results of tools become messages with the role `tool`.
 
     Args:
         data: Tells if prompts are conversations, and of tools.
@@ -88,7 +88,7 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
         if not isinstance(text, str):
             assert tools is not None, "only tools answer with messages"
             return tools.tokens(text, last)
-        inside = last in stops or last not in source.stop_token_ids  # a stop string ends no message
+        inside = last in stops or last not in source.stop_token_ids  # the policy's message is still open
         if inside or not is_chat(data):
             return source.token_ids(text)
         tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer, values))
@@ -110,12 +110,13 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
 
 
 def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int, Sequence[int]]:
-    """Finds where the chat template ends an answer.
+    """Finds the tokens by which the chat template closes an assistant message.
 
     Returns:
-        The number of tokens behind an answer up to a stop token; 0 where there is none before the next message says
-        something. And the last tokens of responses that take their place: any stop token, where the template ends an
-        answer so; this one alone, where it opens the next message.
+        The number of template tokens after an answer, up to and including the first stop token; 0 if there is none
+        before the text of the next message. And the last tokens of a response that stand for them, so that they are
+        not written again: any stop token if the template closes answers with one, or this one alone if it opens the
+        next message.
     """
     try:
         before, said, _ = messages.render_follow_up(_SAID, source.tokenizer, values).partition(_SAID)

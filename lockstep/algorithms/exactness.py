@@ -1,4 +1,4 @@
-"""The decision whether a sampler, and a learner beside it, give each token the same log-probability to the bit."""
+"""Decides whether sampler and learner compute log-probabilities that are equal bit for bit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
 
     Args:
         algorithm: The recipe.
-        folder: Of the initial model.
+        folder: Folder of the initial model.
         note: Shows the user a line.
 
     Returns:
-        Why it does not; None: it does.
+        The reason why it does not; None if it does.
 
     Raises:
         InputError: It cannot, and the recipe requires it.
@@ -50,13 +50,13 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
 def choose_kernels(
     folder: str, sampler: SamplerSection, computation: Computation, note: Callable[[str], None]
 ) -> Computation:
-    """Chooses exact kernels for a model that only samples, where it can have them: its batch then changes no response.
+    """Chooses batch-invariant kernels for a model that only samples, where they exist for it.
 
     Args:
-        folder: Of the model.
+        folder: Folder of the model.
         sampler: Its engine.
-        computation: Device and type.
-        note: Shows the user why it cannot.
+        computation: Device and dtype.
+        note: Shows the user the reason where they do not.
     """
     usual = Computation(device=computation.device, dtype=computation.dtype)
     reason = explain_inexact_sampler(folder, sampler, usual)
@@ -67,12 +67,12 @@ def choose_kernels(
 
 
 def choose_learner_kernels(folder: str, learner: LearnerSection, note: Callable[[str], None]) -> LearnerSection:
-    """Chooses exact kernels for a learner beside samplers that are not known yet, where it can have them.
+    """Chooses exact kernels for a learner before its samplers are known, where they exist for its model.
 
     Args:
-        folder: Of its model.
+        folder: Folder of the model.
         learner: Its options.
-        note: Shows the user why it cannot.
+        note: Shows the user the reason where they do not.
     """
     reason = learner.explain_inexact()
     if reason is None and learner.lora is not None:
@@ -91,14 +91,14 @@ def explain_inexact_sampler(
     adapters: LoRA | None = None,
     may_be_slow: bool = False,
 ) -> str | None:
-    """Says why a token's log-probability depends on what is sampled beside it; None: it does not.
+    """Returns the reason why a token's log-probability depends on its batch; None if it does not.
 
     Args:
-        folder: Of the model.
+        folder: Folder of the model.
         sampler: Its engine.
-        computation: Device and type.
-        adapters: Adapters beside its maps.
-        may_be_slow: Exact kernels are wanted on a GPU, too, where they are slower than others.
+        computation: Device and dtype.
+        adapters: LoRA adapters of the model.
+        may_be_slow: True to use exact kernels on a GPU as well, where they are slower.
     """
     if not INFERENCE.find(sampler.backend).is_exact:
         return f"sampler.backend={sampler.backend} has kernels of its own"
@@ -108,7 +108,7 @@ def explain_inexact_sampler(
 def _explain_inexact_model(
     folder: str, computation: Computation, adapters: LoRA | None = None, may_be_slow: bool = False
 ) -> str | None:
-    """Says why a model is not computed exactly on this machine; None: it is."""
+    """Returns the reason why this machine does not compute a model exactly; None if it does."""
     device, config = resolve_device(computation.device), read_config(folder)
     if device.type == "cpu":
         return explain_inexact(config) or probe(config, computation.is_bf16, adapters)

@@ -70,8 +70,8 @@ class Job:
 
     Attributes:
         step: The algorithm's step.
-        run_length: The end of the run.
-        state: State of checkpoints, by name: each model that the run changes, and all else that steps depend on.
+        run_length: Limits on steps and rows, which end the run.
+        state: State to checkpoint, by name: each model that the run changes, and all else that steps depend on.
         validate: Scores the policy on held-out rows; None where there are none.
         data: The rows that are trained on, in words.
         held_out: The rows that are validated on, in words; None where there are none.
@@ -126,7 +126,7 @@ def measure_run_length(recipe: Common, rows: int, rows_per_step: int) -> RunLeng
 
 
 def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> SamplerSession:
-    """Opens a session that samples by the weights of a learner, and attests them."""
+    """Opens a sampler session that syncs a learner's weights and verifies that they arrived."""
     return SamplerSession(sampler, learner, random_probe(setup.source.vocabulary, setup.source.context), setup.phase)
 
 
@@ -199,7 +199,7 @@ def measure_answers(
     reward: RewardSection | None,
     environment: EnvironmentSection | None = None,
 ) -> Callable[[int], Metrics]:
-    """Builds a validation that samples answers to held-out prompts and grades them, by the weights of a version.
+    """Builds a validation that samples answers to held-out prompts with the weights of a version, and grades them.
 
     Args:
         recipe: Limits the number of prompts.

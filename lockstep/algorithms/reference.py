@@ -7,5 +7,5 @@ from lockstep.learners.base import Learner, compute_logprobs
 
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:
-    """Adds the reference policy's log-probabilities, which no step changes."""
+    """Adds the column `ref_logprob`, log-probabilities under the frozen reference policy."""
     return batch.with_columns({"ref_logprob": compute_logprobs(reference, batch, "the reference policy")})

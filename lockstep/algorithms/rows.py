@@ -23,7 +23,7 @@ from lockstep.models.source import ModelSource
 class DataFiles:
     """Files of rows: training prompts, demonstrations (the same files, unless the data is made), validation rows.
 
-    Made data may bring judgements, and comparisons of judgements, that are known to be right.
+    A toy task may also write judgements, and comparisons of judgements, with known right answers.
     """
 
     train: FileGroup
@@ -39,7 +39,7 @@ class DataFiles:
 
 
 def data_files(section: DataSection, folder: Path) -> DataFiles:
-    """The recipe's data files, made first where the recipe says so."""
+    """Returns the recipe's data files; the task of `data.task` writes them first."""
     if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
         train = files_of(section.train, section.weights)
@@ -53,7 +53,7 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
 
 
 def _make(task: Task, folder: Path) -> TaskFiles:
-    """The files of a task; raises InputError where a task of the user's fails, or leaves one out."""
+    """Has a task write its files; raises InputError if a user's task fails or leaves a file out."""
     named = f"data.task {task.name}"
     try:
         made = task.write(folder)
@@ -94,7 +94,7 @@ def open_demonstrations(
     head: Head = None,
     rule: Rule = ANY_ROW,
 ) -> Demonstrations:
-    """Opens files of rows as demonstrations of at most `longest` tokens, the option `limit`."""
+    """Opens files of rows as demonstrations of at most `longest` tokens; `limit` names the option that says so."""
     rows = open_rows(files, data.bad_rows)
     return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, rule, limit)
 
@@ -102,6 +102,6 @@ def open_demonstrations(
 def open_pairs(
     files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str, head: Head = None
 ) -> Pairs:
-    """Opens files of rows as pairs of at most `longest` tokens, the option `limit`."""
+    """Opens files of rows as pairs of at most `longest` tokens; `limit` names the option that says so."""
     rows = open_rows(files, data.bad_rows)
     return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, head, limit)

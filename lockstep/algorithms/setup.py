@@ -1,6 +1,6 @@
 """The setup that a run offers to an algorithm: files, models, samplers, rewards, judges.
 
-A real run implements it by what computes (`lockstep.run.live_setup`), a dry run by checks with stand-ins
+A real run implements it with models that compute (`lockstep.run.live_setup`), a dry run with stand-ins that only check
 (`lockstep.run.dry_setup`), so that both go through the same `Algorithm.open`.
 """
 
@@ -70,11 +70,11 @@ class Setup(Protocol):
         ...
 
     def beside(self, name: str) -> AbstractContextManager[None]:
-        """Names and times what happens in another thread."""
+        """Names and times the `with` block where it runs in another thread, beside the phases."""
         ...
 
     def note(self, text: str) -> None:
-        """Shows the user a line that stays."""
+        """Shows the user a line that the progress display does not overwrite."""
         ...
 
     def learner(self, role: ModelRole) -> Learner:
@@ -82,16 +82,16 @@ class Setup(Protocol):
 
         Raises:
             InputError: It has another tokenizer than the initial model, scores nothing where it should, or is missing.
-            ModelError: It is computed wrong.
+            ModelError: This machine does not compute it correctly.
         """
         ...
 
     def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> Setup:
-        """The same for a part of the algorithm that another one runs, with its files and models that are open."""
+        """Returns the setup of an algorithm that runs as part of another one, with its files and open models."""
         ...
 
     def sampler(self, learner: Learner) -> Sampler:
-        """Opens the inference engine, for the weights of a learner: its own modules, or one engine for all learners."""
+        """Opens the inference engine: on the learner's modules if in one process, else one for all learners."""
         ...
 
     def sampler_beside(self) -> SamplerBeside:

@@ -1,4 +1,4 @@
-"""The common part of recipes that learn rows as they are."""
+"""The common part of recipes that train on rows as they are, without sampling."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lockstep.algorithms.base import Algorithm
 
 
 class Supervised(Algorithm):
-    """A recipe that learns rows as they are."""
+    """A recipe that trains on rows as they are, without sampling."""
 
     learned: ClassVar[str]
-    """The learned part of a row."""
+    """The part of a row that is trained on, for messages, such as `a pair`."""
 
     @model_validator(mode="after")
     def _rows_are_whole(self) -> Supervised:

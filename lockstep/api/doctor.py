@@ -29,7 +29,7 @@ def table(model: str | Path, *, recipe: str = "doctor", **options: Unpack[Doctor
         options: Those that `lockstep config doctor` lists. Sections are mappings, such as `grid={"lengths": [100]}`.
 
     Returns:
-        The cells, the verdict on each and on all.
+        The cells, with a verdict on each and on the whole table.
 
     Raises:
         RecipeError: One sentence for each option that is wrong.
@@ -41,7 +41,7 @@ def table(model: str | Path, *, recipe: str = "doctor", **options: Unpack[Doctor
 
 
 def locate(model: str | Path, *, recipe: str = "doctor", **options: Unpack[DoctorOptions]) -> list[PairExamination]:
-    """Finds the place at which backends part, proves it, and writes a script that fails there; arguments as `table`.
+    """Finds where backends diverge, proves it, and writes a script that fails there; arguments as `table`.
 
     Returns:
         One examination for each pair of backends.
@@ -67,15 +67,15 @@ def refit(
 
 
 def analyze(dump: str | Path, *, names: FieldNames | None = None, out: str | Path | None = None) -> DumpAnalysis:
-    """Reads what a dump of log-probabilities says, without a model.
+    """Analyzes a dump of training and sampling log-probabilities, without a model.
 
     Args:
         dump: A file or folder that a training library wrote.
-        names: Of columns that have none of the known names, such as `FieldNames(train="lp")`.
+        names: Names of the dump's columns where they are not the known ones, such as `FieldNames(train="lp")`.
         out: A file for all figures, as JSON.
 
     Raises:
-        DataError: The dump cannot be read, or has one side alone.
+        DataError: The dump cannot be read, or has the log-probabilities of one side only.
     """
     from lockstep.doctor.analyze_dump import analyze_dump
     from lockstep_doctor.dumps import FieldNames

@@ -45,7 +45,7 @@ _WORKERS = Workers()
 
 
 def close_all() -> None:
-    """Closes every learner and sampler that was opened here and ends their processes, as the end of a program does."""
+    """Closes every learner and sampler that was opened here, with their processes; the program's end does it, too."""
     _WORKERS.close()
 
 
@@ -68,13 +68,13 @@ def open_learner(
         head: `logits` for a policy, `value` for a critic, `reward` for a reward model.
         optimizer: Options of the optimizer, such as `{"lr": 1e-5}`; None: the model is frozen.
         seed: Seed of a new head and of new adapters.
-        exact: Score tokens by kernels that give each the same bits as while it was sampled; where that cannot be, a
-            line says why.
+        exact: Use kernels that give each token the same log-probability as when it was sampled, bit for bit; where the
+            model or machine has none, a line says why.
         options: Options of the section `learner`, such as `dtype="bf16"` or `parallel={"dp": 2}`.
 
     Raises:
         RecipeError: An option is wrong.
-        ModelError: The model is not computed right here.
+        ModelError: This machine does not compute the model correctly.
     """
     if head not in get_args(Head):
         raise InputError(f"open_learner: head is {head!r}; there are: {', '.join(get_args(Head))}")
@@ -128,7 +128,7 @@ class TextSampler:
     Attributes:
         sampler: The inference engine.
         source: Its model's folder and tokenizer.
-        computation: Its device, type and kernels.
+        computation: Its device, dtype and kernels.
         version: Version of its weights: how often they were synced.
     """
 
@@ -141,17 +141,17 @@ class TextSampler:
 def open_sampler(
     model: str | Path, learner: Learner | None = None, **options: Unpack[SamplerSectionKeys]
 ) -> TextSampler:
-    """Opens an inference engine; where it can, it gives responses that no batch changes, to the bit.
+    """Opens an inference engine, with batch-invariant kernels where the model and machine have them.
 
     Args:
         model: A Hugging Face folder, or `hf:owner/name` on the hub.
-        learner: A learner of that model whose weights are shared where both can be in this process; elsewhere `sync`
-            sends them. The sampler computes in its type and by its kernels.
+        learner: A learner of that model. The sampler takes its dtype and kernels, and shares its weights if both fit
+            this process; else `sync` sends them.
         options: Options of the section `sampler`, such as `backend="vllm"` or `replicas=2`.
 
     Raises:
         RecipeError: An option is wrong.
-        ModelError: The model is not computed right here.
+        ModelError: This machine does not compute the model correctly.
     """
     section = load_section(SamplerSection, read_arguments("lockstep.open_sampler", options))
     own, progress = None if learner is None else open_models.section_of(learner), show_notes()
@@ -214,24 +214,42 @@ def rollout(
         prompts: Texts, or rows with `question` and, if the reward reads it, `answer`.
         reward: Scores a response.
         num_generations: Responses per prompt; they are neighbors in the batch.
-        seed: Seed of the random numbers; another step needs another one.
-        **sampling: The options of a recipe's `sampling`, such as `max_tokens`, which must be said, and `temperature`.
+        seed: Seed of the random numbers; pass a new one at each step.
+        **sampling: Options of a recipe's section `sampling`: `max_tokens`, which is required, `temperature` and so on.
 
     Returns:
         Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no verdict).
 
     Raises:
+        InputError: A prompt is neither text nor a row with `question`, or the reward returned no number.
         RecipeError: An option of sampling is wrong.
     """
-    if isinstance(prompts, str):
-        raise InputError("rollout: prompts is one text; give a list of texts or rows")
+    rows = _Texts(sampler.source, _read_rows(prompts))
     with speak_python("sampling"):
         drawn = sampler.source.sampling(load_section(Sampling, read_arguments("lockstep.rollout", sampling)))
-    rows = _Texts(sampler.source, [{"question": one} if isinstance(one, str) else one for one in prompts])
     session = SamplerSession(sampler.sampler)
     collector = RolloutCollector(session, rows, _Scorer(reward), sampler.source.decode, seed)
     with session.at(sampler.version):
         return collector.collect(0, len(rows.rows), drawn, num_generations)
+
+
+def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns prompts as rows with a `question`.
+
+    Raises:
+        InputError: There are none, or one is neither text nor such a row.
+    """
+    if isinstance(prompts, str):
+        raise InputError("rollout: prompts is one text; give a list of texts or rows")
+    rows: list[Mapping[str, Any]] = [{"question": one} if isinstance(one, str) else one for one in prompts]
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
+            raise InputError(
+                f"rollout: prompt {number} is {user_code.show(row)}; give a text, or a row with `question`"
+            )
+    if not rows:
+        raise InputError("rollout: prompts is empty; give at least one")
+    return rows
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Run:
 
     @property
     def has_trained(self) -> bool:
-        """True if a step has learned from anything; False, too, where all rewards were equal."""
+        """True if any step had something to learn from; False if, for example, all rewards were equal."""
         from lockstep.report.summary import has_trained
 
         return has_trained(self.folder)

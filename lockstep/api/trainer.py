@@ -19,15 +19,15 @@ from lockstep.run.callbacks import Callbacks, OnStep, OnValidation
 
 
 class Trainer:
-    """A run to come: the same recipe that the command line would load, and refuses with the same messages.
+    """A run that has not begun: the recipe that the command line would load, refused with the same messages.
 
     Each algorithm that ships has a subclass, such as `lockstep.GRPO`; `Trainer` itself takes one of yours, as a class
     or as text (`file.py:Class`).
 
     Args:
         algorithm: The algorithm; None: the subclass's own.
-        recipe: A recipe to start from, a name that `lockstep config` lists or a YAML file; None: the one that is called
-            as the algorithm, if it ships.
+        recipe: A recipe to start from, a name that `lockstep config` lists or a YAML file; None: the shipped one with
+            the algorithm's name.
         options: Options of the recipe. Sections are mappings, such as `grpo={"clip": 0.1}`. Short forms: `model` is a
             folder; `train` and `validation` are files, lists of rows, or datasets; `reward` is a function
             `f(prompt, response, answer, row)`, a list of functions, a mapping from names to functions or to pairs of
@@ -42,7 +42,7 @@ class Trainer:
     loaded: Loaded
     """The resolved recipe."""
     resolve: Callable[..., Loaded]
-    """Resolves it with more layers of options, which win."""
+    """Resolves the recipe again with further layers of options, which override it."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Trainer:
 
     @property
     def folder(self) -> Path:
-        """The run's folder: another option is another folder."""
+        """The run's folder; other options give another folder."""
         return self.loaded.run_folder
 
     def describe(self) -> str:
@@ -112,7 +112,7 @@ class Trainer:
 def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = False) -> Run:
     """Trains a resolved recipe; a run that is stopped early was saved, and is returned as it is.
 
-    What the command line would tell by its exit code of a run that came to an end is a line.
+    Where the command line would tell by its exit code that nothing was trained, this prints a line.
     """
     if "transformers" not in sys.modules:
         print("lockstep: loading torch and transformers; a minute from a cold disk", file=sys.stderr)

@@ -21,7 +21,7 @@ from lockstep.whole_files import write_changed
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
 RewardFunction: TypeAlias = Callable[[str, str, str, dict[str, Any]], float | Awaitable[float | None] | None]
-"""A function `f(prompt, response, answer, row)`, or an `async def` of these."""
+"""A function `f(prompt, response, answer, row)`, or an `async def` with these parameters."""
 Reward: TypeAlias = (
     str
     | RewardFunction
@@ -30,12 +30,13 @@ Reward: TypeAlias = (
     | Mapping[str, tuple[RewardFunction, float]]
     | Mapping[str, Any]
 )
-"""A function, several under their own names or yours, each with a weight or without; the name of a verifier such as
-math; or the section `reward`."""
+"""A function; several functions, as a list or by name, with or without weights; the name of a verifier such as math; or
+the section `reward` as a mapping."""
 
 ROWS = Path("runs") / "rows"
-"""Folder of rows that programs held, beside the runs that read them."""
+"""Folder for rows that were passed as Python objects: they are written there, and runs read the files."""
 
+_ROW_KEYS = ("train", "validation")
 _REWARDS = ("reward", "validation_reward", "verifier")
 
 
@@ -49,12 +50,8 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: A value has no place in a recipe, or a row is no mapping.
     """
-    tree = dict(options)
-    data = dict(tree.get("data") or {})
-    for key in ("train", "validation"):
-        if tree.get(key) is not None:
-            data[key] = _store_rows(tree[key], key)
-        tree.pop(key, None)
+    tree = {key: value for key, value in options.items() if key not in _ROW_KEYS}
+    data = _gather_data(options)
     if data:
         tree["data"] = data
     if isinstance(tree.get("model"), str | Path):
@@ -74,6 +71,25 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _plain(value, key) for key, value in tree.items()}
 
 
+def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Collects the section `data`, with the rows that are given as `train` and `validation`.
+
+    Raises:
+        InputError: It is no mapping, or holds rows that are also given by themselves.
+    """
+    given = {} if options.get("data") is None else options["data"]
+    if not isinstance(given, Mapping):
+        raise InputError(f"data is {user_code.show(given)}; give its options as a mapping, and rows as train=…")
+    data = dict(given)
+    for key in _ROW_KEYS:
+        if options.get(key) is None:
+            continue
+        if data.get(key) is not None:
+            raise InputError(f"{key} is given by itself and in data, and only one can be read; leave one out")
+        data[key] = _store_rows(options[key], key)
+    return data
+
+
 def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
     """Reads keyword arguments that are options of a section.
 
@@ -88,7 +104,7 @@ def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
 
 
 def _name_reward(name: str, key: str) -> dict[str, Any]:
-    """The section of a reward that is a verifier's name, or the place of a function."""
+    """Returns the reward section for a verifier's name, or for a function given as `file.py:name`."""
     if name in VERIFIERS:
         return {"type": name}
     if ":" in name:
@@ -101,7 +117,7 @@ def _name_reward(name: str, key: str) -> dict[str, Any]:
 
 
 def _name_tracker(given: Any) -> Any:
-    """The section `trackers`, in which a function of this program has a name; it may be any callable."""
+    """Returns the section `trackers`, with any callable of this program replaced by a name for it."""
     if callable(given):
         return {"function": user_code.keep(given)}
     if isinstance(given, Mapping) and callable(given.get("function")):
@@ -172,7 +188,7 @@ def _plain(value: Any, key: str) -> Any:
 
 
 def _store_rows(rows: Rows, key: str) -> str:
-    """The file of rows; rows of the program are written to one whose name is a digest of their content."""
+    """Returns the file of the rows; rows given as objects are written to a file named by a digest of their content."""
     if isinstance(rows, str | Path):
         return str(rows)
     lines = []

@@ -1,6 +1,6 @@
-"""Messages for programs: what a message would have an override say, `key.sub=value`, is said as a keyword argument.
+"""Error messages for Python callers: an override `key.sub=value` in a message becomes a keyword argument.
 
-Every message names a cure as the command line takes it; here is the one place that knows the other form.
+Every error names its cure as the command line takes it; only this module knows the Python form.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PLACEHOLDER = re.compile(r"…|[A-Z]+")
 
 @contextmanager
 def speak_python(section: str = "") -> Iterator[None]:
-    """Says the cures in messages of errors from the block as keyword arguments.
+    """Rewrites the cures in messages of errors that the block raises as keyword arguments.
 
     Args:
-        section: The section of a recipe whose options are themselves the arguments; empty: there is none.
+        section: The section of a recipe whose options the function takes directly as arguments; empty: none.
     """
     try:
         yield
@@ -48,7 +48,7 @@ def translate_overrides(message: str, section: str = "") -> str:
 
 
 def _spell(value: str) -> str:
-    """A value of YAML, between the quotes of a shell, as Python writes it; placeholders stay."""
+    """Converts a YAML value, perhaps in shell quotes, to a Python literal; placeholders such as `…` stay."""
     bare = value[1:-1] if value[0] in "'\"" else value
     if _PLACEHOLDER.fullmatch(bare):
         return bare

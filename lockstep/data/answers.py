@@ -1,4 +1,4 @@
-"""Prompts and answers as rows of a batch: tokens of a prompt, then of an answer with its stop token, masked."""
+"""Prompts and answers as rows of a batch: tokens of a prompt, then of an answer with its stop token, trained on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from lockstep.errors import InputError
 
 
 class AnswerEncoder:
-    """Encoder of answers to tokens: with the stop token that a sampler would wait for.
+    """Encoder of answers to tokens, each with the stop token that a sampler would stop at.
 
     Args:
         tokenizer: The model's; its end-of-sequence token ends an answer.
-        data: In a conversation, what the chat template puts behind an answer ends it, if the model stops there.
-        stops: The tokens at which the model stops, besides that.
+        data: If prompts are conversations, answers end with the stop token that the chat template writes after them,
+            if there is one.
+        stops: The model's other stop tokens.
 
     Raises:
         ValueError: The tokenizer lacks an end-of-sequence token.
@@ -44,13 +45,13 @@ class AnswerEncoder:
 
 
 def read_answer(template: str, row: Row, where: str) -> str:
-    """An answer as text: the template filled, or the end of the conversation that its only field holds."""
+    """An answer as text: the template filled, or the last message if its only field is a conversation."""
     talk = _find_talk(template, row)
     return render(template, row, where) if talk is None else messages.read_answer(row, talk)
 
 
 def answer_fault(template: str, row: Row) -> str | None:
-    """Says what is wrong with an answer: lists must be conversations. None if nothing is."""
+    """Returns what is wrong with an answer, such as a list that is no conversation; None if nothing is."""
     talk = _find_talk(template, row)
     if talk is not None:
         return messages.answer_fault(row, talk)

@@ -1,7 +1,7 @@
 """Cache of facts about data files, in the user's cache folder, so that each is computed once.
 
-An entry is one file, written aside and renamed into place: it is there whole, or it is not there. Its name is a hash of
-all that it follows from, so an entry is never wrong, only unused; any of them may be deleted at any time.
+An entry is one file, written to a temporary name and renamed, so that no reader sees half of it. Its name is a hash of
+all inputs, so an entry is never stale, only unused; any entry may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Table:
 
 
 def table(name: str, columns: int, fill: Callable[[BinaryIO], dict[str, Any]]) -> Table:
-    """The table `name`, made first where it is not there.
+    """Returns the table `name`, after computing it if the cache does not have it.
 
     Args:
         name: Name from `entry`.
         columns: Numbers per row.
-        fill: Writes the numbers row by row as little-endian int64 and returns `about`. So a table can be longer than
-            the memory, and its length need not be known before its end.
+        fill: Writes the numbers row by row as little-endian int64 and returns `about`, so that a table may exceed the
+            memory, and its length need not be known in advance.
     """
 
     def write(file: BinaryIO) -> None:
@@ -84,7 +84,7 @@ def table(name: str, columns: int, fill: Callable[[BinaryIO], dict[str, Any]]) -
 
 
 def ensure_cached(name: str, write: Write) -> Path:
-    """The file `name` of the cache, written first where it is not there. Older ones of its family are removed then.
+    """Returns the file `name` of the cache, after writing it if it is missing; older ones of its family are removed.
 
     Raises:
         DataError: The disk is full.
@@ -106,7 +106,7 @@ def ensure_cached(name: str, write: Write) -> Path:
 
 
 def entry(kind: str, family: object, *key: object) -> str:
-    """Name of an entry. Of one family, such as all that was found out about a file of one path, only the last stays."""
+    """Name of an entry. Only the newest of a family stays, such as all entries about the file at one path."""
     return f"{kind}/{_hash(family)}-{_hash((_FORMAT, *key))}"
 
 
@@ -149,7 +149,7 @@ def _write(path: Path, write: Write) -> None:
 
 
 def _table(path: Path, columns: int) -> Table:
-    """Raises ValueError where the file is not whole."""
+    """Maps the table in a file; raises ValueError if the file is incomplete."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         if size < _LENGTH_BYTES:

@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning: prompt, completion and stop token, with the mask on what is learned."""
+"""Demonstrations for supervised fine-tuning: prompt, completion and stop token, with the mask on the completion."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Demonstration:
     """One row to imitate.
 
     Attributes:
-        prompt: The given part; tokenized by itself, exactly as a sampler will get it.
-        completion: Token ids of what is learned, the stop token last.
+        prompt: The prompt, tokenized by itself, exactly as a sampler will get it.
+        completion: Token ids of the completion, the stop token last.
     """
 
     prompt: Prompt

@@ -23,7 +23,7 @@ class FileGroup:
 
     Attributes:
         paths: JSONL, packed or not, a JSON list, Parquet, or folders of a Hugging Face data set.
-        weights: How often rows of each are used, relative to the others; None: the files stand one after the other.
+        weights: How often rows of each are used, relative to the others; None: the files are concatenated.
     """
 
     paths: tuple[Path, ...]
@@ -48,7 +48,7 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
 
 
 def _require_readable(path: Path) -> None:
-    """Raises DataError for what is there and is neither a file nor a folder."""
+    """Raises DataError for an existing path that is neither a file nor a folder, such as a pipe."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:  # each format has a sentence of its own
@@ -68,7 +68,7 @@ def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """The names of files, with as many folders before them as it takes to tell them apart."""
+    """The files' names, each preceded by as many of its folders as make all of them distinct."""
     found = [path.resolve() for path in paths]
     for path in found:
         if found.count(path) > 1:

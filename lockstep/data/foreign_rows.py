@@ -1,4 +1,4 @@
-"""Fits a recipe that was made of another library's config to its rows, as far as the first shows what they hold."""
+"""Fits a recipe that was converted from another library's config to its rows, by what the first row holds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lockstep.paths import expand
 _ANSWERS = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "label")
 """Fields with a right answer, by the names that rows of these libraries give it."""
 _SPLIT = "train"
-"""The split that their trainers take of a data set unless they are told another."""
+"""The split of a data set that trainers of these libraries use by default."""
 
 
 def fit_to_rows(converted: Converted) -> Converted:
-    """A recipe that reads its rows as they are: by the chat template where they hold messages, from the right field.
+    """Returns a recipe that reads its rows as they are: messages by the chat template, the answer from its field.
 
-    Files that are not there, such as placeholders, leave it as it is.
+    Without the files, as with placeholders, the recipe stays as it is.
     """
     named = converted.options.get("data.train")
     first = named[0] if isinstance(named, list) and named else named
@@ -52,7 +52,7 @@ def _find(named: str) -> Path | None:
 
 
 def _change(converted: Converted, change: dict[str, Json], note: str) -> Converted:
-    """The recipe with other options; those that become null are taken out."""
+    """The recipe with changed options; an option that is changed to None is removed."""
     options = {key: value for key, value in {**converted.options, **change}.items() if value is not None}
     remarks = [f"{key}: {value} ({note})" for key, value in change.items() if value is not None]
     notes = {**converted.notes, **dict.fromkeys(change, note)}

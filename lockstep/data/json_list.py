@@ -1,4 +1,4 @@
-"""Rows of a file that holds one JSON list of objects; it is small enough to be read whole, or would not be one."""
+"""Rows of a file that is one JSON list of objects; it is read into memory as a whole."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 class JsonlIndex:
     """The rows of a JSONL file, which may be packed by gzip.
 
-    Every line is looked at once, so that a broken one is known before training starts and `len` is exact; blank lines
-    are passed over. What was found stays in the cache, so the same file opens at once the next time. A packed file is
-    unpacked into the cache. Rows are read again from the file at each use.
+    Every line is checked once, so that a broken one is found before training starts and `len` is exact; blank lines are
+    skipped. The index is cached, so the same file opens at once the next time. A packed file is unpacked into the
+    cache. Rows are read from the file at each use.
 
     Args:
         path: A UTF-8 file with one JSON object per line; packed, if its name ends in `.gz`.
@@ -165,7 +165,7 @@ def parse(line: bytes) -> dict[str, Any]:
     """The JSON object of a line. Whole numbers are exact, others are `AsWritten`.
 
     Raises:
-        ValueError: It is none; the message says what it is, without saying where.
+        ValueError: The line is no JSON object; the message says what it is, but not where.
     """
     row = parse_any(line)
     if not isinstance(row, dict):
@@ -174,7 +174,7 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def parse_any(text: bytes) -> Any:
-    """The same for JSON of every type."""
+    """The JSON value of a text, of any type, parsed and refused as by `parse`."""
     try:
         value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -182,7 +182,8 @@ def parse_any(text: bytes) -> Any:
     except _Twice as error:
         raise ValueError(f"has the key {json.dumps(error.key, ensure_ascii=False)} twice in one object") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON ({error.msg} at character {error.colno})") from error
+        # Not `colno`, which counts from the last newline: that of a line, or any in a list.
+        raise ValueError(f"is not JSON ({error.msg} at character {error.pos + 1})") from error
     except RecursionError as error:
         raise ValueError(f"is not JSON (it {_TOO_DEEP})") from error
     except ValueError as error:  # from `int`
@@ -218,7 +219,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | AsWritten:
-    """Parses a whole number, which has one spelling only, but for minus zero."""
+    """Parses a whole number; only -0 keeps its spelling, which an int would lose."""
     return AsWritten(text) if text == "-0" else int(text)
 
 
@@ -288,8 +289,8 @@ class _Watched(io.RawIOBase):
 def _fault(line: bytes) -> str | None:
     """Says what is wrong with a line: nothing (None), that it is blank (""), or a sentence.
 
-    orjson is five times as fast as `parse` and stricter than it, save that it takes a key twice. It cannot stand in for
-    `parse`, for it rounds large whole numbers.
+    orjson is five times as fast as `parse`, and stricter, except that it accepts a repeated key. It cannot replace
+    `parse`, because it rounds large whole numbers.
     """
     try:
         if isinstance(orjson.loads(line), dict):

@@ -49,7 +49,7 @@ class ChatTemplateError(InputError):
 
 
 def read_question(row: Row, field: str) -> tuple[Message, ...]:
-    """The messages in a field that are to be answered: all, but for an answer by the assistant at the end."""
+    """The messages in a field that are to be answered: all but a final message of the assistant."""
     messages = tuple(read_field(row, field))
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
@@ -123,7 +123,7 @@ def _text(
 
 
 def _refuse_large_products(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a template with a power or a product of large numbers: one operation of Python's, which no limit ends."""
+    """Refuses a template with a power or a product of large numbers: a single operation, which no time limit ends."""
     templates = tokenizer.chat_template
     for text in templates.values() if isinstance(templates, dict) else [templates or ""]:
         product = _find_large_product(text)
@@ -148,7 +148,7 @@ def _find_large_product(template: str) -> str | None:
 
 @contextmanager
 def _limit_time() -> Iterator[None]:
-    """Raises TimeoutError in a block that computes for seconds; only in the main thread, where alone signals arrive."""
+    """Raises TimeoutError in a block that computes for too long; in the main thread only, since it needs signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -177,7 +177,7 @@ def end_of_answer(
     talk: Sequence[Message] = _TALK,
     said: str = _ANSWER,
 ) -> int | None:
-    """The first of these tokens that the chat template puts behind an answer; None where it puts none there.
+    """Returns the first of these tokens that the chat template writes after an answer; None if it writes none.
 
     Args:
         tokenizer: Has the chat template.

@@ -1,4 +1,4 @@
-"""Order of rows in a run: a pure function of position and seed, so nothing has to be remembered."""
+"""Order of rows in a run: a pure function of position and seed, so a resume needs no state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
 
 
 def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) -> list[int]:
-    """Returns the rows of `length` that stand at `position` … `position + count − 1` of a run.
+    """Returns the row numbers at `position` … `position + count − 1` of a run over `length` rows.
 
     Position p is row p mod `length` of epoch p div `length`, so a batch may reach into the next epoch.
 
@@ -38,8 +38,8 @@ def mix_rows_at(
 ) -> list[int]:
     """Returns the rows of several parts, mixed in proportion to their weights.
 
-    Each part has its own epochs and orders: it is gone through whole before one of its rows comes again. Rows are
-    numbered through all parts. With one part this is `rows_at`.
+    Each part has its own epochs and orders: none of its rows is repeated before all were used. Rows are numbered across
+    all parts. With one part this is `rows_at`.
 
     Args:
         position: Number of rows that the run has taken before.
@@ -63,9 +63,9 @@ def mix_rows_at(
 def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
     """Counts how many of the first `position` rows come from each part.
 
-    The first part gives the whole number below its share, the second likewise of what is left to the others, and so on.
-    So the proportions hold after any number of rows, not only at the end of a block, and each position takes a row of
-    exactly one part.
+    The first part gets its share rounded down, the second its share of the rest rounded down, and so on. So the
+    proportions hold after any number of rows, not only at the end of a block, and each position adds a row of exactly
+    one part.
     """
     counts, left = [], position
     for share in _shares_of_rest(weights):

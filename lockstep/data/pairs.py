@@ -26,7 +26,7 @@ class PreferencePair:
     """One row to learn a preference from.
 
     Attributes:
-        prompt: The given part; tokenized by itself, exactly as a sampler will get it.
+        prompt: The prompt, tokenized by itself, exactly as a sampler will get it.
         chosen: Token ids of the better answer, the stop token last.
         rejected: Tokens of the worse one, likewise.
         scores: Scores of both answers; empty where rows have none.
@@ -53,7 +53,7 @@ class Pairs:
         max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as with a long prompt.
         stops: See `AnswerEncoder`.
         head: See `Selection`.
-        limit: The option that says `max_tokens`.
+        limit: Name of `max_tokens` in messages.
 
     Raises:
         DataError: A row lacks a field, has two equal answers or is over-long, and is not to be skipped.
@@ -76,7 +76,7 @@ class Pairs:
         self._max_tokens, self._limit = max_tokens, limit
         self._prompt_fault = fault_of(tokenizer, data)
         templates = {**data.prompt_templates, **data.completion_templates}
-        needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), ("pairs", max_tokens))
+        needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), ("pairs", max_tokens, limit))
         self.selection = Selection(rows, tokenizer, data, needs, head)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Prompts from rows: templates filled and tokenized. Nothing is remembered: read twice, a row gives the same prompt."""
+"""Prompts from rows: templates filled and tokenized. There is no state: reading a row twice gives the same prompt."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _build_prompts(
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
-    """Returns the check of a row's messages: what is wrong, if anything; for rows with the fields of the templates.
+    """Returns a function that says what is wrong with the messages of a row that has the fields of the templates.
 
     Raises:
         ValueError: A chat template is wanted and missing.
@@ -131,7 +131,7 @@ def _render_prompt(
 
 
 def _truncate(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Prompt:
-    """The end of an over-long prompt. A first token that opens every text stays in front: models lean on it."""
+    """Truncates an over-long prompt from the left. The beginning-of-sequence token stays, since models rely on it."""
     cut = len(prompt.tokens) - data.max_prompt_tokens
     if cut <= 0:
         return prompt
@@ -215,7 +215,7 @@ class Prompts:
         return self._read(self.selection.first(limit))
 
     def contents(self, places: Sequence[int]) -> list[Row]:
-        """The rows at these places in the order of the file, as they are."""
+        """The raw rows at these places in the order of the file."""
         return list(self.selection.rows.rows(self.selection.numbers(places)))
 
     def short_enough(self, contents: Sequence[Row]) -> list[bool]:

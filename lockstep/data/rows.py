@@ -19,7 +19,7 @@ NUM_NAMED = 5
 
 
 def read_number(value: object) -> float | None:
-    """The finite number that a value of a row is; None: it is none. Python's JSON has NaN, and endless numbers."""
+    """Returns a value of a row as a finite float; None if it is no number, NaN, infinite or too large."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -63,7 +63,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of rows that has its own order.
+    """Consecutive rows that are shuffled on their own.
 
     Attributes:
         name: Name for messages.
@@ -102,7 +102,7 @@ class Rows(Protocol):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The rows cut into stretches, in their order; sizes add up to `len`."""
+        """The rows cut into parts, in their order; sizes add up to `len`."""
         ...
 
     @property

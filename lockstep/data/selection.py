@@ -37,14 +37,14 @@ _DECIDE_NOTHING = {
 
 
 _RULES = 2
-"""Number of the rules on rows in this code: what the cache keeps was selected by one of them."""
+"""Version of this code's rules on rows, a part of the cache key."""
 
 Head = int | float | None
-"""Limit on the usable rows, the first in the order of the data: so many, or that share; None: all."""
+"""Limit on the usable rows, in the order of the data: an int is a number of rows, a float a share; None: all."""
 
 
 def head(limit: int | float | None, batch_size: int) -> Head:
-    """The rows of `limit` batches, or that share of all rows: one meaning of the limit for every algorithm."""
+    """Converts a limit in batches (int) to one in rows; a share of all rows (float) stays."""
     return limit * batch_size if isinstance(limit, int) else limit
 
 
@@ -69,7 +69,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Rule:
-    """Requirements on a row by its user, besides those of its data section.
+    """Requirements that a reward or an algorithm adds to those of the data section.
 
     Attributes:
         fault: Says what is wrong with a row, if anything.
@@ -90,15 +90,15 @@ ANY_ROW = Rule(lambda row: None, None)
 class Selection:
     """The rows of a data set that a run uses, in its order, and counts of the others.
 
-    The tokens of the pass over all rows are thrown away and made again when a row is used: only one integer per row is
-    kept. It stays in the cache, for on a large file the pass takes long.
+    One pass tokenizes all rows to check them, and keeps one integer for each usable row; a row is tokenized again when
+    it is used. The integers are cached, because the pass takes long on a large file.
 
     Args:
         rows: The data.
         tokenizer: It counts the tokens.
         data: Fields, limits, and what to do about rows that break them.
         needs: Further requirements on a row.
-        head: Number of usable rows that are used; of several weighted files, of each its part.
+        head: Limit on the rows that are used; several weighted files share it by their sizes.
 
     Raises:
         DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file, is usable.
@@ -152,7 +152,7 @@ class Selection:
         return f"{skipped}{cut}{f', {self._unused} beyond the limit' if self._unused else ''}"
 
     def numbers(self, places: Sequence[int]) -> list[int]:
-        """Returns the numbers in the data of the rows at these places among those that are used."""
+        """Maps places among the rows that are used to row numbers of the data."""
         return self._kept[list(places)].tolist()
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
@@ -295,7 +295,7 @@ def _field_types(data: DataSection, templates: Mapping[str, str]) -> dict[str, F
 def _readable(
     rows: Rows, numbers: Sequence[int], fault: Callable[[Row], str | None]
 ) -> tuple[dict[int, Row], dict[int, str]]:
-    """The rows in which there is no fault, and what is wrong with each of the others."""
+    """Splits rows into usable ones and faults, both by row number."""
     try:
         contents, faults = dict(zip(numbers, rows.rows(numbers), strict=True)), {}
     except RowError:

@@ -58,7 +58,7 @@ def fills(row: Row, template: str) -> bool:
 
 
 def find_doubled_braces(template: str, row: Row) -> str | None:
-    """The field of a row that a template writes as `{{ field }}`, which stays as it is, instead of filling it in."""
+    """Returns a field of the row that a template has in doubled braces, `{{ field }}`, which are not filled in."""
     literals = "\0".join(literal if name is None else f"{literal}\0" for literal, name in _parts(template))
     named = re.findall(r"\{\s*(\w+)\s*\}", literals.replace("{\0", "{").replace("\0}", "}"))
     return next((name for name in named if name in row), None)
@@ -90,7 +90,7 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
 
 
 def read_field(row: Row, name: str) -> Any:
-    """The value that a row has in a field; with dots in its name, in a field of an object in a field. None: nothing."""
+    """Returns the value of a field; a name with dots leads into objects, as in `outer.inner`. None if it is missing."""
     if name in row or "." not in name:
         return row.get(name)
     outer, _, inner = name.partition(".")
@@ -163,7 +163,7 @@ def _field(row: Row, name: str, where: str) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Encodes JSON with every number stands as it was written; Python's own encoder would write 3.1 for 3.10.
+    """Encodes JSON with every number as it was written; Python's own encoder would write 3.1 for 3.10.
 
     Raises:
         TypeError: JSON does not know such a value.

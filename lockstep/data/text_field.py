@@ -1,4 +1,4 @@
-"""Rows that consist of one text: the user's part of a row, and a row made of such a text."""
+"""Converts between a row and the one text in it that makes its prompt."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _PROBES = ("Sunny", "Rainy")
 
 
 class ToolTemplate:
-    """Renders results of calls as they follow a reply, which itself is never rendered: its tokens stay as sampled.
+    """Renders the results of calls after a reply; the reply itself is not rendered again, its tokens stay as sampled.
 
     Args:
         tokenizer: Has the chat template.

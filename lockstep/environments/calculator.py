@@ -33,7 +33,7 @@ class Calculator:
     def step(self, response: str) -> tuple[str, float | None, bool]:
         """See `Environment`."""
         match = _EXPRESSION.search(response)
-        return ("", None, True) if match is None else (f"{_result(match[1].strip())}\n", None, False)
+        return ("", None, True) if match is None else (f"{_result(match[1])}\n", None, False)
 
 
 class CalculatorTool:
@@ -64,10 +64,11 @@ class CalculatorTool:
 
 
 def _result(expression: str) -> str:
+    """Returns the value of an expression as text; empty where it is none."""
     try:
-        value = _value(ast.parse(expression, mode="eval").body)
-    except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, ValueError):
-        return ""
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, MemoryError, ValueError):
+        return ""  # MemoryError: the parser's stack, by thousands of signs in a row
     return f"{value:.12g}"
 
 

@@ -1,6 +1,6 @@
 """Environments: classes of the user's that answer a policy turn by turn, and the child process that runs them.
 
-Imports nothing heavy, so that the child (see `child`) holds what the environment needs and no more.
+Imports nothing heavy, so that the child process is small and starts fast.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from lockstep.helpers.process import Answers
 
 
 class Environment(Protocol):
-    """One episode of an environment, which answers the policy. Each has its own instance, made without arguments.
+    """One episode of an environment. Each episode has its own instance, created without arguments.
 
-    Answers may depend on the row, the seed and the responses alone: if its process is lost by another episode,
-    the episode is replayed with the same responses, and has to answer the same.
+    Answers must be a function of the row, the seed and the responses: if another episode crashes the process, this one
+    is replayed with the same responses, and has to answer the same.
 
     If `step` is an `async def`, one event loop awaits all episodes of a turn at once; see `AsyncEnvironment`.
     """
@@ -55,15 +55,15 @@ class Environment(Protocol):
             response: Its text, without a special token at its end.
 
         Returns:
-            The policy's next observation; a reward, or named ones that add up to it, which adds to those before it
-            (None: no verdict on the episode; no names: none yet, so that an episode that a limit ends here has none);
-            and True if the episode has ended.
+            The policy's next observation; a reward, which is added to those of earlier turns, or named rewards that add
+            up to it (None: no verdict on the episode; an empty mapping: no reward yet, so that an episode that is
+            truncated here has no verdict); and True if the episode has ended.
         """
         ...
 
 
 class AsyncEnvironment(Protocol):
-    """An `Environment` whose steps wait for something; between two turns its event loop stands still."""
+    """An `Environment` whose steps are awaited; its event loop runs only during turns."""
 
     def reset(self, row: dict[str, Any], seed: int) -> Any:
         """See `Environment`; what it returns is awaited, if it can be."""
@@ -94,7 +94,7 @@ SCHEMAS = "schemas"
 """A question: the JSON schemas of the tools."""
 
 TOGETHER = "together"
-"""The first reply where episodes are awaited at once: nothing says which of them ends the process or stops the loop."""
+"""The first reply if episodes are awaited together: if the process dies or hangs, the cause may be any of them."""
 
 
 def answers(class_name: str, tool_format: str = "") -> Answers:
@@ -112,11 +112,11 @@ def answers(class_name: str, tool_format: str = "") -> Answers:
 
 
 class _Nonsense(Exception):
-    """An invalid answer of an environment; the text says what is wrong."""
+    """An environment returned something invalid; the text says what."""
 
 
 class _Episodes:
-    """The current episodes, by number. An episode for which a question has no move has been given up."""
+    """The current episodes, by number. An episode that the next question leaves out has ended, and is dropped."""
 
     def __init__(self, make: Callable[[], Any], name: str, tool_format: ToolFormat | None) -> None:
         try:
@@ -161,7 +161,7 @@ class _Episodes:
                 yield {"wrong": _what(error)}
 
     def _move(self, move: dict[str, Any], known: Environment | None) -> Iterator[Any]:
-        """Yields the answer to the newest response; an episode that is new to this process is replayed up to there."""
+        """Yields the answer to the newest response; an episode that is new to this process is first replayed."""
         environment: Environment = self._make() if known is None else known
         if known is None:
             environment.reset(move["row"], move["seed"])
@@ -177,7 +177,7 @@ class _Episodes:
     def _await_all(
         self, question: Sequence[dict[str, Any]], before: dict[int, Any], loop: asyncio.AbstractEventLoop
     ) -> Iterator[Any]:
-        """Yields the answers of moves in their order, all of which are awaited at once."""
+        """Yields the answers to moves in their order, while all of them are awaited concurrently."""
         tasks = [loop.create_task(self._move_async(move, _find_live(move, before))) for move in question]
         for move, task in zip(question, tasks, strict=True):
             while not task.done():
@@ -192,7 +192,7 @@ class _Episodes:
                 yield {"wrong": _what(error)}
 
     async def _move_async(self, move: dict[str, Any], known: AsyncEnvironment | None) -> dict[str, Any]:
-        """`_move` where calls are awaited, each as long as it may take."""
+        """Does what `_move` does, with awaited calls, each under its time limit."""
         environment: AsyncEnvironment = self._make() if known is None else known
         limit_s = move["timeout_s"]
         if known is None:
@@ -256,7 +256,7 @@ class _WithTools:
         return _tool_turn(checked, [_call(call, functions) for call in checked])
 
     async def _step_async(self, calls: Sequence[ToolCall | Malformed], functions: dict[str, Function]) -> ToolTurn:
-        """The calls side by side; all are awaited before an error of the first that failed is raised."""
+        """Awaits all calls concurrently; only when all are done, the first error is raised."""
 
         async def answer(call: ToolCall | Malformed) -> Any:
             result = _call(call, functions)
@@ -311,7 +311,7 @@ def _require_same(result: Any, observation: Any) -> None:
 
 
 def _read(result: Any) -> dict[str, Any]:
-    """The result of a step, checked. `open` is True where it gave no verdict yet, None where tools answered for it."""
+    """Checks the result of a step. `open` is True if it gave no reward yet, None if tools answered instead."""
     if isinstance(result, ToolTurn):
         counts = {"calls": len(result.messages), "malformed": result.malformed}
         return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}, "open": None} | counts
@@ -339,7 +339,7 @@ def _read(result: Any) -> dict[str, Any]:
 
 
 def _add(parts: Collection[float | None]) -> float | None:
-    """The sum of rewards; None if one of them is no verdict."""
+    """The sum of rewards; None if one of them is None."""
     known = [part for part in parts if part is not None]
     return sum(known, 0.0) if len(known) == len(parts) else None
 

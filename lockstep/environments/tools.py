@@ -43,7 +43,7 @@ class Malformed:
 
 @dataclass(frozen=True)
 class ToolTurn:
-    """The answer of tools to one response: a message for each call, in their order, and how many were malformed."""
+    """The results of one response's calls: a message for each call, in order, and how many calls were malformed."""
 
     messages: list[dict[str, str]]
     malformed: int
@@ -150,7 +150,7 @@ class Tools:
         }
 
     def check(self, call: ToolCall) -> ToolCall | Malformed:
-        """Returns the call with its arguments as values of their types; a text is no number, for one."""
+        """Returns the call with its arguments checked strictly against their types: text is no number, for example."""
         from pydantic import ValidationError
 
         if call.name not in self._signatures:

@@ -1,8 +1,8 @@
-"""Environments of `verifiers` as an environment of Lockstep's: their own program runs, and its model calls wait here.
+"""Runs environments of the package `verifiers`: their own program runs unmodified, and its model calls wait here.
 
-An episode of verifiers calls a model, and an episode of Lockstep is asked for observations. So the call of the one is
-held until the other brings the policy's response. Each call has to continue the conversation as it was: what the policy
-sampled is never rendered again.
+An episode of verifiers calls a model, while an episode of Lockstep is asked for observations. So a model call blocks
+until Lockstep brings the policy's response. Each call must continue the conversation unchanged, because what the policy
+sampled is never re-tokenized.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Messages = list[dict[str, str]]
 HARNESS = "lockstep_chat"
 """The name of the harness, see `_offer_harness`."""
 _CONNECTING = 64
-"""Connections that are made at a time: the backlog of verifiers' server holds 128."""
+"""Maximum of connections that are opened at the same time: the backlog of verifiers' server holds 128."""
 _FILES = 8192
 _FILES_OF_AN_EPISODE, _OTHER_FILES = 2, 128
 """Open files: an episode has the two ends of a connection, both in this process."""
@@ -89,7 +89,7 @@ class _Served:
     """A taskset that is served in this process: verifiers' environment, whose calls of the policy wait here.
 
     Args:
-        serving: Has to be held: without a reference to it Python ends what it serves.
+        serving: Context of the running server; kept here, because it ends when it is garbage-collected.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class _Served:
 
 
 def _most_episodes() -> int:
-    """Lets this process open more files, where it may; returns for how many episodes they suffice."""
+    """Raises this process's limit on open files, if allowed; returns the number of episodes that it suffices for."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
     files = max(soft, min(hard, _FILES))
@@ -217,7 +217,7 @@ def _offer_harness() -> None:
             async with self.may_connect:
                 return await super().connect(req, traces, timeout)
 
-    # httpx, which verifiers uses, works for one request in the square of the number of those under way.
+    # httpx, which verifiers uses, takes time quadratic in the number of concurrent requests.
     client = ClientSession(connector=PatientConnector(limit=0), timeout=ClientTimeout(total=None))
 
     class LockstepChat(Harness[HarnessConfig]):

@@ -195,7 +195,7 @@ def _with_score(one: Assessment) -> tuple[list[float], list[float], list[int]]:
 
 
 def pair_figures(assessments: Sequence[Assessment]) -> Figures:
-    """Agreement of comparisons, likewise, and the influence of the order in which responses are shown.
+    """Agreement of pairwise comparisons, likewise with intervals, and the influence of the order of the responses.
 
     `first_preferred` is the share of verdicts for the response that is shown first; `consistent` that of the pairs with
     two verdicts in which both are for the same response, and `consistent_accuracy` how often it is then the right one.

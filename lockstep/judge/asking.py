@@ -1,4 +1,4 @@
-"""The protocol by which a judge's questions are answered, and its implementation by samplers."""
+"""The protocol of models that answer a judge's questions, and its implementation by a sampler."""
 
 from __future__ import annotations
 

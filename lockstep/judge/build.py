@@ -34,7 +34,7 @@ def score_parser(section: JudgeSection) -> ScoreParser:
 
 
 def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int) -> Judge[Winner]:
-    """A judge that compares two responses (`pair_case`); it is asked as the section `judge`, `asked`, says.
+    """A judge that compares two responses (`pair_case`), with the settings of the section `judge` (`asked`).
 
     Raises:
         ValueError: As `score_judge`.

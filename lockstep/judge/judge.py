@@ -1,7 +1,7 @@
-"""The judge: each case becomes a question, is asked k times, and each reply becomes a verdict or a cause for none.
+"""The judge: each case becomes a question that is asked k times; each reply gives a verdict, or a cause for none.
 
-A question that is too long is not asked, or the judged text is shortened at its end, as the recipe says, and
-counted. Nothing else is ever judged in its place, and a case without a verdict has no score.
+A question that is too long is skipped, or the judged text is truncated, as the recipe says; both are counted. A case
+without a verdict has no score: nothing is ever made up in its place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CUT_OFF = " […]"
 """Mark at the end of a shortened text."""
 
 _LEAST_KEPT = 0.5
-"""Least share of a text that may be left when it is shortened: less would be another text's score."""
+"""Least share of a text that must be left when it is shortened: with less, the score would be of another text."""
 
 _SHOWN = 80
 
@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Judgement(Generic[V]):
-    """One reply of a judge, and its verdict; no reply where the cause says that there is none."""
+    """One reply of a judge, and its verdict; no reply if the judge was not asked or did not answer."""
 
     verdict: Verdict[V]
     answer: Answer | None = None

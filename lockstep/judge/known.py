@@ -1,4 +1,4 @@
-"""Judgements that are known to be right, and a judge's accuracy on them."""
+"""Cases with known right judgements, and a judge's accuracy on them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read_winners(rows: Rows) -> list[KnownWinner]:
 
 
 def measure_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
-    """Share of right scores of a judge, and its mean bias; no verdict is not right."""
+    """Measures the share of right scores of a judge, and its mean bias; a missing verdict counts as wrong."""
     cases = [response_case(one.conversation, one.response, ("known", place)) for place, one in enumerate(known)]
     found = list(zip(judge(cases), known, strict=True))
     off = [value - one.score for judged, one in found for value in judged.values]
@@ -78,7 +78,7 @@ def measure_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
 
 
 def measure_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: Callable[[str], str]) -> Metrics:
-    """Share of right winners of a meta-judge, asked in both orders; no verdict is not right.
+    """Measures the share of right winners of a meta-judge, asked in both orders; a missing verdict counts as wrong.
 
     Args:
         known: Known judgements.

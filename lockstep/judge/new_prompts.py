@@ -1,7 +1,7 @@
 """New prompts, written by the policy after examples: self-instruct (Wang et al. 2022, arXiv 2212.10560).
 
-Self-Rewarding makes each iteration's prompts so (Yuan et al. 2024, §2.3); the words of the request are ours. The
-new prompts depend on the weights, the prompts of the data, and the keys of the random numbers alone.
+Self-Rewarding makes each iteration's prompts this way (Yuan et al. 2024, §2.3); the words of the request are ours. The
+new prompts depend only on the weights, the prompts of the data, and the keys of the random numbers.
 """
 
 from __future__ import annotations

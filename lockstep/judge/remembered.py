@@ -1,8 +1,8 @@
-"""A judge's replies, kept in a file: a question that was answered before is not asked again, also by a resumed run.
+"""A cache file of a judge's replies: a question that was answered before is not asked again, also by a resumed run.
 
-A line is a question, by a digest of all that its reply depends on, with the reply; or counts the questions of a call,
-and those of them that were asked. No reply of an unreachable server is kept as that: a run that resumes finds what it
-found before, to the bit.
+A line is a digest of a question and all that its reply depends on, with the reply; or it counts the questions of a
+call, and those of them that were asked. That a server gave no reply is recorded as well, so that a resumed run gets
+exactly what it got before.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class RememberedAnswers:
     """Answers by another `Answering`, which is asked each question once; implements `Answering`.
 
     Attributes:
-        answering: Is asked.
-        file: The replies; what another process left half written at its end is cut off.
-        who: Identifies the model and its distribution.
+        answering: Answers questions that are new.
+        file: The replies; a half-written line at its end, left by a killed process, is cut off.
+        who: Identifies the model and its sampling distribution.
     """
 
     answering: Answering
@@ -96,7 +96,7 @@ class RememberedAnswers:
             return [self._read_reply(lines, self._places[name]) for name in names]
 
     def forget_last_unanswered(self) -> None:
-        """Forgets which questions of the last call had no reply, where too many had none: they are asked again."""
+        """Forgets the questions of the last call that had no reply, so that a resumed run asks them again."""
         [start] = self._begin
         with self.file.open("rb") as lines:
             lines.seek(start)

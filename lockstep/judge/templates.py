@@ -1,4 +1,4 @@
-"""Questions to a judge: templates with fields, conversations as plain text, and control tokens that stay text.
+"""Questions to a judge: templates with fields, conversations as plain text, and the escaping of control tokens.
 
 The rubric of `ADDITIVE` counts one point for each of five demands, after Self-Rewarding (Yuan et al. 2024, arXiv
 2401.10020); `META` compares two judgements, after Meta-Rewarding (Wu et al. 2024, arXiv 2407.19594). The words are
@@ -173,7 +173,13 @@ def escaping(controls: Iterable[str]) -> Callable[[str], str]:
 
     def escape(text: str) -> str:
         while found.search(text):  # more than once, where tokens overlap
-            text = found.sub(lambda match: f"{match[0][0]} {match[0][1:]}" if len(match[0]) > 1 else " ", text)
+            text = found.sub(lambda match: _break_token(match[0]), text)
         return text
 
     return escape
+
+
+def _break_token(token: str) -> str:
+    """Puts a space behind the first visible character, so that the result does not hold the token; one alone goes."""
+    first = len(token) - len(token.lstrip()) + 1
+    return f"{token[:first]} {token[first:]}" if len(token.strip()) > 1 else " "

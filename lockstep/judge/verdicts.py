@@ -1,4 +1,4 @@
-"""Verdicts: the value of a judge's reply, or the cause for which there is none, which is never a number.
+"""Verdicts: the value that a judge's reply announces, or the cause of a missing one; a missing one is never a number.
 
 A reply is read where it announces its verdict (`Score:`, `Winner:`), at the last such place, since a judge thinks aloud
 before it decides. What follows may be dressed up (`**Score:** <4>/5.`); anything that could be read in two ways (`4-5`,

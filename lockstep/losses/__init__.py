@@ -1,6 +1,6 @@
-"""Losses as values: frozen dataclasses that any process can be sent, see `lockstep.losses.base.Loss`.
+"""Losses as values: frozen dataclasses that can be sent to any process; see `lockstep.losses.base.Loss`.
 
-Here is what one of your own needs, too: `Outputs`, `Denominator`, `Metrics` and what these hold.
+A loss of your own also needs `Outputs`, `Denominator`, `Metrics` and the reductions that a metric can be.
 """
 
 from __future__ import annotations
@@ -67,6 +67,6 @@ _PLACES = {
         "Sum",
     ),
 }
-"""Modules, and the names of theirs that are exported here."""
+"""Names that are exported here, by the module that defines them."""
 
 __getattr__ = export_lazily(__name__, _PLACES)

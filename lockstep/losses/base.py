@@ -1,4 +1,4 @@
-"""A loss is a value: a frozen dataclass that any process can be sent and any pipeline stage can run."""
+"""The interface of losses: a loss is a frozen dataclass, so that it can be sent to any rank or pipeline stage."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Denominator = Literal["tokens", "rows", "pairs"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a learner's head for each own token; fp32, the column of the other head is None.
+    """Outputs of a learner's head, fp32, aligned with the tokens that they describe; columns of other heads are None.
 
     Attributes:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the mask is off.
-        entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None where the batch or
-            the loss does without.
-        value: V(x_<t) [N]; 0 at the first token of a sequence, and at those that the batch or the loss does without.
+        entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None if the batch or the
+            loss does not ask for it.
+        value: V(x_<t) [N]; 0 at the first token of a sequence, and where the batch or the loss does not ask for it.
         final_value: V after the last token of each sequence [B].
-        top_token: The `batch.top_k` likeliest tokens in the place of each, int64 [N, K]; 0 where the mask is off, as
-            below.
-        top_logprob: log π of these, or of those in the batch's column `top_token`, nats [N, K].
+        top_token: The `batch.top_k` likeliest tokens at each position, int64 [N, K]; 0 where the mask is off.
+        top_logprob: log π of these, or of the tokens in the batch's column `top_token`, nats [N, K]; 0 where the mask
+            is off.
     """
 
     logprob: Tensor | None = None
@@ -39,11 +39,11 @@ class Outputs:
 
 
 class Loss(Protocol):
-    """Called by a learner on each micro-batch; returns the *sum* over active tokens, rows or pairs, and metrics.
+    """A function that a learner calls on each micro-batch; returns the *sum* over its active items, and metrics.
 
-    The learner divides the gradient once, by the count of what is active over all micro-batches and ranks. A loss that
-    says `reads_entropy = False` is given no entropies; one that says `reads_values = "masked"`, or "final", only those
-    `Values`. What is not given costs nothing.
+    The learner divides the gradient once, by the number of active tokens, rows or pairs (the denominator) over all
+    micro-batches and ranks. A loss with `reads_entropy = False` gets no entropies; one with `reads_values = "masked"`
+    or "final" gets only those `Values`. What a loss does not read is not computed.
     """
 
     @property
@@ -69,7 +69,7 @@ class SaysWhichValues(Protocol):
 
 
 def find_denominator(loss: Loss) -> Denominator:
-    """Returns what a loss is divided by the count of.
+    """Returns the denominator that a loss declares.
 
     Raises:
         InputError: The loss does not say.
@@ -151,7 +151,7 @@ def split_pairs(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
     """A per-sequence column of the first and of the second sequence of each pair, [P] each.
 
     Raises:
-        ValueError: The batch is not one of pairs, so that a learner may have torn them apart.
+        ValueError: The batch does not have groups of two, so that micro-batches may have split pairs.
     """
     if batch.group_size != 2:
         raise ValueError(f"pairs are wanted, but the batch has groups of {batch.group_size}; set its group_size to 2")

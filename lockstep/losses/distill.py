@@ -18,14 +18,14 @@ from lockstep.types import Divergence
 class Distillation:
     """Σ_t D(π(· | x_<t), π_T(· | x_<t)) over trainable tokens, nats.
 
-    The batch has the columns `top_token`, the tokens that the teacher names in the place of each, and
-    `teacher_logprob`, what they have there, [N, K] each; or the latter alone, of the whole vocabulary.
+    Reads the columns `top_token`, the teacher's K likeliest tokens at each position, and `teacher_logprob`, their
+    log-probabilities, [N, K] each; or `teacher_logprob` alone, over the whole vocabulary [N, V].
 
     Attributes:
-        kl_type: D: the forward or the reverse KL, their weighted sum, or Jensen and Shannon's divergence.
-        weight: Weight of the forward KL in the sum; of the teacher in the mixture of Jensen and Shannon; else None.
-        outside: Whether the student's other tokens count, which the teacher then never says; else both distributions
-            are those of the K tokens alone.
+        kl_type: D: forward KL, reverse KL, their weighted sum, or Jensen-Shannon divergence.
+        weight: Weight of the forward KL in the sum, or of the teacher in the Jensen-Shannon mixture; else None.
+        outside: True to count the student's probability of all other tokens, to which the teacher gives none; else both
+            distributions are renormalized over the K tokens.
     """
 
     kl_type: Divergence

@@ -16,10 +16,10 @@ from lockstep.objectives.masks import trainable
 
 @dataclass(frozen=True)
 class KTOLoss:
-    """Σ over answers that have trainable tokens of what each lacks in value, see `objectives.kto`.
+    """The loss of KTO, summed over answers that have trainable tokens; see `objectives.kto`.
 
-    Reads the per-token column `ref_logprob` and the per-sequence column `desirable`. z0 is an attribute, of a whole
-    batch, so that no micro-batch has one of its own.
+    Reads the per-token column `ref_logprob` and the per-sequence column `desirable`. z0 is an attribute, because it is
+    estimated over a whole batch and all micro-batches share it.
 
     Attributes:
         beta: β.

@@ -23,27 +23,27 @@ _MAX_LOGRATIO = 20.0  # nats: bounds a metric of a broken step, so that it stays
 
 @dataclass(frozen=True)
 class ClippedSurrogate:
-    """Σ_t s_t·(w_t·(surrogate_t + β·KL_t) − c·H_t) over trainable tokens, divided once by how many of them there are.
+    """Σ_t s_t·(w_t·(surrogate_t + β·KL_t) − c·H_t) over trainable tokens.
 
-    Or, where the mean is over responses, by how many of those there are; then s_t is 1 / length, or 1 / `max_tokens`.
-
-    Reads the columns `old_logprob`, `advantage` and `weight` (w, importance correction; ones where there is none), and
-    `ref_logprob` where β > 0.
+    With the mean over tokens, s_t is 1 and the denominator the number of tokens; with a mean over responses, s_t is
+    1 / length or 1 / `max_tokens`, and the denominator the number of responses. Reads the columns `old_logprob`,
+    `advantage` and `weight` (w, importance weights; ones without a correction), and `ref_logprob` where β > 0.
 
     Attributes:
         clip_low: The ratio is clipped below at 1 − this.
         clip_high: The ratio is clipped above at 1 + this.
         dual_clip: Bound on the ratio where the advantage is negative; None: none.
-        kl_coef: β, of KL(π ‖ π_ref); its term is `objectives.divergence.kl_loss`, weighed like the surrogate.
+        kl_coef: β, of KL(π ‖ π_ref); its term is `objectives.divergence.kl_loss`, weighted like the surrogate.
         entropy_coef: c, of the entropy bonus (Schulman et al. 2017, eq. 9).
-        mean: Over what; "constant" is over responses, of sums divided by `max_tokens` (Dr. GRPO, Liu et al. 2025).
+        mean: Mean over tokens, over responses of their token means, or "constant": over responses of sums divided by
+            `max_tokens` (Dr. GRPO, Liu et al. 2025).
         max_tokens: Longest response.
-        sequence_ratio: A token's ratio is the geometric mean of its response's, and its gradient goes through its own
-            log π alone (GSPO-token, Zheng et al. 2025, eq. 13), so that tokens may have advantages of their own; where
-            all of a response's are equal, that is GSPO (eq. 5).
-        cispo: The surrogate is log π, weighed by the ratio, which is clipped above (CISPO, MiniMax 2025).
-        compares: The metrics have `compared`, a `Tally` of the sampler's log-probabilities (`sampler_logprob`) in the
-            responses that are not `recomputed`; for weights that sampled.
+        sequence_ratio: True to use the geometric mean of a response's ratios for each of its tokens, with the gradient
+            through the token's own log π alone (GSPO-token, Zheng et al. 2025, eq. 13), so that tokens may have
+            advantages of their own; where these are equal over a response, that is GSPO (eq. 5).
+        cispo: True if the surrogate is log π, weighted by the ratio, which is clipped above (CISPO, MiniMax 2025).
+        compares: True to add the metric `compared`, a `Tally` against the column `sampler_logprob` over responses that
+            are not `recomputed`; it is only meaningful while the weights are those that sampled.
     """
 
     clip_low: float

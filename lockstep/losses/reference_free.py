@@ -75,7 +75,7 @@ def _means_of_pairs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
 def _sum_up(
     batch: Batch, preference_P: Tensor, surprise_P: Tensor, coefs: tuple[float, float], rewards: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Metrics]:
-    """The weighted sum over active pairs of a loss of pairs and of the likelihood of chosen answers, and metrics."""
+    """Sums a pair loss and the negative log-likelihood of chosen answers, weighted, over active pairs; adds metrics."""
     active_P = active_pairs(batch)
     sums = [trainable(loss_P, active_P).sum() for loss_P in (preference_P, surprise_P)]
     total, count = coefs[0] * sums[0] + coefs[1] * sums[1], active_P.sum()

@@ -39,10 +39,10 @@ from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.weight_sync.sync import Snapshot
 
 _LOOKED_AT = 64
-"""Responses of a step that are compared where scoring all of them would cost too much."""
+"""Number of responses of a step that are compared if scoring all of them would cost too much."""
 
 SHARE, _FEWEST = 8, 4
-"""One of so many responses is recomputed where both sides are exact, but at least so many of a step."""
+"""One in `SHARE` responses of a step is recomputed if both sides are exact, but at least `_FEWEST`."""
 
 
 class Disagreement(BrokenPromiseError):
@@ -64,10 +64,10 @@ class Promise:
     Attributes:
         bound: Greatest mean of e^|Δ|.
         stops: True if a breach ends the run.
-        command: Command that finds the place.
-        exact: True if both sides compute by the same kernels, so that not one token may differ.
+        command: Doctor command that locates the cause, for messages.
+        exact: True if both sides use the same kernels, so that not one token may differ.
         stops_inexact: True if a token that differs ends the run, too.
-        inexact: Why the two sides compute by other kernels, where they do.
+        inexact: The reason why both sides use different kernels; None if they do not.
     """
 
     bound: float
@@ -102,9 +102,9 @@ class Certificate:
             which `lockstep certify` looks (docs/glossary.md); none, where no token was compared.
         tokens: Tokens that sampler and learner both scored.
         not_recomputed: Tokens that only the sampler scored with the weights that sampled them.
-        mismatches: Those whose two log-probabilities are not the same to the bit.
-        largest_gap: Largest |Δ| of them, nats.
-        exact_kernels: True if both sides compute by `models.exact`.
+        mismatches: Compared tokens whose two log-probabilities are not the same to the bit.
+        largest_gap: Largest |Δ| of a compared token, nats.
+        exact_kernels: True if both sides use the kernels of `models.exact`.
         reason: Why the level is no higher; None: it is E2, or E3 where that was looked for.
     """
 
@@ -277,7 +277,7 @@ class Agreement:
     def _compare(
         self, step: int, version: int, batch: Batch, snapshot: Snapshot | None, not_recomputed: int = 0
     ) -> Metrics:
-        """Compares a batch as `__call__` does; so many more tokens of its step are not recomputed."""
+        """Compares a batch as `__call__` does; `not_recomputed` counts the other tokens of the step."""
         pair = batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths
         metrics, state = self._judge(step, Tally.of(*pair), agreement(*pair), not_recomputed)
         if self.watch is not None:

@@ -12,10 +12,10 @@ sequences that were kept from the first steps. Four outcomes, the first that hol
     weights   the kept sequences disagree now, too: with these weights the two compute differently
     text      the kept sequences agree as ever: what is sampled has become harder to agree on
 
-"Agree" means nearer to what was usual than to what raised the alarm, by ratio. For kept sequences |Δ| grows with what
-the policy has come to find unlikely, although nothing is computed worse: where logits are off by independent errors of
-one size, the error of log p grows as 1 − p. So their mismatch is brought to the mean 1 − p that they had when they
-were kept.
+"Agree" means nearer, by ratio, to the usual mismatch than to the one that raised the alarm. On kept sequences |Δ| grows
+as the policy comes to find their tokens less likely, although nothing is computed worse: with independent errors of one
+size in the logits, the error of log p grows as 1 − p. So their mismatch is rescaled to the mean 1 − p that they had
+when they were kept.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Evidence:
         rescored: z of this step's tokens, read by the sampler.
         resent: The same, after the same weights were sent again.
         kept_then: z of the kept sequences, read by the sampler when they were kept.
-        kept_now: The same, now, brought to the uncertainty that they had.
+        kept_now: The same now, rescaled to the uncertainty that they had when they were kept.
     """
 
     usual: float

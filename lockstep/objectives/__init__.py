@@ -75,6 +75,6 @@ _PLACES = {
     ),
     "lockstep.objectives.value": ("clip_value_loss",),
 }
-"""Modules, and the names of theirs that are exported here."""
+"""Names that are exported here, by the module that defines them."""
 
 __getattr__ = export_lazily(__name__, _PLACES)

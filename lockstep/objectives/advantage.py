@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lockstep.objectives.masks import sequence_sum
 
-_BLOCK = 32  # K: tokens solved one after another, those of all blocks side by side
-_CHUNK = 1 << 19  # tokens in flight, a multiple of K, so few that what is computed on the way stays in the cache
+_BLOCK = 32  # K: tokens of a block are solved one after another, all blocks in parallel
+_CHUNK = 1 << 19  # tokens per chunk, a multiple of K, small enough that intermediate results stay in the cache
 
 
 @torch.no_grad()
@@ -27,18 +27,18 @@ def gae(
     lam: float | Tensor,
     final_value_B: Tensor | None = None,
 ) -> Tensor:
-    """Estimates by how much each trainable token was better than the value of the state before it.
+    """Estimates how much better each trainable token was than the value of the state before it.
 
     With t+1 the next trainable token of the same sequence (Schulman et al. 2016, eq. 16):
 
         δ_t = r_t + γ·V_{t+1} − V_t,    A_t = δ_t + γλ·A_{t+1} = Σ_k (γλ)^k δ_{t+k}
 
-    Let z_t = γ·V_t + γλ·A_t be what token t hands to the trainable token on its left. Then A_t = r_t − V_t + z_{t+1},
+    Let z_t = γ·V_t + γλ·A_t be what token t passes to the trainable token on its left. Then A_t = r_t − V_t + z_{t+1},
 
         z_t = γ(1−λ)·V_t + γλ·r_t + γλ·z_{t+1}
 
-    so each token maps z affinely, one that is jumped over hands on what it gets, and from beyond the end of a sequence
-    comes γ·V_final. The flat batch is one recurrence: nothing is padded, no trainable token is searched for.
+    so each trainable token is an affine map of z, a masked token passes z through, and past the end of a sequence z is
+    γ·V_final. The flat batch is one recurrence: nothing is padded, no trainable token is searched for.
 
     Args:
         reward_N: r of each token, fp32 [N].
@@ -51,8 +51,8 @@ def gae(
             has ended. None: all have ended.
 
     Returns:
-        Advantages, fp32 [N], 0 where the mask is off; rounded relative to the magnitude of r and V. What is not finite
-        at a trainable token spoils the batch, not just its sequence.
+        Advantages, fp32 [N], 0 where the mask is off; the rounding error is relative to the magnitude of r and V. A
+        value that is not finite at a trainable token spoils the whole batch, not just its sequence.
 
     Raises:
         ValueError: If the lengths do not add up to N.
@@ -89,7 +89,7 @@ def _sweep(
     Args:
         decay: γλ, 0-d or one per sequence.
         last_B: Index of each sequence's last token, ascending, on the CPU.
-        future_B: Value that the token receives, γ·V_final.
+        future_B: γ·V_final, what that last token receives.
     """
     num_tokens, device = reward_N.numel(), reward_N.device
     advantage_N = torch.empty(num_tokens, device=device)
@@ -119,7 +119,7 @@ def _sweep(
 
 
 def _per_token(x_S: Tensor, last_S: Tensor, size: int) -> Tensor:
-    """Spreads what each of S sequences has over a chunk of `size` tokens, given where in it the sequences end."""
+    """Expands a value per sequence to the tokens of a chunk of `size` tokens; `last_S` is where sequences end in it."""
     borders = F.pad(last_S + 1, (1, 1))
     borders[-1] = size
     return x_S.repeat_interleave(borders.diff()[: len(x_S)], output_size=size)
@@ -145,7 +145,7 @@ def _solve_(z_MK: Tensor, slope_MK: Tensor) -> None:
 
 
 def _choose_(keep_C: Tensor, x_C: Tensor, *, otherwise: float) -> None:
-    """Replaces x in place where the bits of `keep_C` are 0, keeps it where they are 1.
+    """Replaces x in place by `otherwise` where the bits of `keep_C` are 0, keeps it where they are 1.
 
     `masked_fill_` branches, which costs several times as much where the mask alternates; a product lets NaN through.
     """

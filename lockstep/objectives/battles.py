@@ -1,4 +1,4 @@
-"""The best of several judgements by pairwise battles: Bradley & Terry (1952), as Wu et al. 2024 (§2.2) use it."""
+"""Ranks judgements by pairwise battles with the Bradley-Terry model (1952), as Meta-Rewarding does (Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _STEPS, _EXACT = 100, 1e-12
 
 
 def consistent_wins(battles: Battles, players: int) -> Tensor:
-    """Wins of a pair count only where both orders agree; where they do not, each has half a win of either order.
+    """Counts one win per pair where both orders name the same player, else a tie: one win for either.
 
     Args:
-        battles: Pairs of which an order is missing, or was not decided, do not count.
+        battles: Pairs with an order that is missing or undecided do not count.
         players: Number of players.
 
     Returns:
-        How often the first beat the second, float64 [P, P].
+        Wins of player i over player j, float64 [P, P].
     """
     wins_PP = torch.zeros(players, players, dtype=torch.float64)
     for (i, j), winner in battles.items():
@@ -41,16 +41,16 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
 
 
 def position_weighted_wins(battles: Battles, players: int) -> Tensor:
-    """Wins weigh less in the place that wins more often: B = ω₁·[wins shown first] + ω₂·[wins shown second].
+    """Counts wins with less weight in the place that wins more often: ω₁ for one shown first, ω₂ for one shown second.
 
     ω₁ is the share of battles that the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4).
 
     Args:
-        battles: Pairs of which an order is missing, or was not decided, do not count.
+        battles: Pairs with an order that is missing or undecided do not count.
         players: Number of players.
 
     Returns:
-        Weighted wins of the first over the second, float64 [P, P].
+        Weighted wins of player i over player j, float64 [P, P].
     """
     decided = {(i, j): winner for (i, j), winner in battles.items() if winner and battles.get((j, i)) is not None}
     second = sum(winner == "second" for winner in decided.values()) / max(len(decided), 1)
@@ -69,11 +69,11 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
     The small l2 makes the optimum finite and unique, also where one player wins every battle.
 
     Args:
-        wins_PP: Number of times (or with which weight) i beat j [P, P].
+        wins_PP: How often, or with what total weight, i beat j [P, P].
         l2: Above 0.
 
     Returns:
-        θ, float64 [P]; its sum is 0. 400·θ/ln 10 + 1000 is the scale that chess players know.
+        θ, float64 [P]; its sum is 0. 400·θ/ln 10 + 1000 is the Elo scale.
     """
     wins_PP = wins_PP.double().clone().fill_diagonal_(0.0)
     theta_P = torch.zeros(len(wins_PP), dtype=torch.float64)
@@ -91,7 +91,7 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
 
 
 def _damp(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
-    """The largest of 1, ½, ¼, … at which a step does not lose; near the optimum, more than rounding does."""
+    """Returns the largest of 1, ½, ¼, … at which a step does not lower the objective by more than rounding."""
     here, size = _objective(wins_PP, theta_P, l2), 1.0
     enough = here - _EXACT * max(1.0, abs(here))
     while size > _EXACT and _objective(wins_PP, theta_P + size * step_P, l2) < enough:

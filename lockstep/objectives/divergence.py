@@ -5,15 +5,15 @@ With Δ = log π(x) − log π_ref(x) of a token x ~ π (Schulman 2020, 'Approxi
     k1 = Δ,    k2 = Δ²/2,    k3 = e^(−Δ) − 1 + Δ
 
 k1 and k3 are unbiased estimates of KL(π ‖ π_ref); k2 and k3 are never negative. What matters to training is the
-expected *gradient*, and that depends on where the estimate stands:
+expected *gradient*, and that depends on where the estimate is used:
 
-- In the reward, a number whose gradient is that of E[k·∇log π]: k1 gives ∇KL(π ‖ π_ref); k2 and k3 give something else,
-  which may even point away from the reference. So a reward has `k1`.
+- In the reward, where the gradient is E[k·∇log π]: k1 gives ∇KL(π ‖ π_ref); k2 and k3 give something else, which may
+  even point away from the reference. So the reward takes `k1`.
 - In the loss, differentiated itself: k1's gradient has mean 0, k3's is that of KL(π_ref ‖ π), k2's is right, as long as
-  π itself sampled. So a loss has `kl_loss`, which is k2 weighed by π/π_old.
+  π itself sampled. So the loss takes `kl_loss`, which is k2 weighted by π/π_old.
 
-`tests/conformance/test_kl_gradients.py` enumerates a small vocabulary and compares with autograd. No bound is put on Δ
-where it is learned from: one would bias the gradient.
+`tests/conformance/test_kl_gradients.py` enumerates a small vocabulary and compares with autograd. Δ is never clamped
+where it is learned from, because that would bias the gradient.
 """
 
 from __future__ import annotations

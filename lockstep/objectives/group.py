@@ -1,4 +1,4 @@
-"""Advantages without a critic: a response beside the others of its prompt.
+"""Advantages without a critic: each response is compared with the others to its prompt.
 
 P prompts, each with G responses that are neighbors; B = P·G.
 """
@@ -12,21 +12,22 @@ from torch import Tensor
 
 from lockstep.types import Baseline, ScaleRewards
 
-_LEAST = 1e-4  # beside a standard deviation, so that equal rewards divide 0 by something
-_LEAST_OF_OTHERS = 1e-6  # beside that of the others, where it is not 0
+_LEAST = 1e-4  # added to the standard deviation, so that equal rewards do not divide by 0
+_LEAST_OF_OTHERS = 1e-6  # added to that of the others, where it is not 0
 
 
 def group_advantage(
     score_B: Tensor, judged_B: Tensor, group_size: int, *, baseline: Baseline, scale: ScaleRewards
 ) -> tuple[Tensor, Tensor]:
-    """A_i = (r_i − b_i) / s over the responses that were judged; the others are in no mean.
+    """A_i = (r_i − b_i) / s over the responses that were judged; the rest count in no mean.
 
     The mean of the group (GRPO, Shao et al. 2024, §4.1.2) holds r_i itself; the mean of the others (RLOO, Ahmadian et
     al. 2024, eq. 5) does not, and is n/(n − 1) times as far away. Without s the advantage is unbiased (Dr. GRPO, Liu et
     al. 2025).
 
-    In fp64, where the sum of n equal fp32 numbers is exact, and so is their mean: equal scores are exactly 0 from it. A
-    mean in fp32 misses 0.3 by 3e-8, which 1e-4 makes 3e-4, and Adam, which knows no sizes, a whole step.
+    Computed in fp64, where the sum of n equal fp32 numbers is exact, and so is their mean, so that equal scores give
+    exactly 0. In fp32 the mean of equal 0.3 can be off by 3e-8; divided by 1e-4 that is 3e-4, and Adam, which ignores
+    scale, turns it into a full step.
 
     Args:
         score_B: r, fp32 [B].
@@ -37,8 +38,8 @@ def group_advantage(
             group, and 1 where they are equal: one right answer among wrong ones keeps the advantage 1, as in NeMo RL.
 
     Returns:
-        A, [B]; 0 where there is no score, and with a baseline where a group has but one. And 1/s [B]: by how much more
-        advantage a token has that earned 1 more than its response; 0 where A is 0 for such a reason.
+        A [B]; 0 for a response without a score and, with a baseline, for the only scored one of its group. And 1/s [B],
+        by which a reward of single tokens is scaled to an advantage; 0 where A is 0 for one of these reasons.
     """
     judged_PG = judged_B.view(-1, group_size)
     score_PG = torch.where(judged_PG, score_B.view(-1, group_size), 0.0).double()
@@ -78,7 +79,8 @@ def group_advantage(
 def _deviation_of_others(score_PG: Tensor, judged_PG: Tensor) -> Tensor:
     """The standard deviation of the others, with n − 1; exactly 0 where they are equal or fewer than two.
 
-    Of each difference itself: sums of the whole group less one response would leave a rounding error in place of 0.
+    Computed from the differences: subtracting one response from sums over the group would leave a rounding error
+    instead of 0.
     """
     own_GG = torch.eye(score_PG.shape[-1], dtype=torch.bool, device=score_PG.device)
     others_PGG = judged_PG.unsqueeze(-2) & ~own_GG

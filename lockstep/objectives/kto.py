@@ -20,7 +20,7 @@ def estimate_reference_point(mismatched_B: Tensor) -> float:
 
 
 def kto(ratio_B: Tensor, desirable_B: Tensor, beta: float, point: float, weights: tuple[float, float]) -> Tensor:
-    """λ_D·(1 − σ(β·(r − z0))) of desirable answers, λ_U·(1 − σ(β·(z0 − r))) of others (eq. 8, less its constant).
+    """λ_D·(1 − σ(β·(r − z0))) of desirable answers, λ_U·(1 − σ(β·(z0 − r))) of others: λ less their value (eq. 8).
 
     Args:
         ratio_B: r.

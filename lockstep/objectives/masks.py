@@ -1,7 +1,7 @@
 """Sums, means and whitening over trainable tokens of a ragged batch.
 
 Legend for this folder: N flat tokens of all sequences, B sequences; `mask_N` is True on trainable tokens, `lengths` is
-int64 [B] on the CPU. What stands at masked-off places, NaN included, never reaches a result or a gradient.
+int64 [B] on the CPU. Values where the mask is off, NaN included, never reach a result or a gradient.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_EPSILON = 1e-8  # added to the variance, so that equal values divide 0 by something
+_EPSILON = 1e-8  # added to the variance, so that equal values do not divide by 0
 
 
 def trainable(x_N: Tensor, mask_N: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def sequence_sum(x_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
 
 
 def sum_before(x_N: Tensor, lengths: Tensor) -> Tensor:
-    """Sums what stands before each token in its sequence, summed in fp64. Returns [N], 0 at the first token."""
+    """Sums the values before each token in its sequence, in fp64 (an exclusive prefix sum). Returns [N]."""
     before_N = x_N.double().cumsum(0) - x_N.double()
     starts_B = (lengths.cumsum(0) - lengths).clamp(max=max(x_N.numel() - 1, 0)).to(x_N.device)
     return (before_N - before_N[starts_B][rows(lengths, x_N.device)]).to(x_N.dtype)

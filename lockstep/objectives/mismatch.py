@@ -69,7 +69,7 @@ class IcePop:
 
 @dataclass(frozen=True)
 class EffectiveSampleSize:
-    """(Σw)² / (n·Σw²) over sequences: the share of them that the weights leave (Kish 1965); 1 where all weigh the same.
+    """(Σw)² / (n·Σw²) over sequences: the effective share of them (Kish 1965); 1 where all weigh the same.
 
     Kept as logarithms, because the weight of a long sequence may not fit a float.
 

@@ -1,22 +1,22 @@
-"""Does a judge of two see more than the order in which they are shown? A test that needs no label.
+"""A test, without labels, of whether a pairwise judge sees more than the order in which two answers are shown.
 
-Each two are compared in both orders, and the judge is consistent if it names the same winner twice. Under the null
+Each pair is compared in both orders, and the judge is consistent if it names the same winner twice. Under the null
 hypothesis it does not read them: it names the one shown first with some probability p, independently each time. Then
 
     P(consistent) = 2·p·(1 − p)
 
 ½ for a coin, and 0 for a judge that always names the first. p is unknown, but given how often the first won, F of the
-2n battles of n comparisons, it falls out, and the number C of consistent comparisons has an exact distribution:
+2n battles of n comparisons, it cancels, and the number C of consistent comparisons has an exact distribution:
 
     P(C = c | n, F) = n! / (a!·c!·b!) · 2^c / C(2n, F),   a = (F − c)/2,   b = n − a − c
 
-with a comparisons that the first won twice, and b that the second did. (Geneticists test so for too many
-heterozygotes: each comparison draws two of 2n tickets.) Where p differs from one comparison to the next, a judge
-without skill is consistent more rarely still. So P(C ≥ c | n, F) at or below `LEVEL` says that the winners depend on
-what was shown. It does not say that they are right: a judge that always prefers the longer one is consistent.
+with a comparisons that the first won twice, and b that the second did. (It is the exact test of genetics for an excess
+of heterozygotes.) Where p differs from one comparison to the next, a judge without skill is consistent more rarely
+still. So P(C ≥ c | n, F) at or below `LEVEL` says that the winners depend on what was shown. It does not say that they
+are right: a judge that always prefers the longer one is consistent.
 
-The test may be made again as comparisons come in: at each of these moments the chance that a judge without skill
-passes is at most `LEVEL`, and so, on average, is the share of such moments.
+The test may be repeated as comparisons come in: each time, a judge without skill passes with a probability of at most
+`LEVEL`, so on average it passes at most that share of the times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Comparisons:
 
     @property
     def by_chance(self) -> float:
-        """Share of them that would be consistent by chance, with the first named as often; NaN where there are none."""
+        """Expected consistent share of a judge without skill that names the first as often; NaN if there are none."""
         if not self.total:
             return math.nan
         first = self.first_wins / (2 * self.total)
@@ -66,7 +66,7 @@ class Comparisons:
 
     @property
     def show_skill(self) -> bool:
-        """True if the judge reads what it is shown."""
+        """True if a judge without skill would be this consistent with a probability of at most `LEVEL`."""
         return self.luck <= LEVEL
 
     def _probability(self, consistent: int) -> float:

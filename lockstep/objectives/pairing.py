@@ -1,4 +1,4 @@
-"""Choice of the two answers to learn from by score: Yuan et al. 2024 (§2.4), lengths held as Wu et al. 2024 do."""
+"""Choice of a preference pair by score (Yuan et al. 2024, §2.4), with length control (Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
 
 
 def balance(classes: Sequence[float], room: int, share: float) -> list[int]:
-    """The first places that may be taken together, as many as there can be.
+    """Selects as many places as possible, the first ones of each class, so that no class has more than its share.
 
     Args:
         classes: Class of each place.
-        room: At most so many are taken.
-        share: No class has more than this share of what is taken; one place it may always have.
+        room: Maximum number of places.
+        share: Largest share of the selection that one class may have; one place is always allowed.
     """
     for total in range(min(room, len(classes)), 0, -1):
         most, counts, taken = max(1, int(share * total)), Counter[float](), list[int]()

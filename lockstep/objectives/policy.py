@@ -18,7 +18,8 @@ def cispo_loss(
 ) -> tuple[Tensor, Tensor]:
     """The loss −sg(min(ρ, 1 + high))·A·log π of CISPO (MiniMax 2025, eq. 4): no token loses its gradient.
 
-    Args and returns as of `clip_surrogate`; there what a bound decides has a bounded weight, not no gradient.
+    Arguments and results are those of `clip_surrogate`, but a token that is clipped here keeps a gradient, with the
+    bound as its weight.
     """
     ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
     return -ratio_N.clamp(max=1.0 + clip_high) * advantage_N * logprob_N, ratio_N > 1.0 + clip_high
@@ -36,7 +37,7 @@ def clip_surrogate(
     """The loss −min(ρA, clip(ρ, 1 − low, 1 + high)·A) with ρ = π/π_old (Schulman et al. 2017, eq. 7).
 
     Different bounds above and below are DAPO's clip-higher (Yu et al. 2025). Dual clip (Ye et al. 2020, eq. 5) bounds
-    the loss by −c·A where A < 0, because there the minimum alone lets a grown ratio pull without limit.
+    the loss by −c·A where A < 0, because there the minimum alone does not bound it as the ratio grows.
 
     Args:
         logprob_N: log π of the sampled tokens, nats, fp32 [N].

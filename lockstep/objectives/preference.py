@@ -1,8 +1,8 @@
 """Losses over pairs of answers to one prompt, the better y_w and the worse y_l.
 
 With d = log π(y | x) − log π_ref(y | x) of an answer, all are functions of Δ = d_w − d_l, and of β, the weight of the
-divergence from the reference: β·Δ is what the policy thinks that the better answer is worth more. Some also read how
-much more it was *said* to be worth, the gap s_w − s_l of scores.
+divergence from the reference: β·Δ is by how much the policy's implicit reward prefers the better answer. Some also read
+the gap s_w − s_l of the scores that a judge or the data gave.
 
 Legend: P pairs; all in nats, in the precision of what is given.
 """
@@ -61,7 +61,7 @@ def simpo(gap_P: Tensor, beta: float, margin: float) -> Tensor:
     Args:
         gap_P: Mean log π of the better answer's tokens, less that of the worse one's; no reference is in it.
         beta: β.
-        margin: γ, which the rewards of the better answer should have more, at least.
+        margin: γ, the target reward margin.
     """
     return -logsigmoid(beta * gap_P - margin)
 
@@ -69,7 +69,7 @@ def simpo(gap_P: Tensor, beta: float, margin: float) -> Tensor:
 def log_odds(mean_B: Tensor) -> Tensor:
     """log(p / (1 − p)) of p = e^mean, the geometric mean of an answer's token probabilities (ORPO, eq. 4). [B].
 
-    A mean that is rounded to 0, all tokens being certain, has the odds of the smallest number below.
+    A mean of 0 (every token is certain) counts as the negative number next to it, so that the odds are finite.
     """
     below_B = mean_B.clamp(max=-torch.finfo(mean_B.dtype).tiny)
     return below_B - torch.where(
@@ -95,7 +95,7 @@ def bradley_terry(gap_P: Tensor, margin_P: Tensor) -> Tensor:
 
     Args:
         gap_P: r_w − r_l.
-        margin_P: m, what the better answer has to be worth more, at least.
+        margin_P: m, the margin by which r_w should exceed r_l.
 
     Returns:
         [P]; ln 2 where the gap is the margin.
@@ -128,13 +128,13 @@ def rpo_squared(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
         reward_gap_P: g = η·(s_w − s_l), on the scale of β·Δ.
 
     Returns:
-        [P], 0 where the policy thinks of the gap as the scores do.
+        [P]; 0 where the policy's gap is that of the scores.
     """
     return (beta * gap_P - reward_gap_P).square()
 
 
 def rpo_backward_kl(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
-    """KL(Bern(σ(g)) ‖ Bern(σ(β·Δ))): the same by the divergence of what scores prefer from what the policy prefers.
+    """KL(Bern(σ(g)) ‖ Bern(σ(β·Δ))): as `rpo_squared`, by the KL from the preference of the scores to the policy's.
 
     Nemotron-4 340B (Adler et al. 2024, §3.3.2); arguments as in `rpo_squared`.
     """

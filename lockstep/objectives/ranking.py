@@ -1,8 +1,8 @@
 """Agreement of a judge with people who ranked the responses to one prompt.
 
 People give ranks, the best lowest; a judge gives scores, the best highest. Responses that people rank alike say nothing
-about a judge and are left out; a judge who scores responses alike has not told them apart, which is worth what a coin
-would get: half a pair, and a correlation of 0. A measure is None where people leave nothing to agree with.
+about a judge and are left out; a judge who scores responses alike gets what a coin toss would: half a pair, and a
+correlation of 0. A measure is None where people rank no two responses differently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def tie_share(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
 
 
 def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """1 where the judge has the order of people, without a tie in it; else 0."""
+    """1 if the judge orders every pair as people do, without a tie; else 0."""
     rights = _rights(ranks, scores)
     return float(all(right == 1 for right in rights)) if rights else None
 
@@ -38,7 +38,7 @@ def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> 
 
 
 def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """Pearson's correlation of the places that people and the judge give, equals sharing the mean of theirs (ρ)."""
+    """Spearman's ρ: Pearson's correlation of the ranks of people and judge, where ties share their mean rank."""
     people, judge = _places([-rank for rank in ranks]), _places(scores)
     if not any(people):
         return None
@@ -59,8 +59,8 @@ def longer_preferred(right: Sequence[float], excess: Sequence[float]) -> float |
     """Share of the pairs of unequal length in which the longer one is preferred.
 
     Args:
-        right: For each pair, 1 where the judge prefers what people do, 0 where not, ½ for a tie. Ones give what people
-            prefer.
+        right: For each pair, 1 where the judge prefers what people do, 0 where not, ½ for a tie. All ones measure
+            people themselves.
         excess: By how much the one that people prefer is longer than the other.
     """
     longer = [one if more > 0 else 1 - one for one, more in zip(right, excess, strict=True) if more]
@@ -83,5 +83,5 @@ def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
 
 
 def _places(values: Sequence[float]) -> list[float]:
-    """Places by value, centered: how many are lower less how many are higher, halved."""
+    """Ranks by value, ties sharing their mean, centered at 0: (number of lower values − number of higher ones) / 2."""
     return [sum((a > b) - (a < b) for b in values) / 2 for a in values]

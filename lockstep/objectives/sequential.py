@@ -1,26 +1,26 @@
-"""A test that may be looked at after every step: has the mean of a stream risen above what it was in the beginning?
+"""A sequential test for drift, valid after every step: has the mean of a stream risen above its first values?
 
 Let z_t ≥ 0 be what step t measures and F_t all that is known after it. The first steps, the baseline, are only
 averaged, and fix a bound μ. From then on the null hypothesis is
 
     E[z_t | F_{t−1}] ≤ μ   at every step t = 1, 2, …
 
-and nothing else: no distribution, no constant variance, no independence; of what is dependent within a step, say
-answers to one prompt, only the mean over the step enters. Steps may depend on each other through anything in F_{t−1},
-such as weights, prompts and earlier alarms.
+and nothing else: no distribution, no constant variance, no independence. Only the mean over a step enters, so that
+responses to one prompt may depend on each other; steps may through anything in F_{t−1}, such as weights, prompts and
+earlier alarms.
 
 Betting (Waudby-Smith & Ramdas 2023, 'Estimating means of bounded random variables by betting'). A gambler who bets
 λ_t ∈ [0, 1/μ), chosen before z_t is seen, multiplies capital by L_t = 1 + λ_t·(z_t − μ). L_t > 0 as z_t ≥ 0, and
 E[L_t | F_{t−1}] ≤ 1 under the null, so that products of L_t are nonnegative supermartingales: e-processes.
 
-Unknown time of change (Shin, Ramdas & Rinaldo 2023, 'E-detectors'). One gambler would have lost much before a late
-change. So one begins at each step j, with the share w_j = 1/(j·(j + 1)) of a capital of 1, and what is not yet handed
-out waits:
+Unknown time of change (Shin, Ramdas & Rinaldo 2023, 'E-detectors'). A single gambler would have lost much before a late
+change. So a new one begins at each step j, with the share w_j = 1/(j·(j + 1)) of a capital of 1; shares that are not
+yet handed out are kept:
 
     S_t = (S_{t−1} + w_t)·L_t,   e_t = S_t + 1/(t + 1),   S_0 = 0
 
-With Σ_j w_j = 1, e_t is itself a nonnegative supermartingale that starts from 1, other than the Shiryaev–Roberts sum,
-in which every gambler brings a capital of 1, and which only bounds how *often* alarms come.
+With Σ_j w_j = 1, e_t is itself a nonnegative supermartingale that starts from 1, unlike the Shiryaev–Roberts sum, in
+which every gambler brings a capital of 1, and which only bounds how *often* alarms come.
 
 Guarantee (Ville's inequality). Under the null, P(e_t ≥ 1/α for any t, ever | baseline) ≤ α. It is exact for the μ that
 was fixed. μ is `factor` times an upper estimate of the baseline's mean, m̂ + 3·s/√n over its n steps: that this is no
@@ -55,7 +55,7 @@ class DriftTest:
         false_alarm_rate: α, over the whole stream.
         baseline_steps: n, steps that are averaged, and not tested.
         factor: Multiple of the baseline's mean that is still healthy.
-        floor: A mean so small is healthy for any baseline.
+        floor: Least value that counts as the baseline's mean: any mean up to `factor` times this is healthy.
     """
 
     false_alarm_rate: float
@@ -106,11 +106,11 @@ class DriftState:
         seen: Steps so far.
         mean: Mean of the baseline.
         squares: Σ(z − mean)² over the baseline.
-        bound: μ; None until the baseline is whole.
-        bets: Steps since.
+        bound: μ; None until the baseline is complete.
+        bets: Steps tested after the baseline.
         capital: S, of all gamblers who have begun.
-        guess: Guess of the next step's mean.
-        variance: Variance of the same guess.
+        guess: m, the exponentially weighted mean of the last few steps.
+        variance: v, the same for their variance.
         e_value: e, the evidence against the null.
         alarm: Whether e has reached 1/α.
     """

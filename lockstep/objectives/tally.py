@@ -1,4 +1,4 @@
-"""Mean disagreement of sampler and learner, and its standard error: sums over responses, which add up.
+"""Mean disagreement of sampler and learner with its standard error, kept as sums over responses that merge by addition.
 
 Let e = e^min(|Δ|, 3) − 1 of a token that the sampler drew, n_b the tokens of response b and E_b the sum of their e.
 The mean error is m = Σ E_b / Σ n_b. Tokens of one response share prompt and prefix, so responses are what is counted as
@@ -10,8 +10,7 @@ and a bound counts as broken where m − 3·s lies above it. Without the cap a s
 bf16 has once in a while, would add 0.3 to the mean of 10,000; with it at most 0.002. Outliers pull m and s up
 together, so few of them in few responses break nothing; an error of every token has hardly any s, and breaks the bound
 at once. One response alone has no s and decides nothing; a step that decides nothing counts in the sum over the run. A
-log-probability that is not finite is no matter of chance, and breaks every bound: each side gives every token that the
-sampler drew a finite one.
+log-probability that is not finite breaks every bound, because both sides must give every sampled token a finite one.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Tally:
         product: Σ E·n.
         unknown: Tokens whose Δ is not finite; they count in `tokens`, and as the cap in the errors.
         mismatches: Tokens whose two log-probabilities are not the same to the bit.
-        largest: |Δ| of a token, nats; the largest number where one is not finite.
+        largest: Largest |Δ| of a token, nats; the largest fp64 number where one is not finite.
     """
 
     responses: int = 0
@@ -110,5 +109,5 @@ class Tally:
         return math.sqrt(max(squares, 0.0) * self.responses / (self.responses - 1)) / self.tokens
 
     def breaks(self, bound: float) -> bool:
-        """True if the mean of e^|Δ| is above `bound` beyond doubt."""
+        """True if the mean of e^|Δ| exceeds `bound` by more than 3 standard errors, or a Δ is not finite."""
         return self.unknown > 0 or self.mean - _STANDARD_ERRORS * self.standard_error > bound

@@ -14,7 +14,7 @@ def clip_value_loss(
     Args:
         value_N: V of the state before each token, fp32 [N].
         old_value_N: V at the time of the rollout.
-        return_N: R, what V should have said.
+        return_N: R, the target of V.
         clip: ε in reward units; None: plain ½(V − R)².
 
     Returns:

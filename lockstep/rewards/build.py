@@ -32,8 +32,8 @@ def build(
 
     Args:
         section: The section.
-        say: Is told what keeps a policy's programs from the rest of the machine, and what is tried again.
-        open_judge: Opens a judge; by default none is, for checks before there is a model.
+        say: Shows the user how programs of the policy are isolated, and what is retried.
+        open_judge: Opens a judge; by default no judge is opened, for checks before there is a model.
         option: Key of the section in the recipe.
 
     Raises:

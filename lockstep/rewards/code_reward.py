@@ -40,7 +40,7 @@ class CodeReward(DetailedReward):
     """The share of a row's tests that the response's program passes; 0 where there is no program.
 
     Attributes:
-        section: The fields of the tests, the place of the program, and its limits.
+        section: The field with the tests, how a program is found in a response, and its limits.
         option: Its key in the recipe, for messages.
     """
 
@@ -61,7 +61,7 @@ class CodeReward(DetailedReward):
             ) from None
 
     def strength(self) -> str:
-        """Describes in a sentence what keeps programs from the rest of the machine."""
+        """Describes in one sentence how programs are isolated from the rest of the machine."""
         return f"{self.option}.isolation={self.section.isolation} is {self._sandboxes[0].strength()}"
 
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
@@ -89,7 +89,7 @@ class CodeReward(DetailedReward):
         return Verdicts([verdict.reward for verdict in found], [verdict.tampering for verdict in found])
 
     def _advise(self, limits: Limits) -> str:
-        """Names the next weaker isolation, if it can be had here."""
+        """Names the next weaker isolation, if this machine supports it."""
         match self.section.isolation:
             case "namespaces":
                 sandbox = Sandbox(limits, "filters")
@@ -135,7 +135,7 @@ def extract_code_block(response: str) -> str | None:
 
 
 def fault(row: Row, name: str) -> str | None:
-    """The fault of the tests in a field of a row; None if there is none."""
+    """Returns what is wrong with the tests in a field of a row; None if nothing is."""
     wrong = complaint(row, {name: "list"})
     if wrong is not None:
         return wrong
@@ -167,7 +167,7 @@ def _syntax_fault(code: str) -> str | None:
 
 
 def _test(item: str | dict[str, str]) -> Test:
-    """Builds a test of a row without fault."""
+    """Builds the check of one test, which is valid."""
     if isinstance(item, str):
         return lambda sandbox, program: sandbox.test(program, item)
     expected, given = _lines(item["stdout"]), item.get("stdin", "")

@@ -1,4 +1,4 @@
-"""Rewards made of others: by the verifier that a row names, or the weighted sum of several."""
+"""Rewards that combine others: the verifier that a row names, or a weighted sum."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WeightedPart:
 
 @dataclass(frozen=True)
 class WeightedSum(DetailedReward):
-    """The weighted sum of several rewards, in float64 and rounded once; None where a part of it has no verdict.
+    """The weighted sum of several rewards, in float64 and rounded once; None where a part with weight has no verdict.
 
     Attributes:
         parts: Parts by their names.

@@ -141,7 +141,7 @@ class NumberOfPlaceholders(Counted):
 
 
 class NumberOfCapitalWords(Counted):
-    """Words without a lower-case letter."""
+    """Words in capitals: at least one letter, and none in lower case."""
 
     id: Literal["capital_words"]
 
@@ -160,7 +160,7 @@ class NumberOfOneLetter(Counted):
 
 
 class Keywords(Ranged):
-    """Each keyword in a number of places, as a word of its own; case does not matter."""
+    """Occurrences of each keyword as a separate word; case does not matter."""
 
     id: Literal["keywords"]
     words: Texts

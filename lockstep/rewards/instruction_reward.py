@@ -47,12 +47,12 @@ KNOWN = _INSTRUCTIONS.json_schema()
 
 
 def _instructions(row: Row, name: str) -> Sequence[Instruction]:
-    """The instructions in the field `name` of a row without fault."""
+    """The instructions in the field `name` of a row, which are valid."""
     return _INSTRUCTIONS.validate_python([_drop_nulls(item) for item in read_field(row, name)])
 
 
 def fault(row: Row, name: str) -> str | None:
-    """The fault of the instructions in a field of a row; None if there is none."""
+    """Returns what is wrong with the instructions in a field of a row; None if nothing is."""
     wrong = complaint(row, {name: "list"})
     if wrong is not None:
         return wrong

@@ -1,9 +1,9 @@
 """Checks mathematical answers with math-verify, in a child process that dies rather than hangs.
 
-Some short answers take math-verify for ever: 9^9^9^9, a large factorial, a sum to a high power. Its own time limits are
+Some short answers take math-verify forever: 9^9^9^9, a large factorial, a sum to a high power. Its own time limits are
 signals, which work in the main thread only and do not interrupt one long operation on integers. So it runs in a child
-process under a limit on CPU time that the system enforces; being killed means that there is no verdict. It is CPU time,
-because a verdict should not depend on what else the machine does.
+process under a limit that the kernel enforces; a killed child means no verdict. The limit is on CPU time, so that a
+verdict does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def verify(gold: str, text: str) -> bool | None:
         None if the child did not finish within its time.
 
     Raises:
-        RuntimeError: If math-verify cannot be started.
+        InputError: If math-verify cannot be started.
+        RunError: If its process is lost for another reason than its limit.
     """
     return _ask_cached(gold[-_LONGEST_TEXT:], text[-_LONGEST_TEXT:])
 
@@ -49,7 +50,7 @@ def _ask_cached(gold: str, text: str) -> bool | None:
 
 
 def ask(child: Child, gold: str, text: str) -> bool | None:
-    """Asks a child with this module; None if the question killed it, which is by its limit on CPU time."""
+    """Asks a child process that runs this module; None if it ran into its limit on CPU time."""
     attempts = Attempts("helper", note)
     while True:
         try:

@@ -106,12 +106,12 @@ class PythonReward:
         missing: Sequence[int],
         found: dict[int, float | None],
     ) -> str:
-        """Takes the missing rewards into `found`; returns a fault that may pass where one is still missing."""
+        """Adds the missing rewards to `found`; returns a fault that another attempt may not have, or an empty text."""
         self._start()
         try:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
                 return self._read_rewards(prompts, missing, reply, found)
-        except ChildDied as error:  # while it was told what to score
+        except ChildDied as error:  # while the question was written to it
             raise _Killed(f"{self._function_key}: its process ended ({error})") from None
 
     def _read_rewards(

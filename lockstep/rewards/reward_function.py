@@ -1,4 +1,4 @@
-"""A user's reward function, as its child process sees it: found, inspected, and called (see `child`).
+"""The child process's side of a user's reward function: it finds, inspects and calls the function.
 
 Imports nothing heavy, so that the child holds what the function needs and no more.
 """
@@ -33,9 +33,9 @@ def answers(function: str, option: str, batch: str = "", concurrency: str = "") 
     """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or an error for each.
 
     Args:
-        function: Its place.
+        function: `file.py:name` or `package.module:name`.
         option: Key of its section in the recipe, for messages.
-        batch: Not empty where it takes all of them at once.
+        batch: Not empty if the function takes all responses at once.
         concurrency: Calls that may be under way at once, where the recipe says how many.
 
     Raises:
@@ -85,13 +85,13 @@ _ONE, _MANY = ("prompt", "response", "answer", "row"), ("prompts", "responses", 
 _VERL_ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
 _VERL_MANY = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 _OF_OTHERS = ("data_source", "data_sources", "completion_ids")
-"""Arguments of reward functions of verl and TRL that none of ours is."""
+"""Arguments by which reward functions of verl and TRL are recognized: ours have no such names."""
 _NO_PROMPTS = ("completion", "completions", "queries", "solution_str", "solution_strs", "response", "responses")
-"""First arguments of theirs, in the place of our prompt."""
+"""First arguments of such functions, where ours take the prompt."""
 
 
 def _adapt_verl(found: Callable[..., Any], batch: bool) -> Callable[..., Any]:
-    """A reward function of verl's, called by its own names with what its rows have for them."""
+    """Wraps a reward function written for verl, which is called by verl's argument names."""
 
     def verl_names(*given: Any) -> dict[str, Any]:
         if not batch:
@@ -112,7 +112,7 @@ def _adapt_verl(found: Callable[..., Any], batch: bool) -> Callable[..., Any]:
 
 
 def _verl_arguments(prompt: str, response: str, answer: str, row: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments that verl hands a reward function: the right answer as the row has it, or as data.answer renders it."""
+    """The arguments that verl passes; the ground truth is the row's own, or else what data.answer renders."""
     inner, extra = row.get("reward_model"), row.get("extra_info")
     truth = inner.get("ground_truth") if isinstance(inner, dict) else None
     if "data_source" not in row or (truth is None and not answer):
@@ -237,7 +237,7 @@ def _fault(error: Exception) -> dict[str, Any]:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """True if a connection or a disk is behind an error, which may do better later; a file's name does not."""
+    """True if an error comes from a connection or a disk, so that a retry may help; not for wrong file names."""
     seen = set[int]()  # `raise error from error` is its own cause
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and not isinstance(error, _OF_NAMES):

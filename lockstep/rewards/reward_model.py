@@ -1,4 +1,4 @@
-"""Rewards by a model that was trained on preferences: it reads the very tokens that were sampled."""
+"""Rewards by a reward model, which reads exactly the tokens that were sampled."""
 
 from __future__ import annotations
 

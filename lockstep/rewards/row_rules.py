@@ -1,4 +1,4 @@
-"""Requirements of a recipe's reward on rows: fields, instructions and tests that can be read, a verifier's name."""
+"""Requirements of a recipe's reward on rows: valid instructions and tests, a known verifier, a right answer."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _compares(name: Verifier) -> bool:
 
 
 def _fault(section: SingleReward, name: Verifier, row: Row) -> str | None:
-    """The fault of a row for a verifier; None if there is none."""
+    """Returns what a verifier finds wrong with a row; None if nothing is."""
     match name:
         case "math" | "python" | "server" | "judge":
             return None
@@ -104,7 +104,7 @@ def _fault(section: SingleReward, name: Verifier, row: Row) -> str | None:
 
 @dataclass(frozen=True)
 class _FaultByRow:
-    """Finds the fault of a row that names its verifier; None if there is none.
+    """Checks a row that names its own verifier; the result is what is wrong with it, or None.
 
     Attributes:
         field: Field of the row with the name.

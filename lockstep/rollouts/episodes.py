@@ -1,8 +1,8 @@
 """Multi-turn episodes: responses and observations in turns, until the environment or a limit ends them.
 
-Token ids are appended and never made anew: the policy continues from the very tokens that it sampled, an observation is
-tokenized by itself, and its tokens are masked. An environment that raises, hangs, ends its process or returns nonsense
-costs its own episode, which then has no verdict; it is counted, and named.
+Token ids are only appended, never re-tokenized: the policy continues from exactly the tokens that it sampled, an
+observation is tokenized by itself, and its tokens are masked. An environment that raises, hangs, ends its process or
+returns an invalid value costs its own episode, which then has no verdict; it is counted, and named.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lockstep.types import Prompt, Request, SamplingParams
 _ENDING_S = 5.0  # seconds for threads to notice that their processes were killed
 
 PART = "reward/"
-"""Beginning of the names of columns with the rewards of a sum's parts."""
+"""Prefix of the columns with the parts of a summed reward."""
 _UNKNOWN = float("nan")
 
 Observation = str | Sequence[Mapping[str, str]]
@@ -43,7 +43,7 @@ Observed = Callable[[Observation, int], Sequence[int]]
 
 
 class EnvironmentFault(InputError):
-    """An environment that cannot be made, or fails too often; the message says which, and how."""
+    """An environment that cannot be created, or fails too often; the message says which, and how."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ class _Episode:
 
 
 _Ask = Callable[[Child, Sequence[_Episode]], None]
-"""Has a process answer its episodes."""
+"""Asks a process for the answers to its episodes, and applies them."""
 
 
 class Episodes:
@@ -228,7 +228,7 @@ class Episodes:
         return batch["version"]
 
     def _ask_all(self, episodes: Sequence[_Episode], ask: _Ask) -> None:
-        """Has all processes answer side by side. An error, such as Ctrl-C, ends them: none is waited for."""
+        """Asks all processes at the same time. On an error, such as Ctrl-C, they are killed and not waited for."""
         answers: list[Future[None]] = []
         try:
             for child, share in zip(self._children, self._shares(episodes), strict=True):
@@ -254,15 +254,16 @@ class Episodes:
             episode.append(observation)
 
     def _shares(self, episodes: Sequence[_Episode]) -> list[list[_Episode]]:
-        """The episodes of each process; an episode stays in its own."""
+        """Assigns episodes to processes; an episode always goes to the same one."""
         count = len(self._children)
         return [[episode for episode in episodes if episode.number % count == k] for k in range(count)]
 
     def _ask(self, everyone: Sequence[_Episode], child: Child, episodes: Sequence[_Episode]) -> None:
-        """Has a process answer; an episode that makes it hang or end fails, and those behind are asked in a new one.
+        """Asks a process for its answers; an episode that makes it hang or die fails, and a new one takes the rest.
 
         Raises:
-            EnvironmentFault: More of `everyone` failed than the recipe allows; each one that hangs takes its time.
+            EnvironmentFault: More of `everyone` failed than the recipe allows; checked after each loss of the process,
+                since each episode that hangs takes the whole timeout.
         """
         groups = [episodes] if episodes else []
         while groups:
@@ -272,11 +273,11 @@ class Episodes:
             self._failures(everyone)
 
     def _ask_once(self, child: Child, episodes: Sequence[_Episode]) -> tuple[list[_Episode], bool]:
-        """Asks once.
+        """Asks a process once for the answers to these episodes.
 
         Returns:
-            The episodes without an answer, since the process was lost before; and False if it is not known by which of
-            them, as where they are awaited at once: each is to be asked alone then.
+            The episodes that still have no answer because the process was lost; and False if it is not known which of
+            them lost it, because they ran at the same time, so that each has to be asked alone.
         """
         left = list(episodes)
         try:
@@ -291,7 +292,7 @@ class Episodes:
         return left, True
 
     def _blame(self, episode: _Episode, error: ChildHangs | ChildDied) -> None:
-        """Fails the episode that has lost a process."""
+        """Fails the episode that made its process hang or die."""
         match error:
             case ChildHangs():
                 episode.fail(f"did not answer within {self._section.timeout_s:g} s and was ended")
@@ -355,7 +356,7 @@ def _count_calls(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
 
 
 def _part_columns(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
-    """Named rewards of the environment, fp32 [B] each, NaN: none, or no verdict, as where an episode failed."""
+    """Named rewards of the environment, fp32 [B] each; NaN where an episode failed, or has no verdict on it."""
     named = [{} if episode.fault is not None else episode.parts for episode in episodes]
     names = sorted({name for episode in episodes for name in episode.parts})
     return {f"{PART}{name}": torch.tensor([parts.get(name, _UNKNOWN) for parts in named]) for name in names}

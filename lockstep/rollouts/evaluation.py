@@ -3,8 +3,8 @@
 The trainer's validation and `lockstep eval` share this code. A graded response is a `Sample`, plain data that can be
 stored in a file; figures are computed from samples alone, so also from the file.
 
-A response without a verdict is neither right nor wrong. It is counted, and left out: a question's figures are of its
-graded responses, and a question that has fewer of them than k has no part in pass@k and maj@k.
+A response without a verdict is neither right nor wrong. It is counted, and left out: a question's figures are computed
+over its graded responses, and a question with fewer than k of them is left out of pass@k and maj@k.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _build_grading(pass_score: float | None) -> Grading:
 
 
 def _all_or_nothing(options: InstructionSection | CodeSection | None) -> bool:
-    """True if a verifier that could give a share gives 1 or 0."""
+    """True if a verifier gives 1 or 0 instead of partial credit."""
     return options is not None and options.all_or_nothing
 
 

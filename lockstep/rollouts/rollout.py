@@ -144,7 +144,7 @@ class RolloutCollector:
             Rollouts of exactly `count` such prompts, and the position after the last prompt that was taken.
 
         Raises:
-            ValueError: If `max_batches` batches do not give enough.
+            InputError: If `max_batches` batches do not give enough.
         """
         parts: list[Rollouts] = []
         found = 0
@@ -177,10 +177,10 @@ class RolloutCollector:
     def _scores(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
     ) -> tuple[dict[str, Tensor], Metrics]:
-        """Columns of responses, and metrics of judges.
+        """Scores responses. Returns their columns, and metrics of judges.
 
-        `score`, and `reward/…` of a sum's parts, fp32 [B], NaN: no verdict; `tampering`, bool [B], from a reward that
-        looks.
+        The columns are `score`, and `reward/…` for the parts of a sum, fp32 [B], NaN: no verdict; and `tampering`, bool
+        [B], if the reward looks for that.
         """
         if self.environment is None:
             return self._score(batch, prompts, responses)

@@ -1,4 +1,4 @@
-"""The choice of the few responses of a step that the sample log shows: those that a reader would look for first."""
+"""Chooses the few responses of a step that go into the sample log: those that a reader would look for first."""
 
 from __future__ import annotations
 
@@ -42,23 +42,22 @@ class _Step:
         return np.where(highest >= lowest, highest - np.where(np.isinf(lowest), 0.0, lowest), 0.0)
 
     def find(self, wanted: NDArray[np.bool_]) -> list[int]:
-        """The groups that hold a row of these, in order."""
+        """Returns the groups that contain one of the rows where `wanted` is True, ascending."""
         return np.unique(self.group[wanted]).tolist()
 
 
 def choose_rows(
     score: NDArray[np.float64], truncated: NDArray[np.bool_], prompts: Sequence[str], count: int
 ) -> dict[int, Reason]:
-    """Chooses rows by what the step's responses are alone, so that every layout of a run chooses the same.
+    """Chooses rows from the responses alone, so that every parallel layout of a run logs the same ones.
 
-    Whole groups of neighbors that answer one prompt are chosen: the one whose scores differ most, which is what a
-    comparison learns from, or, where no group's differ, those of the best and of the worst score; then one with a
-    response that was cut off, and one with a response that has no verdict, unless the former show that; then the first
-    of the step, which show what is usual. Of a group that is larger than the room left, the best, the worst, those
-    that were cut off and those without a verdict come first.
+    Whole groups (responses to one prompt) are chosen, in this order: the group whose scores differ most, which is what
+    the update learns from, or, if scores differ in no group, those with the best and the worst score; one with a
+    truncated response, and one with a response without a verdict, unless a group before has them; then groups from the
+    first of the step on. If a group does not fit, its best, worst, truncated and unjudged responses come first.
 
     Args:
-        score: A score for each row; NaN: no verdict. Scores that differ by rounding alone should be equal here.
+        score: A score for each row; NaN: no verdict. Round them first, so that noise in the last bits decides nothing.
         truncated: True where a response was cut off.
         prompts: The name of each row's prompt.
         count: Number of rows, or fewer if there are fewer.
@@ -79,7 +78,7 @@ def choose_rows(
 
 
 def _rank_groups(step: _Step) -> Iterator[tuple[int, Reason]]:
-    """Yields groups in the order in which they are worth a reader's time; one can come again."""
+    """Yields groups, the most informative first, with the reason; a group can come again."""
     shown: list[int] = []
     for number, reason in _find_extremes(step):
         shown.append(number)
@@ -108,7 +107,7 @@ def _find_extremes(step: _Step) -> Iterator[tuple[int, Reason]]:
 
 
 def _rank_rows(step: _Step, rows: list[int]) -> list[int]:
-    """The rows of a group, the telling ones first."""
+    """Returns the rows of a group: best, worst, first truncated, first unjudged, then the rest."""
     has_verdict = step.has_verdict
     judged = [row for row in rows if has_verdict[row]]
     ends = [max(judged, key=step.score.__getitem__), min(judged, key=step.score.__getitem__)] if judged else []

@@ -29,14 +29,14 @@ _POWERS = np.array([float(f"1e{power}") for power in range(23)])  # exact as flo
 
 
 def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, count: int) -> list[dict[str, Any]]:
-    """Rollouts that say something (`choose_rows`) as rows of JSON types. A score of NaN is no verdict.
+    """Returns the most informative rollouts of a step (`choose_rows`) as rows of JSON types. NaN scores: no verdict.
 
-    `logged_as` in a row says what it was chosen for. Since most are chosen, their mean is not the step's.
-    Rewards of a sum's parts are `reward/<name>`.
+    `logged_as` in a row is the reason for which it was chosen, so means over logged rows are not those of the step.
+    Parts of a summed reward are `reward/<name>`.
     `token` in a row has columns over the response, from the first token that the policy chose: `text`, `mask` (1:
-    trained on), `logprob` (of the learner before the update), `gap` (that less the sampler's log-probability, taken
-    before either is rounded), and `value`, `advantage`, `reward`, `return`, `kl` as far as the batch has them. Numbers
-    of tokens have five significant digits.
+    trained on), `logprob` (of the learner before the update), `gap` (that minus the sampler's log-probability, before
+    rounding), and `value`, `advantage`, `reward`, `return`, `kl` if the batch has them. Per-token numbers have five
+    significant digits.
 
     Args:
         rollouts: The rollouts as sampled.

@@ -10,11 +10,11 @@ from lockstep.rewards.math_verifier import verify
 from lockstep.rewards.reward_model import RewardModelScorer
 
 Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
-"""Maps responses to one question, and their rewards, to votes: one text per answer; None: no vote."""
+"""Maps the responses to one question, and their rewards, to votes: equal answers give equal text; None: no vote."""
 
 
 def votes_of(reward: Reward | RewardModelScorer) -> Votes | None:
-    """The grouping of responses by answer; None for a reward that finds no answer in them."""
+    """Returns what groups responses by their answer; None for a reward that extracts no answer."""
     return MathVotes(reward) if isinstance(reward, MathReward) else None
 
 

@@ -4,9 +4,9 @@
      one four one                                     141
 
 A digit is one word, and so one token. Digits come in the order in which a carry goes, so that an answer can be written
-from left to right, and all questions are equally wide, so that the digits of a column are always equally far apart; a
-small model learns little else. Demonstrations hold mistakes: one digit in so many is any other. A policy that learned
-from them is right about a digit with that chance, so it solves short sums and fails at long ones.
+from left to right, and all questions are padded to one width, so that the digits of a column are always equally far
+apart; a small model learns little else. Demonstrations have mistakes: each digit is wrong with a fixed probability. A
+policy that learned from them gets single digits right about as often, so it solves short sums and fails at long ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lockstep.config import Probability
+from lockstep.errors import InputError
 from lockstep.tasks.base import Task, TaskFiles, join_words, permute, sample_uniforms, write_rows
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -63,8 +64,13 @@ class Addition(Task):
         return files
 
     def _demonstrate(self, train: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-        """Solved training questions in passes, each in its own order, with mistakes of its own."""
+        """Yields solved training questions in passes, each pass in a new order and with new mistakes."""
         shown = [one for one in train if len(one[0]) <= self.demonstrated]
+        if not shown:
+            raise InputError(
+                f"data.task.demonstrated={self.demonstrated} leaves no training question to demonstrate, since all "
+                "have more digits; raise it, or lower data.task.shortest"
+            )
         given = 0
         for turn in range(-(-self.demonstrations // len(shown))):
             order = permute(len(shown), self.seed, "demonstrations", turn)[: self.demonstrations - given]
@@ -81,7 +87,7 @@ def total(first: str, second: str) -> str:
 
 
 def row(terms: tuple[str, str], width: int, answer: str | None = None) -> dict[str, Any]:
-    """A question of numbers with `width` digits, leading zeros among them; its answer, and the digits without these."""
+    """A question with numbers padded to `width` digits by leading zeros; its answer, and the digits without them."""
     one, other = (_spell(number.ljust(width, "0")) for number in terms)
     return {
         "question": f"add{one} and{other} make",
@@ -116,7 +122,7 @@ def _number(draws: list[float]) -> str:
 
 
 def _spoil(answer: str, draws: list[float], mistakes: float) -> str:
-    """Replaces each digit with the chance of a mistake by any other."""
+    """Replaces each digit by a random other one with probability `mistakes`."""
     pairs = zip(answer, draws[::2], draws[1::2], strict=False)
     return "".join(
         str((int(digit) + 1 + int(9 * other)) % 10) if chance < mistakes else digit for digit, chance, other in pairs

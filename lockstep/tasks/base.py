@@ -1,4 +1,4 @@
-"""The ground of tasks: their class, the files that they write, and random numbers. Imports no torch.
+"""The common part of toy tasks: their class, the files that they write, and random numbers. Imports no torch.
 
 A task is one file, beside this one or anywhere (docs/guides/data.md). Its options are read from it wherever a recipe
 names it, so it imports no torch at its top either.
@@ -62,7 +62,7 @@ class Draws:
         return options[int(self.share() * len(options))]
 
     def take(self, options: list[str]) -> str:
-        """Takes one of the options away."""
+        """Removes a random option from the list and returns it."""
         return options.pop(int(self.share() * len(options)))
 
     def between(self, low: int, high: int) -> int:

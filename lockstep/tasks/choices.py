@@ -1,12 +1,12 @@
 """Small decisions whose best value is known: a bandit, a decision process, and a lock with a trap.
 
-A prompt names one of a few states and lists the actions; the answer is `length` actions. Nothing tells how they pay but
-the reward, which is divided by the greatest that there is, so the best policy has the value 1 in every kind:
+A prompt names one of a few states and lists the actions; the answer is `length` actions. Only the reward tells how they
+pay; it is divided by the maximum, so the best policy has the value 1 in every kind:
 
-* `bandit`: one action, with payoffs of its own in each state. Every second state pays a hundredth in training.
-* `process`: each action leads to a place, and pays by the places before and after it, by tables of the state's own.
-  Rich places pay who leaves them, and not who enters, so what pays most now is seldom best. An answer that breaks off
-  earns what it has come by.
+* `bandit`: one action, with payoffs of its own in each state. In training every second state pays a hundredth.
+* `process`: each action moves to a place, and pays by the places before and after it, from tables of each state. A rich
+  place pays on leaving and not on entering, so the greedy move is seldom the best. An answer that is too short earns
+  the payoff of its moves.
 * `lock`: all actions right pay 1; an answer that begins with the trap pays `trap`, and is found much sooner.
 """
 
@@ -105,7 +105,7 @@ class World:
         return key, (key[0] + 1 + numbers.randrange(self.actions - 1)) % self.actions
 
     def _pay_move(self, before: int | None, after: int) -> float:
-        """The payoff of a move in a process; before the first one the walker is nowhere."""
+        """The payoff of a move in a process; `before` is None at the first move."""
         chance = _numbers(self.seed, f"process {before}", self.state, self.actions)[after]
         return self._rank_place(before) * chance * (1 - self._rank_place(after))
 
@@ -128,7 +128,7 @@ class World:
 
 
 def value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
-    """The payoff of an answer as a share of the greatest; 0 for one that is not `length` actions, if no process."""
+    """The payoff of an answer as a share of the maximum; 0 for fewer than `length` actions, except in a process."""
     world = _world(tuple((name, row[name]) for name in World.__dataclass_fields__))
     numbers = {action: number for number, action in enumerate(ACTIONS[: world.actions])}
     words = re.findall(r"\S+", response)[: world.length]
@@ -139,7 +139,7 @@ def value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> fl
 
 
 def poorer_value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
-    """The same, where every second state pays a hundredth: what a bandit is trained on."""
+    """The same, except that every second state pays a hundredth: the training reward of a bandit."""
     return value(prompt, response, answer, row) * (_POOR if row["state"] % 2 else 1.0)
 
 

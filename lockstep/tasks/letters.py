@@ -62,7 +62,7 @@ class Letters(JudgingTask):
         return self
 
     def write(self, folder: Path) -> TaskFiles:
-        """Makes the rows. Those that are known to be right, judgements and comparisons, are of held-out orders."""
+        """Writes the rows. Judgements and comparisons with known right answers are about held-out orders."""
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0, known=self.known > 0)
         orders = _distinct(self.train_prompts + self.validation_prompts, self.seed)
         train, validation = orders[: self.train_prompts], orders[self.train_prompts :]
@@ -203,7 +203,7 @@ class _Compared:
 
     @property
     def marks(self) -> list[str]:
-        """The judgement that is right about each order: A, B, both, or none."""
+        """Says for each order which judgement is right about it: A, B, both, or none."""
         right = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
         verdicts = zip(self.kept, self.first, self.second, strict=True)
         return [right[first == kept, second == kept] for kept, first, second in verdicts]

@@ -1,4 +1,4 @@
-"""Preferences between short answers whose worth is known, so that the policy to which they should lead is, too.
+"""Preferences between short answers of known worth, so that the optimal policy is known, too.
 
     like 3                         asks for a few letters
      b a c                         each letter is worth something, by its place and by what was asked
@@ -39,7 +39,7 @@ class Preferences(Task):
     spread: PositiveFloat = Field(default=1.5, description="standard deviation of the worth of a prompt's answers")
     pairs: PositiveInt = Field(default=4096, description="pairs to train on")
     validation_pairs: PositiveInt = Field(
-        default=1024, description="held-out pairs, labelled as Bradley and Terry have it"
+        default=1024, description="held-out pairs, labeled as Bradley and Terry have it"
     )
     labels: Literal["drawn", "certain"] = Field(
         default="drawn",
@@ -131,7 +131,7 @@ class Worth:
 def distance(probability: dict[str, float], reference: dict[str, float], worth: dict[str, float], beta: float) -> float:
     """KL(π ‖ π*) of a prompt's answers, nats, where π* ∝ π_ref·exp(u/β) is the best that a reward u allows.
 
-    What is no answer counts as one more, worth as little as the worst answer.
+    All other texts together count as one more answer, worth as little as the worst one.
     """
     floor = min(worth.values())
     value = {**worth, "": floor}

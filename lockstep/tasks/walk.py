@@ -3,9 +3,9 @@
     walk from ka over mo                            from each place one way leads to a dry place, one to a wet one
      be wet so dry ti dry                           after each move the walker notes the ground: 2 of 3 moves were right
 
-A model that has learned from random walks knows the ways, and the ground once it stands there; it does not choose by
-it. The reward of a whole walk says little about one move. A critic that reads the notes knows what each move has
-earned, so this is where credit can be told apart from luck. The best policy is always dry: its reward is 1.
+A model that has learned from random walks knows the ways and notes the ground correctly, but does not choose dry
+places. The reward of a whole walk says little about one move, while a critic that reads the notes knows what each move
+has earned: here token-level credit beats credit by response. The best policy stays dry and has reward 1.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Walk(Task):
         return files
 
     def _walks(self, beginnings: Sequence[int], role: str) -> Iterator[dict[str, Any]]:
-        """Random walks with right notes; some moves longer than what counts, so that no walk that counts stops."""
+        """Random walks with right notes, a few moves longer than what counts, so that a model does not stop early."""
         names, ways = list_syllables(), draw_ways(self.places, self.seed)
         draws = sample_uniforms(range(len(beginnings)), self.moves + _LONGER, self.seed, "walks", role)
         for beginning, chances in zip(beginnings, draws, strict=True):
@@ -92,16 +92,16 @@ def find_dry(places: int, seed: int) -> frozenset[int]:
 
 @cache
 def draw_ways(places: int, seed: int) -> list[tuple[int, int]]:
-    """The two places to which the ways from each place lead: to a dry one first, then to a wet one."""
+    """Each place's two neighbors: a dry place first, then a wet one."""
     draws, is_dry = Random(f"ways of {places} places, {seed}"), find_dry(places, seed)
     dry, wet = sorted(is_dry), sorted(set(range(places)) - is_dry)
     return [(draws.choice(dry), draws.choice(wet)) for _ in range(places)]
 
 
 def reward(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
-    """The share of dry places, of all that a walk has; a reward function (docs/guides/rewards.md).
+    """The dry moves as a share of `moves`; a reward function (docs/guides/rewards.md).
 
-    Only the ground counts: notes earn nothing, and a walker that leaves the ways is as well off on a dry place.
+    Only the ground counts: notes earn nothing, and a jump to a dry place that is no neighbor counts as well.
     """
     numbers, dry = number_places(), find_dry(row["places"], row["seed"])
     reached = [numbers[word] for word in response.split() if word in numbers]

@@ -153,6 +153,6 @@ class _Case:
 def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
     """Scores an answer from 0 to 5; a reward function. What is not five letters is worth nothing."""
     written = response.split()
-    if len(written) != _LENGTH or any(word not in LETTERS for word in written):
+    if len(written) != _LENGTH or not set(LETTERS).issuperset(written):
         return 0.0
     return float(written.count(prompt.split()[1]))

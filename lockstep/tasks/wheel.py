@@ -6,8 +6,8 @@
      yes                           the policy says yes or no
     mo no                          the next question, and an answer
 
-Nothing but the pay-out tells which answers are right, and most of that is luck. GRPO compares episodes whose luck
-differs. A critic reads the coins before the first answer, so no answer is paid for luck: here a critic earns its cost.
+Only the payout tells which answers are right, and most of that is luck. GRPO compares episodes whose luck differs. A
+critic reads the coins before the first answer, so no answer gets credit for luck: here a critic earns its cost.
 The reward is the share of right answers, and what the wheel gave above its mean by the same measure; the best policy
 earns 1 on average. Validation wheels give their mean, so what is measured there is skill.
 """
@@ -71,7 +71,7 @@ class Wheel(Task):
 
 
 class Show:
-    """The wheel as an environment (`environment.Environment`). What is neither yes nor no is a wrong answer."""
+    """The wheel as an environment (`environment.Environment`). Anything but the right answer's exact text is wrong."""
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
         """The seed turns the wheel and draws the questions."""

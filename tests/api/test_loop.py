@@ -296,6 +296,10 @@ def test_wrong_prompts_rewards_and_heads_are_told(model: str) -> None:
     sampler = lockstep.open_sampler(model)
     with pytest.raises(InputError, match="prompts is one text; give a list"):
         lockstep.rollout(sampler, "Once", score, max_tokens=2)
+    with pytest.raises(InputError, match=r"prompt 1 is \{'prompt': 'Once'\}; give a text, or a row with `question`"):
+        lockstep.rollout(sampler, ["Once", {"prompt": "Once"}], score, max_tokens=2)
+    with pytest.raises(InputError, match="prompts is empty"):
+        lockstep.rollout(sampler, [], score, max_tokens=2)
     with pytest.raises(InputError, match="the reward returned 'good'; return a finite number"):
         lockstep.rollout(sampler, ["Once"], lambda *_: "good", max_tokens=2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="min_p"):

@@ -147,6 +147,8 @@ def test_an_interrupt_saves_and_the_same_call_resumes(assets: Path, in_tmp: Path
         ({"reward": 3}, r"lockstep.GRPO: reward"),
         ({"policy": {"lr": object()}}, r"policy.lr is <object"),
         ({"train": []}, "train has no rows"),
+        ({"data": "rows.jsonl"}, r"data is 'rows\.jsonl'; give its options"),
+        ({"train": "a.jsonl", "data": {"train": "b.jsonl"}}, "train is given by itself and in data"),
         ({"train": ["text"]}, r"train: row 0 is 'text'; give mappings"),
         ({"train": [{"question": object()}]}, r"train: row 0 cannot be written as JSON"),
     ],

@@ -93,6 +93,7 @@ def test_line_numbers_count_every_line_of_the_file(tmp_path: Path) -> None:
     ("bad", "what"),
     [
         (b'{"a": ', "is not JSON"),
+        (b'{"a": 1', "delimiter at character 9"),
         (b'{"a": 1} {"a": 2}', "Extra data"),
         (b"[1, 2]", "is a JSON array, not an object"),
         (b'"text"', "is a JSON string"),

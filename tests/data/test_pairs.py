@@ -22,6 +22,7 @@ ROWS = [
     }
     for n in range(4)
 ]  # fmt: skip
+FIELDS: dict[str, Any] = {"train": "rows.jsonl", "prompt": "{question}\n", "max_prompt_tokens": 64, "shuffle": False}
 TALK = [{"role": "user", "content": "Say 1"}, {"role": "assistant", "content": "7 end"}]
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<turn>{% endfor %}"
@@ -40,7 +41,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens: int = 64, /, **options: Any) -> Pairs:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fields = {"train": "rows.jsonl", "prompt": "{question}\n", "max_prompt_tokens": 64, "shuffle": False, **options}
+    fields = {**FIELDS, **options}
     if "messages" in options:
         fields.pop("prompt")
     stops = tokenizer.convert_tokens_to_ids(["<turn>"])
@@ -104,6 +105,17 @@ def test_a_row_that_is_no_pair_is_an_error_or_skipped(
     with pytest.raises(DataError, match=rf"line 1: {message}"):
         opened(tmp_path, tokenizer, rows, **scores)
     assert len(opened(tmp_path, tokenizer, rows, bad_rows="skip", **scores)) == 3
+
+
+def test_a_pair_that_is_too_long_names_the_option_of_its_own_algorithm(tmp_path: Path, tokenizer: Any) -> None:
+    """What was found out about a file for one algorithm is cached, and another one may have the same limit."""
+    pairs = opened(tmp_path, tokenizer, ROWS)
+    longest = min(pairs[i].longest for i in range(4))
+    some = opened(tmp_path, tokenizer, ROWS, longest, overlong_prompts="skip").selection
+    assert f"more than dpo.max_tokens={longest}" in some.overlong.first[0]
+    data = PairSection(**FIELDS, overlong_prompts="skip")
+    other = Pairs(some.rows, tokenizer, data, longest, limit="orpo.max_tokens").selection
+    assert f"more than orpo.max_tokens={longest}" in other.overlong.first[0]
 
 
 def test_a_pair_is_as_long_as_its_longer_answer(tmp_path: Path, tokenizer: Any) -> None:

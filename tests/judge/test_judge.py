@@ -320,6 +320,7 @@ def test_controls_are_what_is_never_text() -> None:
     assert control_tokens(tokenizer) == tuple(sorted({*CONTROLS, "<tool>", "  "}))
     assert escaping(["<|a|>", "|>b", "+", "  "])("<|a|>b + <|A|>  c") == "< |a| >b   < |A|>  c"
     assert escaping([])("<|a|>") == "<|a|>"
+    assert escaping([" <a>", "\n|"])("b <a>\n|") == "b < a> "  # broken before its first sign, a token would come again
 
 
 @pytest.mark.parametrize(("text", "fields"), [(ADDITIVE, SCORE_FIELDS), (PAIRWISE, PAIR_FIELDS), (META, META_FIELDS)])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.config import TaskFiles
+from lockstep.errors import InputError
 from lockstep.tasks.addition import DIGITS, Addition, score
 
 SPEC = Addition(
@@ -80,6 +81,13 @@ def test_only_the_right_words_score() -> None:
     assert score("", " one", " one two", {}) == 0.0
     assert score("", " one two zero", " one two", {}) == 0.0
     assert score("", "", " one", {}) == 0.0
+
+
+def test_demonstrations_of_no_question_are_refused(tmp_path: Path) -> None:
+    counts = {"train_questions": 4, "validation_questions": 1, "demonstrations": 4}
+    task = Addition.model_validate({"name": "addition", "shortest": 3, "demonstrated": 2, **counts})
+    with pytest.raises(InputError, match=r"demonstrated=2 leaves no training question to demonstrate"):
+        task.write(tmp_path)
 
 
 def test_too_many_questions_are_refused() -> None:

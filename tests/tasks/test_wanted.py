@@ -68,6 +68,7 @@ def test_what_is_not_five_letters_is_worth_nothing() -> None:
     assert score("want c\n", " c c a c c", "", {}) == 4
     assert score("want c\n", " c c a c", "", {}) == 0
     assert score("want c\n", " c c yes c c", "", {}) == 0
+    assert score("want c\n", " c c ab c c", "", {}) == 0  # a word, though its letters are
 
 
 def test_shares_leave_room() -> None:

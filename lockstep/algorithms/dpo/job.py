@@ -1,4 +1,4 @@
-"""Setup of direct preference optimisation."""
+"""Setup of direct preference optimization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of direct preference optimisation."""
+"""The options of direct preference optimization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DPOSection(LearnedPairs, PreferenceSection):
-    """Direct preference optimisation (Rafailov et al. 2023); see docs/guides/preferences.md."""
+    """Direct preference optimization (Rafailov et al. 2023); see docs/guides/preferences.md."""
 
     ref_policy_kl_penalty: PositiveFloat = Field(
         default=0.1, description="β: the penalty on moving away from the reference policy, which is the initial model"

@@ -1,7 +1,7 @@
-"""Direct preference optimisation (Rafailov et al. 2023): a policy learns from pairs of answers, without a reward model.
+"""Direct preference optimization (Rafailov et al. 2023): a policy learns from pairs of answers, without a reward model.
 
-The policy that maximises a reward less β·KL(π ‖ π_ref) has r(x, y) = β·log π(y | x)/π_ref(y | x) + β·log Z(x). Put into
-Bradley and Terry's model of preferences, Z falls out, and what is left to maximise is log σ(β·Δ) (eq. 7).
+The policy that maximizes a reward less β·KL(π ‖ π_ref) has r(x, y) = β·log π(y | x)/π_ref(y | x) + β·log Z(x). Put into
+Bradley and Terry's model of preferences, Z cancels, and what is left to maximize is log σ(β·Δ) (eq. 7).
 """
 
 from __future__ import annotations

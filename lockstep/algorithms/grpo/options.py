@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GRPOSection(PolicyGradient):
-    """Group-relative policy optimisation (Shao et al. 2024) and relatives; see docs/algorithms/grpo.md."""
+    """Group-relative policy optimization (Shao et al. 2024) and relatives; see docs/algorithms/grpo.md."""
 
     whiten_advantages: bool = Field(
         default=False, description="advantages of a step get mean 0 and variance 1 (REINFORCE++)"

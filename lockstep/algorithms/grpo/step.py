@@ -59,7 +59,7 @@ def learn(step: int, sampled: SampledStep, workers: PolicyGradientWorkers, setti
 
 
 def with_advantages(batch: Batch, grpo: GRPOSection) -> tuple[Batch, Metrics]:
-    """Computes advantages: each token of a response has the response's.
+    """Computes advantages: every token of a response gets the advantage of the response.
 
     Where the KL is part of the reward, a token pays for itself and what follows it, A_t = (r − β·Σ_(i≥t) KL_i − b)/s,
     because it decides nothing about what came before (REINFORCE++, Hu 2025). Its baseline b and deviation s are

@@ -57,7 +57,7 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup, batches: float | in
 
 def _validate(recipe: KTORecipe, held_out: Demonstrations, workers: KTOWorkers, loss: KTOLoss) -> Validate | None:
     rows = held_out.read_first(recipe.data.max_validation_samples)
-    mismatch(rows, recipe.kto.max_tokens)  # can be had
+    mismatch(rows, recipe.kto.max_tokens)  # raises now, not at the first validation, if all prompts are equal
 
     @cache
     def score() -> ScoredRows:

@@ -94,7 +94,7 @@ def mismatch(rows: Sequence[Demonstration], max_tokens: int) -> list[Demonstrati
 
 
 def measure_reference_point(policy: Learner, mismatched: Batch) -> float:
-    """z0 of the policy as it is, over all mismatched rows."""
+    """Estimates z0 of the current policy over all mismatched rows."""
     logprob_N = compute_logprobs(policy, mismatched, "the policy")
     return estimate_reference_point(
         mismatched.per_sample(trainable(logprob_N - mismatched["ref_logprob"], mismatched.mask))

@@ -124,7 +124,7 @@ def compare_sampled(step: int, snapshot: Snapshot, drawn: SampledStep, agreement
 def prepare_batch(
     step: int, version: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
 ) -> tuple[Batch, Metrics]:
-    """Adds the policy's log-probabilities, leaves responses out where the recipe says so, and weighs tokens.
+    """Adds the policy's log-probabilities and importance weights, and masks responses that the recipe leaves out.
 
     Args:
         step: Steps done.
@@ -156,9 +156,10 @@ def prepare_batch(
 def train_policy(
     step: int, epoch: int, place: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
 ) -> Metrics:
-    """Makes the optimizer step of the policy that comes in a place of an epoch.
+    """Runs one optimizer step of the policy: number `place` of epoch `epoch`.
 
-    The first one begins with the weights that sampled: tokens that were not recomputed are compared before they change.
+    The first one still has the weights that sampled, so tokens that were not recomputed are compared there, before the
+    weights change.
     """
     agreement, loss, compared = workers.agreement, policy_loss(settings), Metrics()
     if agreement is None or epoch or place or bool(batch["recomputed"].all()):

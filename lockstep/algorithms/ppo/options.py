@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class PPOSection(PolicyGradient):
-    """Proximal policy optimisation with a critic (Schulman et al. 2017); see docs/algorithms/ppo.md."""
+    """Proximal policy optimization with a critic (Schulman et al. 2017); see docs/algorithms/ppo.md."""
 
     critic_warmup_steps: NonNegativeInt = Field(default=0, description="steps in which only the critic learns")
     gamma: Probability = Field(default=1.0, description="discount per token")
-    gae_lambda: Probability = Field(default=0.95, description="λ of generalised advantage estimation")
+    gae_lambda: Probability = Field(default=0.95, description="λ of generalized advantage estimation")
     gae_lambda_policy: Probability | None = Field(default=None, description="for advantages, where it differs (VAPO)")
     gae_lambda_value: Probability | None = Field(
         default=None, description="for the critic's returns, where it differs (VAPO: 1)"

@@ -112,7 +112,7 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
 
 
 def _train_epoch(batch: Batch, step: int, epoch: int, workers: PPOWorkers, settings: PPOSettings) -> Metrics:
-    """Trains one epoch over the rollouts, the policy before the critic: it may find that it must not be trained."""
+    """Trains one epoch; the policy goes first, since its comparison with the sampler may refuse the whole step."""
     metrics = Metrics()
     order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
     for place, minibatch in enumerate(order):

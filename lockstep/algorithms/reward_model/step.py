@@ -1,6 +1,6 @@
 """Reward models (Ouyang et al. 2022, §3.5): the chosen answer is to score higher than the rejected one.
 
-Bradley and Terry (1952): P(y_w ≻ y_l | x) = σ(r(x, y_w) − r(x, y_l)), whose likelihood is maximised.
+Bradley and Terry (1952): P(y_w ≻ y_l | x) = σ(r(x, y_w) − r(x, y_l)), whose likelihood is maximized.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class _Pairs:
 
 
 class Twins:
-    """A twin `val/…` of each metric of a training step, and a table of prompts with the chosen and the rejected answer.
+    """Computes the metrics of a training step on held-out prompts, as `val/…`, and a table of the chosen pairs.
 
     Options, acting policy and reference policy are those of the newest step, whose iteration may have ended with it.
     Random numbers are the same each time, so answers of the same weights are too, and are cached: then only π's
@@ -122,7 +122,7 @@ class Twins:
 
 
 def _tell_no_one(text: str) -> None:
-    """Training has told it."""
+    """Ignores a note that training has already shown."""
 
 
 def _acting_version(step: int, settings: SelfRewardingSettings) -> int:

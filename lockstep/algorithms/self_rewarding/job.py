@@ -99,7 +99,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
 
 @dataclass(frozen=True)
 class _Judges:
-    """The judge of answers and that of judgements, where there are such, and rows whose worth is known."""
+    """The judge and the meta-judge, if the recipe has them, and rows with known right judgements."""
 
     judge: Judge[float] | None
     meta: MetaJudging | None

@@ -2,7 +2,7 @@
 
 The answers whose verdicts differ most are taken. Any two judgements of an answer battle in both orders, without
 their final scores, and the strongest and the weakest are a pair to learn from. All happens within a step, so
-nothing waits in a queue. Whether pairs are learned from is up to what the iteration's comparisons have shown: `skill`.
+nothing waits in a queue. Pairs are trained on only while the iteration's comparisons show skill (`skill`).
 """
 
 from __future__ import annotations

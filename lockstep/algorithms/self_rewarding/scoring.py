@@ -104,7 +104,7 @@ class ByJudge:
     verifiers: Verifiers
 
     def __call__(self, rollouts: Rollouts, step: int) -> Scored:
-        """Scores answers that have the rewards of those that programs score.
+        """Scores answers, whose column `score` holds the rewards of those that programs score.
 
         Raises:
             RewardError: A reward is not from 0 to 1.

@@ -1,9 +1,9 @@
 """Self-rewarding training: Yuan et al. 2024, with the length control of Wu et al. 2024.
 
 The model answers, judges its own answers, and learns from the best and the worst by DPO; with a meta-judge it learns to
-judge, too. An iteration goes through the prompts; the policy that it began with acts and judges in it. When the
-next one begins that policy is replaced: until then the reference is the one that the answers are from, so that what is
-measured at an iteration's end is measured against it.
+judge, too. An iteration goes through the prompts; the policy at its beginning is the reference, which also acts and
+judges. It is replaced when the next iteration begins, not when this one ends, so that figures at the end of an
+iteration are measured against the policy that wrote its answers.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class AskedPrompts:
 
     Attributes:
         position: Row of the first prompt.
-        count: Prompts.
+        count: Number of prompts.
         iteration: The iteration whose options apply.
         version: Version of the acting weights.
         key: Key of the judge's random numbers.
@@ -168,7 +168,7 @@ class JudgedAnswers:
 def answer_and_judge(
     asked: AskedPrompts, collector: RolloutCollector, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> JudgedAnswers:
-    """Runs all of a step before the learning: answer, judge, choose."""
+    """Runs all of a step that comes before the update: answer, judge, choose."""
     options = settings.options
     with collector.engine.at(asked.version) as refitted:
         with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)

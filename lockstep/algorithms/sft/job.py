@@ -40,7 +40,7 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
 
 
 def _tell(changes: Mapping[int, str], size: int, note: Callable[[str], None], event: StepEvent) -> None:
-    """A hook that says what is seen at the step whose rows are the first of another kind."""
+    """Hook that explains a change in the loss at the step where the task's rows change in kind."""
     rows = range(event.result.position - size, event.result.position)
     for row, sentence in changes.items():
         if row in rows:
