@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.options import DoctorGrid
-from lockstep.doctor.plan import Cell, clusters_of, drawers_of, rescore_limit
+from lockstep.doctor.plan import Cell, clusters_of, rescore_limit
 from lockstep.types import Request, SamplingParams
 from lockstep_doctor.statistics import Compared
 
@@ -80,73 +80,6 @@ class Drawn:
         return torch.hypot(*(self.tensors[f"{kind}.rounding.{self.dtypes[name]}"] for name in (train, infer)))
 
 
-class Bench:
-    """Measures cells.
-
-    Args:
-        witness: Plain `transformers` on the same model, for the floor.
-    """
-
-    def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: DoctorGrid) -> None:
-        self._backends, self._witness, self._grid = backends, witness, grid
-        self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
-
-    def draw(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
-        """Draws with each of the cell's drawers, and scores the samples with all backends."""
-        kept = range(min(len(requests), rescore_limit(cell, self._grid)))
-        found: list[Drawn] = []
-        for name in drawers_of(cell, self._grid, find_generating(self._backends)):
-            drawn = self._backends[name].generate(requests, cell.sampling, Conditions(batch_size=cell.batch_size))
-            found.append(self._rescore(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)])))
-        return found
-
-    def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
-        said = {"decoded": batch["sampler_logprob"][batch.mask]}
-        for kind, names in scorers_of(cell.sampling, self._backends, drawer).items():
-            for name in names:
-                asked = _adapt(self._backends[name], kind, batch)
-                logprob = self._backends[name].score(asked, self._side_by_side(cell, batch))
-                said[f"{kind}.{name}"] = logprob[batch.mask]
-            for dtype in sorted(set(self.dtypes.values())):
-                said[f"{kind}.rounding.{dtype}"] = self._rounding(_adapt(self._witness, kind, batch), dtype, cell)
-        return Drawn(drawer, batch, cluster, said, self.dtypes)
-
-    def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
-        """The cell's batch size, or as many of its sequences as a pass has room for."""
-        room = max(1, self._grid.pass_tokens // int(batch.lengths.max()))
-        return Conditions(batch_size=min(cell.batch_size, room))
-
-    def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
-        """|what the witness says in a type − what it says in fp32|; in fp32, padded and alone by two kernels."""
-        beside_others = self._side_by_side(cell, batch)
-        first, second = (
-            self._witness.score(batch, beside_others.but(conditions)) for conditions in floor_conditions(dtype)
-        )
-        return (first - second).abs()[batch.mask]
-
-
-def scorers_of(sampling: SamplingParams, backends: Mapping[str, Backend], drawer: str) -> dict[Kind, list[str]]:
-    """Returns the backends that score what one drew, by kind: also at temperature 1 if one supports nothing else.
-
-    The last one that generates is the inference side of its pairs: where it draws, its decoding is compared.
-    """
-    shaped = [name for name, backend in backends.items() if sampling.unshaped or "shaped" in backend.capabilities]
-    decoding = {drawer} & {find_generating(backends)[-1]}
-    alike = backends.keys() <= {*shaped, *decoding}
-    return {"shaped": shaped} if alike else {"shaped": shaped, "plain": list(backends)}
-
-
-def find_generating(backends: Mapping[str, Backend]) -> list[str]:
-    """Returns the names of those that draw responses."""
-    return [name for name, backend in backends.items() if "generate" in backend.capabilities]
-
-
-def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
-    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels, padded and alone."""
-    exact = Conditions(dtype="fp32")
-    return exact, Conditions(dtype="fp32", batch_size=1, kernel="eager") if dtype == "fp32" else Conditions(dtype=dtype)
-
-
 @dataclass(frozen=True)
 class Repeated:
     """The same request asked again and again.
@@ -165,20 +98,96 @@ class Repeated:
     rms: float
 
 
-def repeat(cell: Cell, name: str, backend: Backend, requests: Sequence[Request], times: int) -> Repeated:
-    """Asks for the beginning of one batch of a cell so many times, and scores what came first as often."""
-    conditions = Conditions(batch_size=cell.batch_size)
-    sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
-    rounds = [backend.generate(requests[: cell.batch_size], sampling, conditions) for _ in range(times)]
-    asked = _adapt(backend, "shaped", rounds[0])
-    scores = [backend.score(asked, conditions) for _ in range(times)]
-    tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
-    bits = [
-        same and torch.equal(batch["sampler_logprob"], rounds[0]["sampler_logprob"]) and torch.equal(score, scores[0])
-        for same, batch, score in zip(tokens, rounds, scores, strict=True)
-    ]
-    away = torch.stack([(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)])
-    return Repeated(cell.name, name, times, sum(tokens), sum(bits), float(away.double().square().mean().sqrt()))
+class Bench:
+    """Measures cells.
+
+    Args:
+        witness: Plain `transformers` on the same model, for the floor.
+
+    Attributes:
+        generating: Names of the backends that draw responses.
+        dtypes: Types in which the backends compute, by their names.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: DoctorGrid) -> None:
+        self.backends, self.witness, self.grid = backends, witness, grid
+        self.generating = find_generating(backends)
+        self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
+
+    def drawers(self, cell: Cell) -> Sequence[str]:
+        """Returns the backends that draw the cell's responses; the inference engine comes last."""
+        return self.generating if cell.length <= self.grid.all_draw_to else self.generating[-1:]
+
+    def scorers(self, sampling: SamplingParams, drawer: str) -> dict[Kind, list[str]]:
+        """Returns the backends that score what one drew, by kind: also at temperature 1 if one supports nothing else.
+
+        The last one that generates is the inference side of its pairs: where it draws, its decoding is compared.
+        """
+        every = self.backends.items()
+        shaped = [name for name, backend in every if sampling.unshaped or "shaped" in backend.capabilities]
+        alike = self.backends.keys() <= {*shaped, *({drawer} & {self.generating[-1]})}
+        return {"shaped": shaped} if alike else {"shaped": shaped, "plain": list(self.backends)}
+
+    def draw(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
+        """Draws with each of the cell's drawers, and scores the samples with all backends."""
+        kept = range(min(len(requests), rescore_limit(cell, self.grid)))
+        found: list[Drawn] = []
+        for name in self.drawers(cell):
+            drawn = self.backends[name].generate(requests, cell.sampling, Conditions(batch_size=cell.batch_size))
+            found.append(self._rescore(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)])))
+        return found
+
+    def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
+        said = {"decoded": batch["sampler_logprob"][batch.mask]}
+        for kind, names in self.scorers(cell.sampling, drawer).items():
+            for name in names:
+                asked = _adapt(self.backends[name], kind, batch)
+                logprob = self.backends[name].score(asked, self._side_by_side(cell, batch))
+                said[f"{kind}.{name}"] = logprob[batch.mask]
+            for dtype in sorted(set(self.dtypes.values())):
+                said[f"{kind}.rounding.{dtype}"] = self._rounding(_adapt(self.witness, kind, batch), dtype, cell)
+        return Drawn(drawer, batch, cluster, said, self.dtypes)
+
+    def repeat(self, cell: Cell, name: str, requests: Sequence[Request]) -> Repeated:
+        """Asks for the beginning of one batch of a cell so many times, and scores what came first as often."""
+        backend, times = self.backends[name], self.grid.repeats
+        conditions = Conditions(batch_size=cell.batch_size)
+        sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
+        rounds = [backend.generate(requests[: cell.batch_size], sampling, conditions) for _ in range(times)]
+        asked = _adapt(backend, "shaped", rounds[0])
+        scores = [backend.score(asked, conditions) for _ in range(times)]
+        tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
+        decoded = [batch["sampler_logprob"] for batch in rounds]
+        bits = [
+            same and torch.equal(decoding, decoded[0]) and torch.equal(score, scores[0])
+            for same, decoding, score in zip(tokens, decoded, scores, strict=True)
+        ]
+        away = torch.stack([(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)])
+        return Repeated(cell.name, name, times, sum(tokens), sum(bits), float(away.double().square().mean().sqrt()))
+
+    def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
+        """The cell's batch size, or as many of its sequences as a pass has room for."""
+        room = max(1, self.grid.pass_tokens // int(batch.lengths.max()))
+        return Conditions(batch_size=min(cell.batch_size, room))
+
+    def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
+        """|what the witness says in a type − what it says in fp32|; in fp32, padded and alone by two kernels."""
+        beside_others = self._side_by_side(cell, batch)
+        first, second = (
+            self.witness.score(batch, beside_others.but(conditions)) for conditions in floor_conditions(dtype)
+        )
+        return (first - second).abs()[batch.mask]
+
+
+def find_generating(backends: Mapping[str, Backend]) -> list[str]:
+    """Returns the names of those that draw responses."""
+    return [name for name, backend in backends.items() if "generate" in backend.capabilities]
+
+
+def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
+    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels, padded and alone."""
+    exact = Conditions(dtype="fp32")
+    return exact, Conditions(dtype="fp32", batch_size=1, kernel="eager") if dtype == "fp32" else Conditions(dtype=dtype)
 
 
 def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:

@@ -65,11 +65,6 @@ def count_sequences(cell: Cell, grid: DoctorGrid) -> int:
     return min(max(grid.sequences, cell.batch_size), rounds * cell.batch_size)
 
 
-def drawers_of(cell: Cell, grid: DoctorGrid, generating: Sequence[str]) -> Sequence[str]:
-    """Returns the backends that draw the cell's responses; the inference engine comes last."""
-    return generating if cell.length <= grid.all_draw_to else generating[-1:]
-
-
 def rescore_limit(cell: Cell, grid: DoctorGrid) -> int:
     """Returns the largest number of a cell's sequences to rescore."""
     return max(1, grid.max_tokens // cell.length)
