@@ -155,7 +155,7 @@ def _read(
         if gaps and not in_time():
             break
         pair = [tap.run(tokens_T, {}) for tap in taps]
-        gaps.append(_find_gap(*pair, tokens_T))
+        gaps.append(_find_gap(tokens_T, *pair))
         for tap, capture in zip(taps, pair, strict=True):
             own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
             if capture.column is not None:
@@ -166,22 +166,17 @@ def _read(
 def _check_columns(
     tap: Tap, requests: Sequence[Tensor], own: Sequence[Tensor], said: Sequence[Tensor] | None, most: float
 ) -> Iterator[str]:
-    """Yields what is wrong with an engine's log-probabilities, before they are compared with another one's."""
+    """Yields what is wrong with an engine's log-probabilities, before they are compared with another one's.
+
+    What it delivers has to be what its own logits give.
+    """
     if not all(bool(column.isfinite().all()) for column in own):
         yield f"{tap.name} gives log-probabilities that are not finite"
-    if said is not None:
-        yield from _compare_column(tap, requests, own, said, most)
-
-
-def _compare_column(
-    tap: Tap, requests: Sequence[Tensor], own: Sequence[Tensor], said: Sequence[Tensor], most: float
-) -> Iterator[str]:
-    """Yields what is wrong with a column, if it is not that of the engine's own logits."""
-    pairs = zip(said, own, strict=True)
+    pairs = zip(said or (), own, strict=said is not None)
     off = [float((a.double().cpu() - b).abs().nan_to_num(float("inf")).max()) for a, b in pairs]
-    worst = max(range(len(off)), key=off.__getitem__)
-    if off[worst] < most:
+    if said is None or max(off) < most:
         return
+    worst = off.index(max(off))
     yield f"{tap.name} delivers other log-probabilities than those of its own logits, by up to {off[worst]:.2g} nats:"
     yield from _find_tokens(requests, {tap.name: own, "the column": said})
     logits = tap.run(requests[worst], {}).logits[:-1].cpu()
@@ -242,7 +237,7 @@ class _PlaceExaminer:
                 continue
             self.heard(f"measure {name}")
             with open_pair() as pair:
-                under[name] = _find_gap(*(tap.run(self.tokens_T, {}) for tap in pair), self.tokens_T)
+                under[name] = _find_gap(self.tokens_T, *(tap.run(self.tokens_T, {}) for tap in pair))
         return replace(
             made, measured=measured, undone=undone, smallest=smallest, small=small, switches=under, left_out=left_out
         )
@@ -267,7 +262,7 @@ class _PlaceExaminer:
             groups.setdefault(_LAYER.sub(".*.", f".{one.setting}"), []).append(one)
         right = reference.run(self.tokens_T, {})
         mended = {one.end: found.seen[one.end] for it in found.places if it is not place for one in it.segments}
-        gap = _find_gap(right, other.run(self.tokens_T, mended), self.tokens_T)
+        gap = _find_gap(self.tokens_T, right, other.run(self.tokens_T, mended))
 
         def remove(some: Sequence[Difference]) -> float | None:
             some = [one for one in some if one.can_undo]
@@ -275,7 +270,7 @@ class _PlaceExaminer:
                 return None
             try:
                 with undo(other.model, some):
-                    left = _find_gap(right, other.run(self.tokens_T, mended), self.tokens_T)
+                    left = _find_gap(self.tokens_T, right, other.run(self.tokens_T, mended))
             except Exception:  # a setting of one engine may break another one's program
                 return None
             return share_removed(gap, left, found.floor)
@@ -307,7 +302,7 @@ class _PlaceExaminer:
             if not self.in_time():
                 return False
             right = self.reference.run(fewer, {})
-            gap = _find_gap(right, self.other.run(fewer, {}), fewer)
+            gap = _find_gap(fewer, right, self.other.run(fewer, {}))
             if gap < KEPT * found.gap:
                 return False
             places = [self._reread(place, fewer, right.seen) for place in found.places[:1]]
@@ -355,5 +350,6 @@ def shrink(shows: Callable[[Tensor], bool], tokens_T: Tensor) -> Tensor:
     return tokens_T
 
 
-def _find_gap(one: Capture, other: Capture, tokens_T: Tensor) -> float:
-    return nats(one.logits, other.logits, tokens_T)
+def _find_gap(tokens_T: Tensor, *both: Capture) -> float:
+    one, other = (capture.logits for capture in both)
+    return nats(one, other, tokens_T)

@@ -19,13 +19,11 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.locate_cost import LocateEstimate, LocateTime, estimate_locate, free_bytes
 from lockstep.doctor.locate_engines import REFERENCE, EngineChoice, EnginePair, find_variants, pairs_of
-from lockstep.doctor.locate_estimate import LocateEstimate, estimate_locate, free_bytes
-from lockstep.doctor.locate_time import LocateTime
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.plan import Cell, requests_for
-from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.render import write_page
+from lockstep.doctor.plan import Cell, PromptSource, requests_for
+from lockstep.doctor.report import write_page
 from lockstep.doctor.session import choose_results
 from lockstep.models.folder import context_of, read_config
 from lockstep.report.doctor_folder import REPORT
@@ -34,10 +32,10 @@ from lockstep.units import readable
 from lockstep.whole_files import write_whole
 from lockstep_doctor.examine import Pair, PairExamination, examine
 from lockstep_doctor.findings import describe_examination, tree_of
+from lockstep_doctor.hf import open_witnesses
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import Reproducible, write_engine_reproduction, write_reproduction
 from lockstep_doctor.tap import Tap
-from lockstep_doctor.witness import open_witnesses
 
 LOCATION, REPRODUCTION = "location.json", "repro"
 _LONGEST, _REQUESTS = 100, 8

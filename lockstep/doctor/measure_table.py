@@ -21,13 +21,19 @@ from lockstep.doctor.backends.build import find_missing
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import TableCost, TableEstimate, peak_bytes
-from lockstep.doctor.judging import TableRow, judge_rows, pairs_of
-from lockstep.doctor.measure import Bench, Repeated
+from lockstep.doctor.measure import Bench, Repeated, TableRow, judge_rows, pairs_of
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.plan import ROOM, Cell, cells_of, count_sequences, put_text_before, requests_for, rescore_limit
-from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.render import markdown, write_page
-from lockstep.doctor.report import Cells, TableResult, columns_of, describe, tree_of
+from lockstep.doctor.plan import (
+    ROOM,
+    Cell,
+    PromptSource,
+    cells_of,
+    count_sequences,
+    put_text_before,
+    requests_for,
+    rescore_limit,
+)
+from lockstep.doctor.report import Cells, TableResult, columns_of, describe, markdown, tree_of, write_page
 from lockstep.doctor.session import open_session
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes

@@ -273,13 +273,11 @@ class Noise:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.like.weights():
-            yield name, _noise(name, tensor) if tensor.is_floating_point() else tensor
-
-
-def _noise(name: str, like: Tensor) -> Tensor:
-    draws = torch.randn(like.shape, generator=keyed.generator("noise", name))
-    centre, spread = like.float().mean().cpu(), like.float().std(correction=0).cpu()
-    return (centre + draws * (spread if spread > 0 else 1.0)).to(like)
+            if tensor.is_floating_point():
+                draws = torch.randn(tensor.shape, generator=keyed.generator("noise", name))
+                center, spread = tensor.float().mean().cpu(), tensor.float().std(correction=0).cpu()
+                tensor = (center + draws * (spread if spread > 0 else 1.0)).to(tensor)
+            yield name, tensor
 
 
 def _fingerprint_all(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:

@@ -14,11 +14,10 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import Speed, TableCost, count_operations, measure_speed
-from lockstep.doctor.judging import make_independent
-from lockstep.doctor.measure import Bench
+from lockstep.doctor.measure import Bench, make_independent
 from lockstep.doctor.options import DoctorGrid, Method
 from lockstep.doctor.plan import Cell, cells_of
-from lockstep.doctor.render import markdown
+from lockstep.doctor.report import markdown
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
 from lockstep_doctor.statistics import Compared
@@ -99,7 +98,7 @@ def test_a_table_says_it_and_what_it_took(both: dict[str, Backend], models: Mode
 def test_a_table_names_the_rows_that_are_judged_by_segments(
     both: dict[str, Backend], models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.doctor.judging.SHORTEST_SEGMENT", 2)
+    monkeypatch.setattr("lockstep.doctor.measure.SHORTEST_SEGMENT", 2)
     options = "grid.lengths=[24]", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
     few = found(asked(models("llama"), *options, "grid.batch_sizes=[1]"), both["hf"], both["torch"])
     assert "judged by segments of fewer than 8 long sequences" in markdown(few)
@@ -126,7 +125,7 @@ def test_one_long_sequence_is_judged_by_its_segments() -> None:
 def test_there_are_as_many_segments_as_are_long_enough(
     monkeypatch: pytest.MonkeyPatch, shortest: int, count: int
 ) -> None:
-    monkeypatch.setattr("lockstep.doctor.judging.SHORTEST_SEGMENT", shortest)
+    monkeypatch.setattr("lockstep.doctor.measure.SHORTEST_SEGMENT", shortest)
     delta = torch.linspace(0, 1, 1000).double()
     two = Compared(delta, torch.zeros(1000).double(), torch.tensor([500, 500]), torch.arange(1000))
     assert make_independent(two).lengths.numel() == pytest.approx(count, abs=1)

@@ -13,6 +13,7 @@ from lockstep.config import ModelFolder
 from lockstep.doctor.options import DoctorData, DoctorGrid, DoctorRecipe, Method
 from lockstep.doctor.plan import (
     Cell,
+    PromptSource,
     cells_of,
     clusters_of,
     count_sequences,
@@ -20,7 +21,6 @@ from lockstep.doctor.plan import (
     requests_for,
     rescore_limit,
 )
-from lockstep.doctor.prompts import PromptSource
 from lockstep.types import Prompt, Request
 
 SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)

@@ -19,10 +19,10 @@ from lockstep import exit_codes
 from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.config.loading import Loaded
-from lockstep.doctor import locate_model, locate_time, measure_table
+from lockstep.doctor import locate_cost, locate_model, measure_table
+from lockstep.doctor.locate_cost import LocateTime
 from lockstep.doctor.locate_engines import EngineChoice, EnginePair
 from lockstep.doctor.locate_model import summarize
-from lockstep.doctor.locate_time import LocateTime
 from lockstep.models import attention
 from lockstep_doctor import Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions
@@ -57,7 +57,7 @@ class SlowTap:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(locate_time, "time", SimpleNamespace(monotonic=clock.read, perf_counter=clock.read))
+    monkeypatch.setattr(locate_cost, "time", SimpleNamespace(monotonic=clock.read, perf_counter=clock.read))
     return clock
 
 
