@@ -12,25 +12,24 @@ from torch import Tensor, nn
 
 from lockstep_doctor.column import TokenColumns, describe_column, examine_columns
 from lockstep_doctor.column.columns import SIDES
-from lockstep_doctor.cuts import name_cuts
+from lockstep_doctor.cuts import Capture, CutPoint, name_cuts
 from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
-from lockstep_doctor.measures import measure
+from lockstep_doctor.measures import find_error, measure
 from lockstep_doctor.modules import find_watched
-from lockstep_doctor.settings import (
-    Difference,
-    ShowsModules,
-    find_differences,
-    select_inside,
-    undo,
-)
-from lockstep_doctor.shrink import KEPT, shrink
+from lockstep_doctor.settings import Difference, ShowsModules, find_differences, select_inside, undo
 from lockstep_doctor.tap import Tap
 
 _MOST_UNDONE = 16
 """Settings that are undone, one after the other."""
 
 _LAYER = re.compile(r"\.\d+\.")
+
+KEPT = 0.3
+"""Share of the gap that a smaller request has to keep."""
+
+_MOST_TRIED, _FEWEST = 40, 2
+"""Smaller requests that are tried, and tokens of one: one is read, and one is scored."""
 
 Pair = Callable[[], AbstractContextManager[tuple[Tap, Tap]]]
 """Function that opens both engines under another setting."""
@@ -142,43 +141,9 @@ def examine(
         reference.name, other.name, worst, len(requests), tokens_T, gaps, found, columns, tokens_T, found
     )
     if found.disagrees:
-        hit = list(_find_tokens(requests, own))
-        made = replace(_describe(made, reference, other, witness, switches, heard, in_time), tokens_hit=hit)
+        made = _PlaceExaminer(reference, other, witness, tokens_T, found, heard, in_time).complete(made, switches)
+        made = replace(made, tokens_hit=list(_find_tokens(requests, own)))
     return replace(made, left_out=[*left_out, *made.left_out])
-
-
-def _describe(
-    made: PairExamination,
-    reference: Tap,
-    other: Tap,
-    witness: Tap | None,
-    switches: Callable[[], Mapping[str, Pair]],
-    heard: Callable[[str], object],
-    in_time: Callable[[], bool],
-) -> PairExamination:
-    """Adds what is known about places: their values, settings that differ, the smallest request, other settings."""
-    found, tokens_T, left_out = made.location, made.tokens, list[str]()
-    heard("describe it")
-    measured = [list(_measure_place(place, other.name, reference.name, found)) for place in found.places]
-    compares = in_time()
-    undone = [_compare_settings(reference, other, tokens_T, found, place) if compares else [] for place in found.places]
-    heard("shrink the request")
-    smallest = _shrink(reference, other, tokens_T, found, witness, in_time)
-    left_out += ["settings that differ"] * (not compares) + ["smaller requests"] * (not in_time())
-    small = replace(found, places=found.places[:1])
-    if not torch.equal(smallest, tokens_T):
-        small = _reread(reference, other, smallest, found, witness)
-    under: dict[str, float] = {}
-    for name, open_pair in switches().items():
-        if not in_time():
-            left_out.append(f"the gap {name}")
-            continue
-        heard(f"measure {name}")
-        with open_pair() as (first, second):
-            under[name] = nats(first.run(tokens_T, {}).logits, second.run(tokens_T, {}).logits, tokens_T)
-    return replace(
-        made, measured=measured, undone=undone, smallest=smallest, small=small, switches=under, left_out=left_out
-    )
 
 
 def _read(
@@ -190,7 +155,7 @@ def _read(
         if gaps and not in_time():
             break
         pair = [tap.run(tokens_T, {}) for tap in taps]
-        gaps.append(nats(pair[0].logits, pair[1].logits, tokens_T))
+        gaps.append(_find_gap(tokens_T, *pair))
         for tap, capture in zip(taps, pair, strict=True):
             own[tap.name].append(pick_logprobs(capture.logits, tokens_T))
             if capture.column is not None:
@@ -201,22 +166,17 @@ def _read(
 def _check_columns(
     tap: Tap, requests: Sequence[Tensor], own: Sequence[Tensor], said: Sequence[Tensor] | None, most: float
 ) -> Iterator[str]:
-    """Yields what is wrong with an engine's log-probabilities, before they are compared with another one's."""
+    """Yields what is wrong with an engine's log-probabilities, before they are compared with another one's.
+
+    What it delivers has to be what its own logits give.
+    """
     if not all(bool(column.isfinite().all()) for column in own):
         yield f"{tap.name} gives log-probabilities that are not finite"
-    if said is not None:
-        yield from _compare_column(tap, requests, own, said, most)
-
-
-def _compare_column(
-    tap: Tap, requests: Sequence[Tensor], own: Sequence[Tensor], said: Sequence[Tensor], most: float
-) -> Iterator[str]:
-    """Yields what is wrong with a column, if it is not that of the engine's own logits."""
-    pairs = zip(said, own, strict=True)
+    pairs = zip(said or (), own, strict=said is not None)
     off = [float((a.double().cpu() - b).abs().nan_to_num(float("inf")).max()) for a, b in pairs]
-    worst = max(range(len(off)), key=off.__getitem__)
-    if off[worst] < most:
+    if said is None or max(off) < most:
         return
+    worst = off.index(max(off))
     yield f"{tap.name} delivers other log-probabilities than those of its own logits, by up to {off[worst]:.2g} nats:"
     yield from _find_tokens(requests, {tap.name: own, "the column": said})
     logits = tap.run(requests[worst], {}).logits[:-1].cpu()
@@ -248,92 +208,148 @@ def _join(requests: Sequence[Tensor], columns: Mapping[str, Sequence[Tensor]]) -
     return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)), names=names)
 
 
-def _measure_place(place: FaultPlace, other: str, reference: str, found: Location) -> Iterator[str]:
-    """About the side that is wrong; where that is not known, about the engine that is examined."""
-    start, end = place.segments[0].start, place.segments[0].end
-    wrong = reference if place.wrong == [reference] else other
-    right = place.values[reference if wrong == other else other]
-    layers = (None, end.layer, start and start.layer)
-    near = {cut: value for cut, value in found.seen.items() if cut.layer in layers and cut != end}
-    yield from measure(right, place.values[wrong], near, place.tolerance)
+@dataclass(frozen=True)
+class _PlaceExaminer:
+    """Engines that disagree about a request, and the places where they do; the rest is as `examine` is told."""
 
+    reference: Tap
+    other: Tap
+    witness: Tap | None
+    tokens_T: Tensor
+    found: Location
+    heard: Callable[[str], object]
+    in_time: Callable[[], bool]
 
-def _compare_settings(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, place: FaultPlace) -> list[Undone]:
-    """The settings that the segment may have read and that differ, alike ones of all layers together."""
-    if not isinstance(reference, ShowsModules) or not isinstance(other, ShowsModules):
-        return []
-    inside = select_inside(find_differences(reference.model, other.model), *_modules(other.model, found, place))
-    groups: dict[str, list[Difference]] = {}
-    for one in inside:
-        groups.setdefault(_LAYER.sub(".*.", f".{one.setting}"), []).append(one)
-    right = reference.run(tokens_T, {}).logits
-    mended = {one.end: found.seen[one.end] for it in found.places if it is not place for one in it.segments}
-    gap = nats(right, other.run(tokens_T, mended).logits, tokens_T)
+    def complete(self, made: PairExamination, switches: Callable[[], Mapping[str, Pair]]) -> PairExamination:
+        """Adds what is known about places: their values, settings that differ, the smallest request, other settings."""
+        left_out, places = list[str](), self.found.places
+        self.heard("describe it")
+        measured = [list(self._measure(place)) for place in places]
+        compares = self.in_time()
+        undone = [self._compare_settings(place) if compares else [] for place in places]
+        self.heard("shrink the request")
+        smallest, small = self._shrink()
+        left_out += ["settings that differ"] * (not compares) + ["smaller requests"] * (not self.in_time())
+        under: dict[str, float] = {}
+        for name, open_pair in switches().items():
+            if not self.in_time():
+                left_out.append(f"the gap {name}")
+                continue
+            self.heard(f"measure {name}")
+            with open_pair() as pair:
+                under[name] = _find_gap(self.tokens_T, *(tap.run(self.tokens_T, {}) for tap in pair))
+        return replace(
+            made, measured=measured, undone=undone, smallest=smallest, small=small, switches=under, left_out=left_out
+        )
 
-    def remove(some: Sequence[Difference]) -> float | None:
-        some = [one for one in some if one.can_undo]
-        if not some:
-            return None
-        try:
-            with undo(other.model, some):
-                left = nats(right, other.run(tokens_T, mended).logits, tokens_T)
-        except Exception:  # a setting of one engine may break another one's program
-            return None
-        return share_removed(gap, left, found.floor)
+    def _measure(self, place: FaultPlace) -> Iterator[str]:
+        """About the side that is wrong; where that is not known, about the engine that is examined."""
+        start, end = place.segments[0].start, place.segments[0].end
+        both = self.reference.name, self.other.name
+        wrong, right = both if place.wrong == [both[0]] else both[::-1]
+        layers = (None, end.layer, start and start.layer)
+        near = {cut: value for cut, value in self.found.seen.items() if cut.layer in layers and cut != end}
+        yield from measure(place.values[right], place.values[wrong], near, place.tolerance)
 
-    every = sorted(groups.values(), key=lambda some: all(one.only_type for one in some))
-    undone = [Undone(str(some[0]), len(some), remove(some)) for some in every[:_MOST_UNDONE]]
-    undone += [Undone(str(some[0]), len(some), None) for some in every[_MOST_UNDONE:]]
-    return sorted(undone, key=lambda one: -1.0 if one.removed is None else one.removed, reverse=True)
+    def _compare_settings(self, place: FaultPlace) -> list[Undone]:
+        """The settings that the segment may have read and that differ, alike ones of all layers together."""
+        reference, other, found = self.reference, self.other, self.found
+        if not isinstance(reference, ShowsModules) or not isinstance(other, ShowsModules):
+            return []
+        inside = select_inside(find_differences(reference.model, other.model), *self._modules(other.model, place))
+        groups: dict[str, list[Difference]] = {}
+        for one in inside:
+            groups.setdefault(_LAYER.sub(".*.", f".{one.setting}"), []).append(one)
+        right = reference.run(self.tokens_T, {})
+        mended = {one.end: found.seen[one.end] for it in found.places if it is not place for one in it.segments}
+        gap = _find_gap(self.tokens_T, right, other.run(self.tokens_T, mended))
 
+        def remove(some: Sequence[Difference]) -> float | None:
+            some = [one for one in some if one.can_undo]
+            if not some:
+                return None
+            try:
+                with undo(other.model, some):
+                    left = _find_gap(self.tokens_T, right, other.run(self.tokens_T, mended))
+            except Exception:  # a setting of one engine may break another one's program
+                return None
+            return share_removed(gap, left, found.floor)
 
-def _modules(model: nn.Module, found: Location, place: FaultPlace) -> tuple[list[str], list[str]]:
-    """The modules at the ends of a place's segments, and those whose outputs were given."""
-    at = name_cuts(find_watched(model))
-    ends = {one.end for one in place.segments}
-    around = {cut for one in place.segments for cut in (one.start, one.end, *one.missing)}
-    given = [path for (path, side), cut in at.items() if side == "out" and cut in found.seen and cut not in ends]
-    return [path for (path, _), cut in at.items() if cut in around], given
+        every = sorted(groups.values(), key=lambda some: all(one.only_type for one in some))
+        undone = [
+            Undone(str(some[0]), len(some), remove(some) if number < _MOST_UNDONE else None)
+            for number, some in enumerate(every)
+        ]
+        return sorted(undone, key=lambda one: -1.0 if one.removed is None else one.removed, reverse=True)
 
+    def _modules(self, model: nn.Module, place: FaultPlace) -> tuple[list[str], list[str]]:
+        """The modules at the ends of a place's segments, and those whose outputs were given."""
+        at, seen = name_cuts(find_watched(model)), self.found.seen
+        ends = {one.end for one in place.segments}
+        around = {cut for one in place.segments for cut in (one.start, one.end, *one.missing)}
+        given = [path for (path, side), cut in at.items() if side == "out" and cut in seen and cut not in ends]
+        return [path for (path, _), cut in at.items() if cut in around], given
 
-def _shrink(
-    reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None, in_time: Callable[[], bool]
-) -> Tensor:
-    """The smallest request that keeps the gap, and shows the first place; a file has one request alone."""
-    if isinstance(reference, FileTap) or isinstance(other, FileTap):
-        return tokens_T
+    def _shrink(self) -> tuple[Tensor, Location]:
+        """The smallest request that keeps the gap, and its values at the first place; a file has one request alone."""
+        found = self.found
+        small = replace(found, places=found.places[:1])
+        if isinstance(self.reference, FileTap) or isinstance(self.other, FileTap):
+            return self.tokens_T, small
 
-    def shows(fewer: Tensor) -> bool:
-        if not in_time():
-            return False
-        right = reference.run(fewer, {})
-        if nats(right.logits, other.run(fewer, {}).logits, fewer) < KEPT * found.gap:
-            return False
-        if not found.places:
+        def shows(fewer: Tensor) -> bool:
+            nonlocal small
+            if not self.in_time():
+                return False
+            right = self.reference.run(fewer, {})
+            gap = _find_gap(fewer, right, self.other.run(fewer, {}))
+            if gap < KEPT * found.gap:
+                return False
+            places = [self._reread(place, fewer, right.seen) for place in found.places[:1]]
+            if places and not self._leaves(places[0]):
+                return False
+            small = Location(gap, found.floor, places, found.removed, right.seen)
             return True
-        end = found.places[0].segments[0].end
-        its = (witness or reference).run(fewer, right.seen).seen.get(end)
-        sides = (other,) if witness is None else (other, reference)
-        return any(leaves(tap.run(fewer, right.seen).seen.get(end), its) for tap in sides)
 
-    def leaves(own: Tensor | None, its: Tensor | None) -> bool:
-        if own is None or its is None or own.numel() != its.numel():
-            return bool(found.places[0].segments[0].missing)
-        off = (own.double().flatten() - its.double().flatten()).nan_to_num(1e3)
-        return float(off.norm()) > 2 * found.tolerance * float(its.double().norm())
+        smallest = shrink(shows, self.tokens_T)
+        return smallest, small
 
-    return shrink(shows, tokens_T)
-
-
-def _reread(reference: Tap, other: Tap, tokens_T: Tensor, found: Location, witness: Tap | None) -> Location:
-    """The first place of a location, with the values of another request."""
-    right = reference.run(tokens_T, {})
-    exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
-    seen = {tap.name: tap.run(tokens_T, right.seen).seen for tap in (reference, other)}
-    places: list[FaultPlace] = []
-    for place in found.places[:1]:
+    def _reread(self, place: FaultPlace, tokens_T: Tensor, right: Mapping[CutPoint, Tensor]) -> FaultPlace:
+        """A place with the values of another request."""
         end = place.segments[0].end
-        values = {name: its[end] for name, its in seen.items() if end in its}
-        places.append(replace(place, exact=exact.get(end), values=values))
-    gap = nats(right.logits, other.run(tokens_T, {}).logits, tokens_T)
-    return Location(gap, found.floor, places, found.removed, right.seen)
+        exact = None if self.witness is None else self.witness.run(tokens_T, right).seen.get(end)
+        seen = {tap.name: tap.run(tokens_T, right).seen for tap in (self.reference, self.other)}
+        return replace(place, exact=exact, values={name: its[end] for name, its in seen.items() if end in its})
+
+    def _leaves(self, place: FaultPlace) -> bool:
+        """True where an engine is off by more than twice what rounding explains, or has no such value any more."""
+        its = place.values.get(self.reference.name) if self.witness is None else place.exact
+        sides = (self.other,) if self.witness is None else (self.other, self.reference)
+        for own in (place.values.get(tap.name) for tap in sides):
+            if own is None or its is None or own.numel() != its.numel():
+                if place.segments[0].missing:
+                    return True
+            elif find_error(its, own)[0] > 2 * place.tolerance:
+                return True
+        return False
+
+
+def shrink(shows: Callable[[Tensor], bool], tokens_T: Tensor) -> Tensor:
+    """Drops stretches of tokens, long ones first, as long as the rest shows what all of them do."""
+    size, tried = tokens_T.numel() // 2, 0
+    while size and tried < _MOST_TRIED:
+        end = tokens_T.numel()
+        while end > 0 and tried < _MOST_TRIED:  # from the end: what comes later changes nothing before it
+            start = max(end - size, 0)
+            fewer = torch.cat([tokens_T[:start], tokens_T[end:]])
+            tried += 1
+            if fewer.numel() >= _FEWEST and shows(fewer):
+                tokens_T = fewer
+            end = start
+        size //= 2
+    return tokens_T
+
+
+def _find_gap(tokens_T: Tensor, *both: Capture) -> float:
+    one, other = (capture.logits for capture in both)
+    return nats(one, other, tokens_T)

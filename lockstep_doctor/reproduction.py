@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -51,7 +50,7 @@ from lockstep_doctor import CutPoint, EngineOptions, find_engine
 saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors")
 tokens, right = saved.pop("tokens"), saved.pop("right").double().flatten()
 if __name__ == "__main__":  # ranks import this file again
-    with find_engine("{engine}")(Path({folder!r}), {options}) as tap:
+    with find_engine("{engine}")(Path({folder!r}), {options!r}) as tap:
         seen = tap.run(tokens, {{CutPoint.parse(name): value for name, value in saved.items()}}).seen
     error = float((seen[CutPoint.parse("{end}")].cpu().double().flatten() - right).norm() / right.norm())
     print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
@@ -81,7 +80,7 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
     script = _SCRIPT.format(what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.tolerance)
-    return _write(folder, script, inputs | {goal: find_right(found), "tokens": tokens_T})
+    return write_script(folder, script, inputs | {goal: find_right(found), "tokens": tokens_T})
 
 
 def write_engine_reproduction(
@@ -98,27 +97,16 @@ def write_engine_reproduction(
         what=_say(engine, found),
         engine=engine,
         folder=str(model.resolve()),
-        options=_say_options(options),
+        options=options,
         end=end,
         tolerance=found.tolerance,
     )
     inputs = {str(cut): value for cut, value in found.seen.items() if cut != end}
-    return _write(folder, script, inputs | {"right": find_right(found), "tokens": tokens_T})
+    return write_script(folder, script, inputs | {"right": find_right(found), "tokens": tokens_T})
 
 
 def _say(engine: str, found: Location) -> str:
     return f"{engine}: {found.segments[0]} gives other values than it should, for the same inputs."
-
-
-def _say_options(options: EngineOptions) -> str:
-    """The call that makes them."""
-    usual = EngineOptions()
-    said = (
-        f"{one.name}={value!r}"
-        for one in fields(options)
-        if (value := getattr(options, one.name)) != getattr(usual, one.name)
-    )
-    return f"EngineOptions({', '.join(said)})"
 
 
 def find_right(found: Location) -> Tensor:
@@ -129,7 +117,8 @@ def find_right(found: Location) -> Tensor:
     return found.seen[place.segments[0].end]
 
 
-def _write(folder: Path, script: str, values: Mapping[str, Tensor]) -> Path:
+def write_script(folder: Path, script: str, values: Mapping[str, Tensor]) -> Path:
+    """Writes a script and its inputs; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     saved = {name: value.detach().cpu().contiguous().clone() for name, value in values.items()}
     safetensors.torch.save_file(saved, folder / "inputs.safetensors")

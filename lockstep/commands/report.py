@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         what = "a doctor's" if doctors else "a sweep's"
         raise InputError(f"{[*doctors, *sweeps][0]} is {what}, and has a page of its own; name it alone")
     if doctors:
-        from lockstep.doctor.render import write_page
+        from lockstep.doctor.report import write_page
 
         write_page(doctors[0], out)
     elif sweeps:

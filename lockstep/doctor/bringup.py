@@ -29,8 +29,7 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Backend, Conditions, DType
 from lockstep.doctor.measure import floor_conditions
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.plan import ROOM
-from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.plan import ROOM, PromptSource
 from lockstep.doctor.session import open_session
 from lockstep.doctor.verdict import DUST
 from lockstep.errors import InputError

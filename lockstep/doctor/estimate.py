@@ -26,10 +26,9 @@ import torch
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import CHUNK
-from lockstep.doctor.base import Backend, Conditions, DType
-from lockstep.doctor.measure import REPEATED, find_generating, floor_conditions, scorers_of
-from lockstep.doctor.options import DoctorGrid
-from lockstep.doctor.plan import ROOM, Cell, count_sequences, drawers_of, rescore_limit
+from lockstep.doctor.base import Backend, Conditions
+from lockstep.doctor.measure import REPEATED, Bench, floor_conditions
+from lockstep.doctor.plan import ROOM, Cell, count_sequences, rescore_limit
 from lockstep.plan.sizes import Sizes
 from lockstep.types import Request, SamplingParams
 from lockstep.units import readable
@@ -93,64 +92,54 @@ class TableCost:
         floor: Of the witness's passes, two for each type.
     """
 
-    backends: Mapping[str, Backend]
+    bench: Bench
     speeds: Mapping[str, Speed]
     floor: Sequence[Speed]
-    grid: DoctorGrid
     sizes: Sizes
 
     @classmethod
-    def measure(
-        cls,
-        backends: Mapping[str, Backend],
-        witness: Backend,
-        dtypes: Sequence[DType],
-        grid: DoctorGrid,
-        sizes: Sizes,
-    ) -> TableCost:
+    def measure(cls, bench: Bench, sizes: Sizes) -> TableCost:
         """Measures all speeds, which opens every model."""
-        speeds = {name: measure_speed(backend, sizes, grid.batch_sizes) for name, backend in backends.items()}
-        asked = [conditions for dtype in dtypes for conditions in floor_conditions(dtype)]
-        return cls(backends, speeds, [measure_speed(witness, sizes, (), one) for one in asked], grid, sizes)
+        rows = bench.grid.batch_sizes
+        speeds = {name: measure_speed(backend, sizes, rows) for name, backend in bench.backends.items()}
+        asked = [conditions for dtype in sorted(set(bench.dtypes.values())) for conditions in floor_conditions(dtype)]
+        return cls(bench, speeds, [measure_speed(bench.witness, sizes, (), one) for one in asked], sizes)
 
     def estimate(self, cells: Sequence[Cell]) -> TableEstimate:
         """Sums up cells."""
-        seconds = sum(self.count_seconds(cell, count_sequences(cell, self.grid)) for cell in cells)
+        seconds = sum(self.count_seconds(cell, count_sequences(cell, self.bench.grid)) for cell in cells)
         return TableEstimate(seconds, peak_bytes() + self.count_bytes(cells))
 
     def count_seconds(self, cell: Cell, count: int) -> float:
         """Seconds of a cell with so many sequences."""
-        rescored, repeated, seconds = min(count, rescore_limit(cell, self.grid)), min(REPEATED, cell.decoded), 0.0
-        steps = {name: self.speeds[name].step_s(self.sizes, cell.batch_size, cell.length) for name in self._generating}
-        for drawer in drawers_of(cell, self.grid, self._generating):
-            scorers = scorers_of(cell.sampling, self.backends, drawer)
-            passes = [self.speeds[name] for names in scorers.values() for name in names] + [*self.floor] * len(scorers)
+        grid, sizes, speeds, seconds = self.bench.grid, self.sizes, self.speeds, 0.0
+        rescored, repeated = min(count, rescore_limit(cell, grid)), min(REPEATED, cell.decoded)
+        steps = {name: speeds[name].step_s(sizes, cell.batch_size, cell.length) for name in self.bench.generating}
+        for drawer in self.bench.drawers(cell):
+            scorers = self.bench.scorers(cell.sampling, drawer)
+            passes = [speeds[name] for names in scorers.values() for name in names] + [*self.floor] * len(scorers)
             seconds += math.ceil(count / cell.batch_size) * cell.decoded * steps[drawer]
-            seconds += rescored * sum(speed.pass_s(self.sizes, cell.length) for speed in passes)
-            seconds += rescored * self.speeds[drawer].pass_s(self.sizes, cell.beginning) if cell.beginning else 0.0
-        if cell.length == min(self.grid.lengths):
+            seconds += rescored * sum(speed.pass_s(sizes, cell.length) for speed in passes)
+            seconds += rescored * speeds[drawer].pass_s(sizes, cell.beginning) if cell.beginning else 0.0
+        if cell.length == min(grid.lengths):
             for name, step_s in steps.items():
-                again = repeated * step_s + cell.batch_size * self.speeds[name].pass_s(self.sizes, repeated)
-                seconds += self.grid.repeats * again
+                again = repeated * step_s + cell.batch_size * speeds[name].pass_s(sizes, repeated)
+                seconds += grid.repeats * again
         return seconds
 
     def count_bytes(self, cells: Sequence[Cell]) -> int:
         """Bytes beside the weights that this process holds at most; those of engines and of other ranks are theirs."""
-        grid, sizes, longest = self.grid, self.sizes, max((cell.length for cell in cells), default=1)
+        grid, sizes, longest = self.bench.grid, self.sizes, max((cell.length for cell in cells), default=1)
         tokens = max(longest, min(grid.pass_tokens, max(grid.batch_sizes) * longest))
         numbers = 2 * sizes.vocabulary + 4 * sizes.hidden
         passed = _FP32 * (tokens * numbers + 5 * sizes.heads * min(CHUNK, longest) * longest)
         drawn = [
             cell.batch_size * cell.decoded + min(cell.batch_size, rescore_limit(cell, grid)) * cell.beginning
             for cell in cells
-            for name in drawers_of(cell, grid, self._generating)
-            if self.backends[name].network is not None
+            for name in self.bench.drawers(cell)
+            if self.bench.backends[name].network is not None
         ]
         return max(passed, 2 * _FP32 * sizes.cache * max(drawn, default=0))
-
-    @property
-    def _generating(self) -> list[str]:
-        return find_generating(self.backends)
 
 
 def measure_speed(backend: Backend, sizes: Sizes, rows: Sequence[int], conditions: Conditions | None = None) -> Speed:

@@ -11,7 +11,7 @@ from lockstep.config.hub import fetch_model
 from lockstep.config.loading import Loaded
 from lockstep.doctor.locate_model import draw_requests
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.plan import PromptSource
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep_doctor.dumps import Dump, DumpError, FieldNames, Server, describe_dump, locate_dump, score_by_url

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,13 +19,11 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.hf import HFBackend
+from lockstep.doctor.locate_cost import LocateEstimate, LocateTime, estimate_locate, free_bytes
 from lockstep.doctor.locate_engines import REFERENCE, EngineChoice, EnginePair, find_variants, pairs_of
-from lockstep.doctor.locate_estimate import LocateEstimate, estimate_locate, free_bytes
-from lockstep.doctor.locate_time import LocateTime
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.plan import Cell, requests_for
-from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.render import write_page
+from lockstep.doctor.plan import Cell, PromptSource, requests_for
+from lockstep.doctor.report import write_page
 from lockstep.doctor.session import choose_results
 from lockstep.models.folder import context_of, read_config
 from lockstep.report.doctor_folder import REPORT
@@ -35,10 +32,10 @@ from lockstep.units import readable
 from lockstep.whole_files import write_whole
 from lockstep_doctor.examine import Pair, PairExamination, examine
 from lockstep_doctor.findings import describe_examination, tree_of
+from lockstep_doctor.hf import open_witnesses
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import Reproducible, write_engine_reproduction, write_reproduction
 from lockstep_doctor.tap import Tap
-from lockstep_doctor.witness import open_witnesses
 
 LOCATION, REPRODUCTION = "location.json", "repro"
 _LONGEST, _REQUESTS = 100, 8
@@ -145,28 +142,27 @@ class _Locator:
     def locate(self) -> list[Located]:
         """Two engines beside each other; those that agree, beside themselves among other sequences, and decoding."""
         pairs = pairs_of(self.recipe)
-        left = deque([*pairs, *find_variants(pairs, self.bound.prompt)])
-        found, sound, left_out = list[Located](), list[EngineChoice](), list[str]()
-        while left:
-            one = left[0]
-            if not one.is_beside or one.reference in sound:
-                outcome = self._compare(list(left), is_first=not found)
-                if outcome is None:
-                    left_out.append(str(one))
-                else:
-                    found.append(outcome)
-                    sound = _judge(sound, outcome)
-            left.popleft()
+        comparisons = [*pairs, *find_variants(pairs, self.bound.prompt)]
+        found, sound, left_out = list[Located](), set[str](), list[str]()
+        for place, one in enumerate(comparisons):
+            if one.is_beside and str(one.reference) not in sound:
+                continue
+            outcome = self._compare(comparisons[place:], is_first=not found)
+            if outcome is None:
+                left_out.append(str(one))
+                continue
+            found.append(outcome)
+            if outcome.found.agrees:
+                sound |= set(map(str, one.sides))
+            elif one.is_beside:
+                sound.discard(str(one.reference))
         last = found[-1].found
         if left_out:
             found[-1] = replace(found[-1], found=replace(last, left_out=[*last.left_out, *left_out]))
         return [one for one in found if one.is_said]
 
     def _compare(self, left: Sequence[EnginePair], is_first: bool) -> Located | None:
-        """Examines the first comparison of those that are left; None: there is no time for it.
-
-        It gets as many requests as all have time for; where that is none, as all but the last ones have.
-        """
+        """Examines the first comparison of those that are left; None: there is no time for it."""
         one = left[0]
         if not is_first and not self.bound.is_left():
             return None
@@ -177,9 +173,11 @@ class _Locator:
                 raise self.bound.refuse(one)
             if not planned:
                 return None
-            predicted = self.bound.predict(planned, requests)
-            which = f"for {len(planned)} of {len(left)} comparisons that are left"
-            self.shown.note(f"{predicted.sentence}, {which}; read: {self.bound.describe(requests)}")
+            agree, place = (seconds / 60 for seconds in self.bound.predict(planned, len(requests)))
+            self.shown.note(
+                f"predicted: {agree:.1f} minutes, and up to {place:.1f} more where two disagree, for {len(planned)} of "
+                f"{len(left)} comparisons that are left; read: {self.bound.describe(requests)}"
+            )
             found = self._examine(one, taps, requests)
             read = self.bound.describe(requests[: found.requests])
             return Located(one, found, self._reproduce(one, taps, found), read)
@@ -218,14 +216,6 @@ class _Locator:
         return write_engine_reproduction(
             folder, choice.engine, choice.folder, choice.options, found.small, found.smallest
         )
-
-
-def _judge(sound: Sequence[EngineChoice], outcome: Located) -> list[EngineChoice]:
-    """The engines that agree with another one and, as far as is known, with themselves."""
-    one = outcome.comparison
-    if one.is_beside:
-        return [side for side in sound if outcome.found.agrees or side != one.reference]
-    return [*sound, *(one.sides if outcome.found.agrees else ())]
 
 
 def summarize(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

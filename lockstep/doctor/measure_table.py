@@ -21,13 +21,19 @@ from lockstep.doctor.backends.build import find_missing
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import TableCost, TableEstimate, peak_bytes
-from lockstep.doctor.judging import TableRow, judge_rows, pairs_of
-from lockstep.doctor.measure import Bench, Repeated, find_generating, repeat
+from lockstep.doctor.measure import Bench, Repeated, TableRow, judge_rows, pairs_of
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.plan import ROOM, Cell, cells_of, count_sequences, put_text_before, requests_for, rescore_limit
-from lockstep.doctor.prompts import PromptSource
-from lockstep.doctor.render import markdown, write_page
-from lockstep.doctor.report import Cells, TableResult, columns_of, describe, tree_of
+from lockstep.doctor.plan import (
+    ROOM,
+    Cell,
+    PromptSource,
+    cells_of,
+    count_sequences,
+    put_text_before,
+    requests_for,
+    rescore_limit,
+)
+from lockstep.doctor.report import Cells, TableResult, columns_of, describe, markdown, tree_of, write_page
 from lockstep.doctor.session import open_session
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
@@ -80,8 +86,8 @@ class _Measurement:
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
         self._inside = [cell for cell in self._cells if cell.length < self._context]
-        self._witness = HFBackend(recipe.model.path, device=recipe.learner.device)
-        self._bench = Bench(backends, self._witness, recipe.grid)
+        witness = HFBackend(recipe.model.path, device=recipe.learner.device)
+        self._bench = Bench(backends, witness, recipe.grid)
         self._begun = time.monotonic()
 
     def measure(self) -> TableResult:
@@ -112,10 +118,8 @@ class _Measurement:
 
     def _estimate(self, cells: Sequence[Cell]) -> TableEstimate:
         """Estimates the cost of some cells, those beyond the context aside."""
-        folder, dtypes = self._recipe.model.path, sorted(set(self._bench.dtypes.values()))
-        cost = TableCost.measure(
-            self._backends, self._witness, dtypes, self._recipe.grid, Sizes.of(skeleton(read_config(folder), folder))
-        )
+        folder = self._recipe.model.path
+        cost = TableCost.measure(self._bench, Sizes.of(skeleton(read_config(folder), folder)))
         return cost.estimate([cell for cell in cells if cell in self._inside])
 
     def _row(self, number: int, cell: Cell) -> TableRow:
@@ -131,8 +135,7 @@ class _Measurement:
             drawn, repeats = tuple(self._bench.draw(cell, requests)), list[Repeated]()
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
-                drawers = [(name, self._backends[name]) for name in find_generating(self._backends)]
-                repeats += [repeat(cell, *drawer, requests, grid.repeats) for drawer in drawers]
+                repeats = [self._bench.repeat(cell, name, requests) for name in self._bench.generating]
         row = TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
         if self._kept is not None:
             self._kept.keep(number, row)

@@ -153,8 +153,8 @@ class _Check:
         outgoing, start = Outgoing(source, self._engine.dtype), time.perf_counter()
         held = self._engine.load_weights(outgoing, version=len(self._before))[0]
         seconds = time.perf_counter() - start
-        self._now = Refitted(source, outgoing.sent, held)
-        found = list(find_faults(self._now, self._before, self._engine))
+        self._now = Refitted(self._engine, source, outgoing.sent, held, self._before)
+        found = list(self._now.find_faults())
         self._before = {name: outgoing.sent, **self._before}
         before, self._answers = self._answers, self._engine.logprobs(self._probe)
         if torch.equal(self._answers, before):
@@ -173,7 +173,7 @@ class _Check:
         found = [
             RefitFinding(tensor, "moved in the step, and what the engine holds passes for the new one")
             for tensor in moved
-            if tensor in now.held.fingerprints and now.holds(tensor, new)
+            if tensor in now.held.fingerprints and now.holds(tensor, new[now.name_of(tensor)])
         ]
         if not moved:
             found.append(RefitFinding("the learner", "took a step that changed none of its tensors"))
@@ -198,68 +198,65 @@ class _Check:
 
 @dataclass(frozen=True)
 class Refitted:
-    """One refit.
+    """One refit of an engine.
 
     Attributes:
         source: Whose weights went out; it still has them.
+        before: By the names of earlier states of the engine, newest first, what was sent for them.
     """
 
+    engine: SamplerPool
     source: HasWeights
     sent: Mapping[str, Sent]
     held: Attestation
+    before: Mapping[str, Mapping[str, Sent]]
+
+    def holds(self, name: str, one: Sent) -> bool:
+        """True if the engine holds a tensor as it was sent then, as far as it attests."""
+        if name in self.held.columns:
+            return self.held.columns[name] == one.columns
+        return self.held.fingerprints[name] == one.whole
 
     def name_of(self, name: str) -> str:
         """Name under which a tensor was sent."""
         return self.held.tied.get(name, name)
 
-    def holds(self, name: str, sent: Mapping[str, Sent]) -> bool:
-        """True if the engine holds a tensor as it was sent then, as far as it attests."""
-        one = sent[self.name_of(name)]
-        if name in self.held.columns:
-            return self.held.columns[name] == one.columns
-        return self.held.fingerprints[name] == one.whole
+    def find_faults(self) -> Iterator[RefitFinding]:
+        """Describes what differs."""
+        for name, why in (self._behind_kernels() | differing(self.sent, self.held)).items():
+            is_known = name in self.held.fingerprints and self.name_of(name) in self.sent
+            yield RefitFinding(name, self._describe(name, why) if is_known else why)
 
+    def _behind_kernels(self) -> dict[str, str]:
+        """The tensors that an attestation knows by some columns, and that differ when they are read whole."""
+        differ: dict[str, str] = {}
+        for source, tensor in self.source.weights():
+            for name in (name for name in self.held.columns if self.name_of(name) == source):
+                held = self.engine.show(name).cpu()
+                if not torch.equal(held, tensor.cpu().to(held.dtype)):
+                    differ[name] = "arrived, but is not what is computed with"
+        return differ
 
-def find_faults(now: Refitted, before: Mapping[str, Mapping[str, Sent]], engine: SamplerPool) -> Iterator[RefitFinding]:
-    """Describes what differs.
-
-    Args:
-        before: By the names of earlier states of the engine, newest first, what was sent for them.
-    """
-    for name, why in (_behind_kernels(now, engine) | differing(now.sent, now.held)).items():
-        is_known = name in now.held.fingerprints and now.name_of(name) in now.sent
-        yield RefitFinding(name, _describe(name, why, now, before, engine) if is_known else why)
-
-
-def _behind_kernels(now: Refitted, engine: SamplerPool) -> dict[str, str]:
-    """The tensors that an attestation knows by some columns, and that differ when they are read whole."""
-    differ: dict[str, str] = {}
-    for source, tensor in now.source.weights():
-        for name in (name for name in now.held.columns if now.name_of(name) == source):
-            held = engine.show(name).cpu()
-            if not torch.equal(held, tensor.cpu().to(held.dtype)):
-                differ[name] = "arrived, but is not what is computed with"
-    return differ
-
-
-def _describe(name: str, why: str, now: Refitted, before: Mapping[str, Mapping[str, Sent]], engine: SamplerPool) -> str:
-    """Says what is in the place of a tensor that has other bits."""
-    for state, sent in before.items():
-        if now.holds(name, sent):
-            return f"is still that of {state}"
-    for other in now.sent:
-        if other != now.name_of(name) and now.holds(name, {now.name_of(name): now.sent[other]}):
-            return f"holds {other}"
-    tensor = next(tensor for own, tensor in now.source.weights() if own == now.name_of(name)).cpu()
-    sent, held = tensor.to(engine.dtype) if tensor.is_floating_point() else tensor, engine.show(name).cpu()
-    if sent.numel() == held.numel() and torch.equal(_sort_bits(sent), _sort_bits(held)):
-        return "has the numbers that were sent in another order"
-    if sent.shape != held.shape:
-        return f"has the shape {tuple(held.shape)} instead of {tuple(sent.shape)}"
-    if any(torch.equal(sent.to(low).to(held.dtype), held) for low in _FEWER_BITS if sent.is_floating_point()):
-        return "has what was sent, rounded to fewer bits"
-    gap = (sent.double() - held.double()).abs()
-    return f"{why}: {int((gap > 0).sum())} of {gap.numel()} numbers, by up to {gap.max():.2g}"
+    def _describe(self, name: str, why: str) -> str:
+        """Says what is in the place of a tensor that has other bits."""
+        own = self.name_of(name)
+        for state, sent in self.before.items():
+            if self.holds(name, sent[own]):
+                return f"is still that of {state}"
+        for other, sent in self.sent.items():
+            if other != own and self.holds(name, sent):
+                return f"holds {other}"
+        tensor = next(tensor for one, tensor in self.source.weights() if one == own).cpu()
+        floats, held = tensor.is_floating_point(), self.engine.show(name).cpu()
+        sent = tensor.to(self.engine.dtype) if floats else tensor
+        if sent.numel() == held.numel() and torch.equal(_sort_bits(sent), _sort_bits(held)):
+            return "has the numbers that were sent in another order"
+        if sent.shape != held.shape:
+            return f"has the shape {tuple(held.shape)} instead of {tuple(sent.shape)}"
+        if floats and any(torch.equal(sent.to(low).to(held.dtype), held) for low in _FEWER_BITS):
+            return "has what was sent, rounded to fewer bits"
+        gap = (sent.double() - held.double()).abs()
+        return f"{why}: {int((gap > 0).sum())} of {gap.numel()} numbers, by up to {gap.max():.2g}"
 
 
 def _sort_bits(tensor: Tensor) -> Tensor:
@@ -276,13 +273,11 @@ class Noise:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.like.weights():
-            yield name, _noise(name, tensor) if tensor.is_floating_point() else tensor
-
-
-def _noise(name: str, like: Tensor) -> Tensor:
-    draws = torch.randn(like.shape, generator=keyed.generator("noise", name))
-    centre, spread = like.float().mean().cpu(), like.float().std(correction=0).cpu()
-    return (centre + draws * (spread if spread > 0 else 1.0)).to(like)
+            if tensor.is_floating_point():
+                draws = torch.randn(tensor.shape, generator=keyed.generator("noise", name))
+                center, spread = tensor.float().mean().cpu(), tensor.float().std(correction=0).cpu()
+                tensor = (center + draws * (spread if spread > 0 else 1.0)).to(tensor)
+            yield name, tensor
 
 
 def _fingerprint_all(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:

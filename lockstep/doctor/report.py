@@ -1,4 +1,4 @@
-"""Output of `lockstep doctor table` for programs; `docs/doctor_report.md` says what is where.
+"""Output of `lockstep doctor table`, for programs, see `docs/doctor_report.md`, and for people, as Markdown.
 
 Cells are kept as they are measured, a file each, so that a stopped table resumes: tokens and log-probabilities as in
 `columns.safetensors`, and in the header what is no tensor.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,22 @@ from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
 from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import TableEstimate
-from lockstep.doctor.judging import Pair, TableRow, samples_for
-from lockstep.doctor.measure import Drawn, Repeated
+from lockstep.doctor.measure import Drawn, Pair, Repeated, TableRow, counts_segments, samples_for
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.plan import Cell
-from lockstep.doctor.verdict import EXIT_CODES, CellJudgement, Verdict, worst_of
-from lockstep.report.doctor_folder import SCHEMA
+from lockstep.doctor.verdict import EXIT_CODES, LEAST_CLUSTERS, CellJudgement, Verdict, worst_of
+from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
+from lockstep.report.doctor_folder import SCHEMA, DoctorFolder
+from lockstep.report.doctor_page import write_doctor_page
+from lockstep.report.terminal import markdown_table
 from lockstep.run.doctor_reports import weights_digest
 from lockstep.run.identity import Identity
 from lockstep.run.machine import describe_machine
+from lockstep.units import readable
 from lockstep.whole_files import write_whole
 from lockstep_doctor.statistics import figures
 
+PAGE = "report.html"
 _OURS = ("tokens", "lengths", "mask", "cluster")
 
 
@@ -184,3 +188,63 @@ def _read_samples(said: Mapping[str, Any], cell: Cell, tensors: Mapping[str, Ten
     tokens, lengths, mask, cluster = (own.pop(name) for name in _OURS)
     batch = Batch(tokens.long(), lengths, {"mask": mask}, sampling=cell.sampling)
     return Drawn(said["drawer"], batch, cluster, own, said["dtypes"])
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path:
+    """Writes the page of what `lockstep doctor` left in a folder: to a file, or beside it. Returns its path."""
+    model, path = DoctorFolder(folder).report["model"]["path"], out or folder / PAGE
+    tokenizer = load_tokenizer(model) if has_tokenizer(model) else None
+    write_doctor_page(folder, None if tokenizer is None else lambda ids: str(tokenizer.decode(list(ids))), path)
+    return path
+
+
+def markdown(found: TableResult) -> str:
+    """Renders the table, then remarks on it."""
+    rows: list[list[str]] = []
+    for number, row in enumerate(found.rows):
+        named = [f"{row.cell.length:,}", row.cell.data, row.cell.method.name, str(row.cell.batch_size)]
+        judged = [found.judged.get((number, pair)) for pair in found.pairs]
+        shown = [
+            row.state if one is None else f"{one.metric:.4f} [{one.low:.4f}, {one.high:.4f}] {one.verdict}"
+            for one in judged
+        ]
+        rows.append([*named, *shown, *("refused" for _ in found.refused)])
+    pairs = (" vs ".join(pair) for pair in found.pairs)
+    head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
+    measured = sum(row.state == "measured" for row in found.rows)
+    rest = "" if measured == len(rows) else f" of {measured} of {len(rows)} rows; the others were not measured"
+    said = [f"- {sentence}" for sentence in _remark(found)]
+    return "\n".join([markdown_table(head, rows), "", *said, "", f"**{found.verdict}**{rest}", ""])
+
+
+def _remark(found: TableResult) -> Iterator[str]:
+    """Yields what was asked otherwise, what it took, and what is behind the numbers."""
+    yield from found.notes
+    spent = f"it took {found.seconds / 60:.1f} minutes and {readable(found.memory)}"
+    yield f"{found.predicted.sentence}; {spent}."
+    measured = [row for row in found.rows if row.state == "measured"]
+    cut = [row.cell.name for row in measured if any(counts_segments(row, pair) for pair in found.pairs)]
+    if cut:
+        yield (
+            f"judged by segments of fewer than {LEAST_CLUSTERS} long sequences, taken for independent, which says "
+            f"nothing of other texts: {'; '.join(cut)}."
+        )
+    yield from _determinism(found)
+    for (number, pair), one in found.judged.items():
+        if one.verdict != "PASS":
+            yield f"{found.rows[number].cell.name}, {' vs '.join(pair)}: {one.verdict}: {'; '.join(one.reasons)}."
+
+
+def _determinism(found: TableResult) -> Iterator[str]:
+    """Per backend how often the same request gave the same, bit for bit, and where it did not."""
+    for backend in found.backends:
+        own = [repeat for repeat in found.repeats if repeat.backend == backend]
+        if own:
+            times, bitwise = sum(repeat.times for repeat in own), sum(repeat.bitwise for repeat in own)
+            yield f"{backend}, asked the same again: {bitwise} of {times} bitwise the same."
+        for repeat in own:
+            if repeat.bitwise < repeat.times:
+                yield (
+                    f"{backend}, {repeat.cell}: {repeat.bitwise} of {repeat.times} bitwise the same, "
+                    f"{repeat.same_tokens} of {repeat.times} in their tokens, RMS {repeat.rms:.2g} nats."
+                )

@@ -10,7 +10,7 @@ from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.build import backends_of
 from lockstep.doctor.base import Backend
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.plan import PromptSource
 from lockstep.inference.results import Results, results_of
 from lockstep.models.folder import read_config
 from lockstep.report.progress import Progress, show_progress

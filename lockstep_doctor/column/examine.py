@@ -9,11 +9,20 @@ from itertools import chain
 import numpy as np
 import torch
 
-from lockstep_doctor.column.columns import TokenColumns, list_features, name_value
-from lockstep_doctor.column.exact import FAR, LEAST_SIZE, ValueGrid, find_grids, find_repeated, measure_excess
-from lockstep_doctor.column.finding import ColumnSide, Finding
+from lockstep_doctor.column.columns import ColumnSide, Finding, TokenColumns, list_features, name_value
 from lockstep_doctor.column.fits import find_fits, find_trends
-from lockstep_doctor.column.formulas import EXACT, OTHERS, find_formula, find_row_order
+from lockstep_doctor.column.formulas import (
+    EXACT,
+    FAR,
+    LEAST_SIZE,
+    OTHERS,
+    ValueGrid,
+    find_formula,
+    find_grids,
+    find_repeated,
+    find_row_order,
+    measure_excess,
+)
 from lockstep_doctor.column.predicates import Bools, Feature, Floats, Predicate, find_predicate
 from lockstep_doctor.statistics import CAP, Compared
 

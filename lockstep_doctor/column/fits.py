@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep_doctor.column.finding import ColumnSide, Finding
+from lockstep_doctor.column.columns import ColumnSide, Finding
 from lockstep_doctor.column.predicates import Floats
 from lockstep_doctor.statistics import Compared
 

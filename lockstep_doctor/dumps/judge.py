@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lockstep_doctor.column import Finding, TokenColumns, examine_columns
-from lockstep_doctor.column.finding import ColumnSide
-from lockstep_doctor.column.halves import TEMPERATURES
+from lockstep_doctor.column.columns import ColumnSide
+from lockstep_doctor.column.formulas import TEMPERATURES
 from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
 from lockstep_doctor.hf import load
@@ -269,7 +269,9 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
         near = f", and {one.left:.2g} {one.change}" if one.change else ""
         how = "rounding explains it" if one.stage is None else f"it leaves the model at {_WORDS[one.stage]}"
         yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
-        yield from (f"  {line}" for finding in one.findings for line in _describe(finding))
+        for finding in one.findings:
+            yield f"  {finding.kind}: {finding.what}"
+            yield f"    {finding.tokens_in_words}; {finding.share:.0%} of the squares of all differences"
     wrong = found.wrong
     yield f"wrong: {' and '.join(one.side for one in wrong)}" if wrong else "neither side leaves the model"
 
@@ -281,8 +283,3 @@ _WORDS: Mapping[Stage, str] = {
     "log-probabilities": "single log-probabilities, which are changed behind the logits",
     "column": "the column: values are lost, or stand at other tokens",
 }
-
-
-def _describe(finding: Finding) -> Iterator[str]:
-    yield f"{finding.kind}: {finding.what}"
-    yield f"  {finding.tokens_in_words}; {finding.share:.0%} of the squares of all differences"

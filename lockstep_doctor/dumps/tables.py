@@ -79,15 +79,12 @@ def _naturally(path: Path) -> list[int | str]:
 
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        lines = ((f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip())
-        yield from ((where, _row(where, _parse(where, line))) for where, line in lines)
-
-
-def _parse(where: str, line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DumpError(f"{where}: is no JSON: {error}") from error
+        for where, line in ((f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip()):
+            try:
+                row: Any = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DumpError(f"{where}: is no JSON: {error}") from error
+            yield where, _row(where, row)
 
 
 def _row(where: str, row: Any) -> Row:
@@ -176,10 +173,6 @@ def _refuse(path: Path, names: list[str]) -> DumpError:
     return DumpError(f"{path}: holds {', '.join(sorted(names))}, which only running code could read; {_ADVICE}")
 
 
-def _state(kind: object, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    return state
-
-
 class _Plain(pickle.Unpickler):
     """Reads plain containers, and of SkyRL's batch its state; any other name is refused, and nothing is imported."""
 
@@ -190,7 +183,7 @@ class _Plain(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Callable[..., Any]:
         match module_name.rpartition(".")[2], global_name:
             case "training_batch", "_rebuild_tensor_batch":
-                return _state
+                return lambda kind, state: state
             case "training_batch", "TrainingInputBatch":
                 return dict
             case "torch", "device":

@@ -18,8 +18,7 @@ from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import USUAL, Conditions
 from lockstep.doctor.measure import Bench
 from lockstep.doctor.measure_table import measure_table
-from lockstep.doctor.plan import cells_of, requests_for
-from lockstep.doctor.prompts import PromptSource
+from lockstep.doctor.plan import PromptSource, cells_of, requests_for
 from lockstep.report.progress import show_progress
 
 

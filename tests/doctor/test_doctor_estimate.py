@@ -14,10 +14,10 @@ from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import Backend
 from lockstep.doctor.estimate import Speed, TableCost, count_operations, measure_speed
-from lockstep.doctor.judging import make_independent
+from lockstep.doctor.measure import Bench, make_independent
 from lockstep.doctor.options import DoctorGrid, Method
 from lockstep.doctor.plan import Cell, cells_of
-from lockstep.doctor.render import markdown
+from lockstep.doctor.report import markdown
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
 from lockstep_doctor.statistics import Compared
@@ -49,7 +49,7 @@ def test_seconds_follow_the_bounds_of_the_grid(models: Models, both: dict[str, B
     free, floor = [Speed(0.0, 1e30, {})] * 2, [Speed(1.0, 1e30, {})] * 2
 
     def cost(speeds: dict[str, Speed], floor: list[Speed]) -> TableCost:
-        return TableCost(both, speeds, floor, grid, sizes)
+        return TableCost(Bench(both, both["hf"], grid), speeds, floor, sizes)
 
     short, long = Cell(10, "real", Method(), 8), Cell(50, "real", Method(), 8)
     assert cost(steps, free).count_seconds(short, 16) == 2 * (2 * 10) + 3 * (2 * 10)
@@ -58,6 +58,12 @@ def test_seconds_follow_the_bounds_of_the_grid(models: Models, both: dict[str, B
     begun = Cell(50, "real", Method(), 8, beginning=30)
     assert cost(steps, free).count_seconds(begun, 16) == 2 * 20, "20 tokens are decoded"
     assert cost(passes, floor).count_seconds(begun, 16) == 4 * (2 + 2 + 1), "and their text is read"
+
+
+def test_the_engine_alone_draws_long_responses(both: dict[str, Backend]) -> None:
+    bench = Bench(both, both["hf"], DoctorGrid(all_draw_to=100))
+    assert bench.drawers(Cell(100, "real", Method(), 1)) == ["hf", "torch"]
+    assert bench.drawers(Cell(101, "real", Method(), 1)) == ["torch"]
 
 
 def test_rates_are_those_of_this_machine(both: dict[str, Backend], models: Models) -> None:
@@ -72,14 +78,14 @@ def test_bytes_are_those_of_the_largest_pass_or_batch(both: dict[str, Backend]) 
     with torch.device("meta"):
         sizes = Sizes.of(skeleton(AutoConfig.for_model(**BILLION), "BILLION"))
     assert 1.0e9 < sizes.policy < 1.3e9
-    grid = DoctorGrid(lengths=(100, 1000), pass_tokens=2000, batch_sizes=(1,))
-    assert TableCost(both, {}, [], grid, sizes).count_bytes(cells_of(grid)) > 2 * 4 * 2000 * 32000, (
-        "logits, and their softmax"
-    )
-    long = DoctorGrid(lengths=(10000,))
-    assert TableCost(both, {}, [], long, sizes).count_bytes(cells_of(long)) > 3 * 4 * 32 * 1024 * 10000, (
-        "attention's weights of a chunk"
-    )
+
+    def count_bytes(grid: DoctorGrid) -> int:
+        return TableCost(Bench(both, both["hf"], grid), {}, [], sizes).count_bytes(cells_of(grid))
+
+    logits_and_softmax = 2 * 4 * 2000 * 32000
+    assert count_bytes(DoctorGrid(lengths=(100, 1000), pass_tokens=2000, batch_sizes=(1,))) > logits_and_softmax
+    weights_of_a_chunk = 3 * 4 * 32 * 1024 * 10000
+    assert count_bytes(DoctorGrid(lengths=(10000,))) > weights_of_a_chunk
 
 
 def test_a_table_says_it_and_what_it_took(both: dict[str, Backend], models: Models) -> None:
@@ -92,7 +98,7 @@ def test_a_table_says_it_and_what_it_took(both: dict[str, Backend], models: Mode
 def test_a_table_names_the_rows_that_are_judged_by_segments(
     both: dict[str, Backend], models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.doctor.judging.SHORTEST_SEGMENT", 2)
+    monkeypatch.setattr("lockstep.doctor.measure.SHORTEST_SEGMENT", 2)
     options = "grid.lengths=[24]", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
     few = found(asked(models("llama"), *options, "grid.batch_sizes=[1]"), both["hf"], both["torch"])
     assert "judged by segments of fewer than 8 long sequences" in markdown(few)
@@ -119,7 +125,7 @@ def test_one_long_sequence_is_judged_by_its_segments() -> None:
 def test_there_are_as_many_segments_as_are_long_enough(
     monkeypatch: pytest.MonkeyPatch, shortest: int, count: int
 ) -> None:
-    monkeypatch.setattr("lockstep.doctor.judging.SHORTEST_SEGMENT", shortest)
+    monkeypatch.setattr("lockstep.doctor.measure.SHORTEST_SEGMENT", shortest)
     delta = torch.linspace(0, 1, 1000).double()
     two = Compared(delta, torch.zeros(1000).double(), torch.tensor([500, 500]), torch.arange(1000))
     assert make_independent(two).lengths.numel() == pytest.approx(count, abs=1)

@@ -13,15 +13,14 @@ from lockstep.config import ModelFolder
 from lockstep.doctor.options import DoctorData, DoctorGrid, DoctorRecipe, Method
 from lockstep.doctor.plan import (
     Cell,
+    PromptSource,
     cells_of,
     clusters_of,
     count_sequences,
-    drawers_of,
     put_text_before,
     requests_for,
     rescore_limit,
 )
-from lockstep.doctor.prompts import PromptSource
 from lockstep.types import Prompt, Request
 
 SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)
@@ -101,12 +100,6 @@ def test_no_more_are_drawn_than_are_rescored_but_for_one_batch() -> None:
 def test_only_some_of_a_long_batch_are_rescored() -> None:
     assert rescore_limit(Cell(1000, "real", Method(), 32), DoctorGrid(max_tokens=8000)) == 8
     assert rescore_limit(Cell(10000, "real", Method(), 32), DoctorGrid(max_tokens=8000)) == 1
-
-
-def test_the_engine_alone_draws_long_responses() -> None:
-    grid = DoctorGrid(all_draw_to=100)
-    assert drawers_of(Cell(100, "real", Method(), 1), grid, ["hf", "vllm"]) == ["hf", "vllm"]
-    assert drawers_of(Cell(101, "real", Method(), 1), grid, ["hf", "vllm"]) == ["vllm"]
 
 
 def test_every_prompt_is_asked_before_one_is_asked_again() -> None:

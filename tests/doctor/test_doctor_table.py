@@ -28,8 +28,7 @@ from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import USUAL, Backend, Conditions
 from lockstep.doctor.doctor_recipe import doctor_recipe
 from lockstep.doctor.options import DoctorRecipe
-from lockstep.doctor.render import markdown
-from lockstep.doctor.report import TableResult
+from lockstep.doctor.report import TableResult, markdown
 from lockstep.types import Request, SamplingParams
 
 Sides = tuple[Callable[[str], Backend], Callable[[str], Backend]]

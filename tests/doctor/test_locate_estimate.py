@@ -9,7 +9,7 @@ import pytest
 import torch
 from doctor_tables import BILLION
 
-from lockstep.doctor.locate_estimate import LocateEstimate, estimate_locate
+from lockstep.doctor.locate_cost import LocateEstimate, estimate_locate
 from lockstep.errors import InputError
 
 

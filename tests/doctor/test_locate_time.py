@@ -19,10 +19,10 @@ from lockstep import exit_codes
 from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.config.loading import Loaded
-from lockstep.doctor import locate_model, locate_time, measure_table
+from lockstep.doctor import locate_cost, locate_model, measure_table
+from lockstep.doctor.locate_cost import LocateTime
 from lockstep.doctor.locate_engines import EngineChoice, EnginePair
 from lockstep.doctor.locate_model import summarize
-from lockstep.doctor.locate_time import LocateTime, PassTime
 from lockstep.models import attention
 from lockstep_doctor import Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions
@@ -57,7 +57,7 @@ class SlowTap:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(locate_time, "time", SimpleNamespace(monotonic=clock.read, perf_counter=clock.read))
+    monkeypatch.setattr(locate_cost, "time", SimpleNamespace(monotonic=clock.read, perf_counter=clock.read))
     return clock
 
 
@@ -85,52 +85,44 @@ MEASURED = 3 * (2 + 3 + 5 + 1)
 
 def test_predicted_are_all_passes_of_a_comparison_that_agrees(clock: Clock) -> None:
     found = bound(clock, None)
-    requests = found.choose([PAIR])
-    assert [len(one) for one in requests] == list(LENGTHS)
-    assert found.predict([PAIR], requests).agree == 8 * (2 + 3) + JUDGED
+    planned, requests = found.share([PAIR])
+    assert (planned, [len(one) for one in requests]) == ([PAIR], list(LENGTHS))
+    assert found.predict([PAIR], 8) == (8 * (2 + 3) + JUDGED, 50 * 2 + 70 * 3 + 25 * 5)
 
 
-def test_decoding_takes_a_step_for_each_token(clock: Clock) -> None:
+def test_decoding_takes_a_short_pass_for_each_token_until_it_is_open(clock: Clock) -> None:
     found = bound(clock, None)
-    decoded = [2.0 * (1 + size - PROMPT) for size in LENGTHS]
-    expected = sum(2 + seconds for seconds in decoded) + 2 + decoded[0] + 2 * 5 + 4 * 1
-    assert found.predict([DECODING], found.choose([DECODING])).agree == expected
-    found.measure(DECODING, [SlowTap(clock, 2, 0), SlowTap(clock, -2, 1)])  # pyright: ignore[reportArgumentType] (measured)
-    decoded = [float(size - 2) for size in LENGTHS]
-    expected = sum(2 + seconds for seconds in decoded) + 2 + decoded[0] + 2 * 5 + 4 * 1
-    assert found.predict([DECODING], found.choose([DECODING])).agree == expected
+    assert found.predict([DECODING], 8)[0] == 8 * (2 + 24 * 1) + 2 + 24 * 1 + 2 * 5 + 4 * 1
+    slow: Any = SlowTap(clock, -2, 1)
+    found.measure(DECODING, [slow, slow])
+    assert found.predict([DECODING], 8)[0] == 8 * (2 + 22) + 2 + 22 + 2 * 5 + 4 * 1
 
 
-def test_noise_makes_no_time_that_is_less_than_none(clock: Clock) -> None:
-    slow: Any = SlowTap(clock, -15, 1)
-    timed = PassTime.measure(slow, torch.zeros(24), 16, 24, decodes=False)
-    assert (timed.of(0), timed.of(16)) == (0.0, 1.0)
+def test_each_sequence_of_a_row_takes_as_long_as_one(clock: Clock) -> None:
+    beside = EnginePair(PAIR.other, PAIR.other.but(neighbors=2))
+    assert bound(clock, None).predict([beside], 1)[0] == 2 * (3 + 3 * 3) + 2 * 5 + 4 * 1
 
 
 @pytest.mark.parametrize(("left", "count"), [(59.5, 8), (58.5, 4), (38.5, 2), (28.5, 1)])
 def test_fewer_requests_are_read_in_less_time(clock: Clock, left: float, count: int) -> None:
-    assert len(bound(clock, MEASURED + left).choose([PAIR])) == count
-
-
-@pytest.mark.parametrize(("left", "tokens"), [(103, 24), (101, 14), (61, 9), (41, 6)])
-def test_then_shorter_ones(clock: Clock, left: float, tokens: int) -> None:
     found = bound(clock, MEASURED + left)
-    assert [len(one) for one in found.choose([DECODING])] == [tokens]
-    assert found.describe(found.choose([DECODING])) == f"1 of 8 requests, {tokens} of 24 tokens at most"
+    _, requests = found.share([PAIR])
+    assert len(requests) == count
+    assert found.describe(requests) == f"{count} of 8 requests, 24 tokens at most"
 
 
 def test_where_not_all_fit_the_last_ones_wait_and_the_others_share(clock: Clock) -> None:
     found = bound(clock, MEASURED + 2 * 24 + 0.5)
-    assert len(found.choose([PAIR])) == 4
+    assert len(found.share([PAIR])[1]) == 4
     planned, requests = found.share([PAIR, PAIR, PAIR])
     assert (len(planned), len(requests)) == (2, 1)
 
 
 def test_too_little_time_is_refused_by_the_name_of_its_option(clock: Clock) -> None:
     found = bound(clock, MEASURED + 10)
-    assert found.choose([PAIR]) == []
+    assert found.share([PAIR]) == ([], [])
     assert str(found.refuse(PAIR)).startswith(
-        "locate needs 24.0 s for one request of 6 tokens, and 10.0 s of grid.budget_s="
+        "locate needs 24.0 s for one request of 24 tokens, and 10.0 s of grid.budget_s="
     )
 
 
@@ -172,30 +164,20 @@ def test_comparisons_that_were_not_begun_are_named(
     assert f"not done, for want of time or memory: {', '.join(left_out)}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("shorten", "asked", "dropped"),
-    [
-        (lambda all_: all_[:2], 1, "6 of 8 drawn requests"),
-        (lambda all_: [all_[0][:-5]], 0, "7 of 8 drawn requests, the last 5 of 13 tokens"),
-    ],
-)
-def test_what_was_shortened_beforehand_is_named(
+def test_requests_that_were_dropped_beforehand_are_named(
     models: Callable[..., Path],
     tmp_path: Path,
-    shorten: Callable[[list[Tensor]], list[Tensor]],
-    asked: int,
-    dropped: str,
     questions: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    choose = LocateTime.choose
-    monkeypatch.setattr(LocateTime, "choose", lambda self, comparisons: shorten(choose(self, comparisons)))
-    questions(asked)
+    share = LocateTime.share
+    monkeypatch.setattr(LocateTime, "share", lambda self, left: (left, share(self, left)[1][:2]))
+    questions(1)
     code, (found,) = ask(models("llama"), tmp_path / "out")
     assert (code, found["agrees"]) == (exit_codes.INCONCLUSIVE, True)
-    assert ", ".join(found["left_out"]).startswith(f"{dropped}, hf vs hf by decoding")
-    assert f"not done, for want of time or memory: {dropped}" in capsys.readouterr().out
+    assert ", ".join(found["left_out"]).startswith("6 of 8 drawn requests, hf vs hf by decoding")
+    assert "not done, for want of time or memory: 6 of 8 drawn requests" in capsys.readouterr().out
 
 
 def test_a_page_says_what_was_left_out_of_any_comparison() -> None:

@@ -27,10 +27,10 @@ from lockstep_doctor import (
     write_engine_reproduction,
     write_reproduction,
 )
+from lockstep_doctor.examine import shrink
 from lockstep_doctor.hf import open_hf
 from lockstep_doctor.locate import pick_logprobs
 from lockstep_doctor.measures import measure
-from lockstep_doctor.shrink import shrink
 
 Fault = Callable[[Any], None]
 

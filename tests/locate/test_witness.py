@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import FAMILIES
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.hf import open_hf
-from lockstep_doctor.witness import find_blocks, open_witnesses
+from lockstep_doctor.hf import find_blocks, open_hf, open_witnesses
 
 TYPES = torch.float64, torch.bfloat16
 STATES = ("mamba", "falcon_mamba", "qwen3_next", "qwen3_5_text", "bamba", "granitemoehybrid", "jamba")

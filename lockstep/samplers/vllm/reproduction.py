@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from lockstep.samplers.vllm.tap import Address, VLLMTap
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.locate import Location
-from lockstep_doctor.reproduction import find_right
+from lockstep_doctor.reproduction import find_right, write_script
 
 _SCRIPT = '''"""{what}"""
 import functools, os, sys, safetensors.torch
@@ -83,13 +82,8 @@ def write_vllm_reproduction(folder: Path, tap: VLLMTap, found: Location, tokens_
         pick=_pick(goal, end),
         tolerance=found.tolerance,
     )
-    folder.mkdir(parents=True, exist_ok=True)
     kept = inputs | {"right": _tokens_first(find_right(found), len(tokens_T)), "tokens": tokens_T}
-    safetensors.torch.save_file(
-        {name: value.contiguous().clone() for name, value in kept.items()}, folder / "inputs.safetensors"
-    )
-    (folder / "repro.py").write_text(script, encoding="utf-8")
-    return folder / "repro.py"
+    return write_script(folder, script, kept)
 
 
 def _find_residual(one: Address, addresses: Sequence[Address], found: Location) -> Tensor | None:
