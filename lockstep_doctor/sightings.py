@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import CodeType
 
 import torch
@@ -54,6 +55,14 @@ class Sightings:
     def find(self, tensor: Tensor) -> list[Sighting]:
         """Returns who gave these numbers, or had them, in order; empty for those that others may have, too."""
         return self._seen.get(_sum_of(tensor) or (0, ""), [])
+
+    def find_ways(self, tensor: Tensor) -> list[list[Sighting]]:
+        """Returns the same for each tensor with these numbers: its way begins where it was read, as the first was."""
+        seen, starts = self.find(tensor), dict[int | None, int]()
+        for place, one in enumerate(seen):
+            if (one.operator.name, one.operator.stack[:1]) == (seen[0].operator.name, seen[0].operator.stack[:1]):
+                starts.setdefault(one.number, place)
+        return [seen[start:end] for start, end in pairwise([*starts.values(), len(seen)])]
 
     def find_like(self, last: Sighting) -> list[list[Sighting]]:
         """Returns the ways of other numbers by the line where some were seen last, those of the same call first."""
