@@ -85,8 +85,13 @@ class BuildLog(TorchDispatchMode):
         return self._numbers.get(value)
 
     def find_table(self, tensor: Tensor) -> OperatorTrace | None:
-        """Returns the operators that made a tensor, of which it is the last value; None where it is no constant."""
+        """Returns the operators that made a tensor, of which it is the last value; None where it is no constant.
+
+        Of memory that nothing has filled, it is the operator that took it.
+        """
         last = self._current.get(memory_of(tensor))
+        if last is not None and self._operators[last].name.startswith(UNSET):
+            return OperatorTrace([_keep(tensor)], [replace(self._operators[last], inputs=(), outputs=(0,))])
         value = None if last is None else self._values[last]
         if last is None or value is None or not torch.equal(value, _keep(tensor)):
             return None
@@ -160,7 +165,7 @@ class BuildLog(TorchDispatchMode):
             place for number in (writer, *follows) for place in self._places.get(number, ()) if reached
         )
         found[1:1] = [Operator("makes a place", (place,), (), (), ()) for place in places]
-        lines = tuple(dict.fromkeys(line for right in found_as for line in self.sightings.find_lines(right)))
+        lines = tuple(self.sightings.find_lines({one.number for way in ways for one in way} - {None}))
         return [replace(one, lines=() if place else lines) for place, one in enumerate(found)]
 
     def _find_followers(self, first: int) -> list[int]:

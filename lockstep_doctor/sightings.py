@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import CodeType
@@ -72,9 +72,10 @@ class Sightings:
         ]
         return sorted(ways, key=lambda way: call not in [one.calls[:1] for one in way])
 
-    def find_lines(self, tensor: Tensor) -> list[Frame]:
-        """Returns the lines that ran while a function had these numbers last."""
-        ran = self._lines.get(_sum_of(tensor) or (0, ""), {})
+    def find_lines(self, operators: Collection[int | None]) -> list[Frame]:
+        """Returns the lines that ran while a function had numbers that one of these operators had written."""
+        some = [one for one, seen in self._seen.items() if any(x.number in operators for x in seen)]
+        ran = dict.fromkeys(line for one in some for line in self._lines.get(one, ()))
         return [Frame(code.co_filename, line, code.co_qualname) for code, line in ran]
 
     def note(self, tensor: Tensor, memory: object, sighting: Sighting) -> None:
