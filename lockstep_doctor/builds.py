@@ -39,6 +39,8 @@ _ROWS, _MOST = 1024, 1 << 24
 _SOURCES = ("aten.lift_fresh",)
 """Operators that hand on what no operator made, as `torch.tensor` does."""
 
+_COPIES = ("aten.copy_", "aten.clone", "aten._to_copy")
+
 _TRIVIAL = (0, 1, -1)
 
 _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -90,12 +92,12 @@ class BuildLog(TorchDispatchMode):
         Of memory that nothing has filled, it is the operator that took it.
         """
         last = self._current.get(memory_of(tensor))
-        if last is not None and self._operators[last].name.startswith(UNSET):
-            return OperatorTrace([_keep(tensor)], [replace(self._operators[last], inputs=(), outputs=(0,))])
+        wanted = [] if last is None else self._find_sources(last)
+        if wanted and all(self._operators[number].name.startswith((*UNSET, *_COPIES)) for number in wanted):
+            return OperatorTrace([_keep(tensor)], [replace(self._operators[wanted[0]], inputs=(), outputs=(0,))])
         value = None if last is None else self._values[last]
-        if last is None or value is None or not torch.equal(value, _keep(tensor)):
+        if value is None or not torch.equal(value, _keep(tensor)):
             return None
-        wanted = self._find_sources(last)
         places = {number: place for place, number in enumerate(wanted)}
         values = [one for number in wanted if (one := self._values[number]) is not None]
         operators = [
@@ -257,6 +259,8 @@ class BuildLog(TorchDispatchMode):
         is_whole = given.numel() * given.element_size() == given.untyped_storage().nbytes()
         if operator.name.startswith("aten.copy_") and is_whole:
             inputs = inputs[1:]
+        if operator.name.startswith(UNSET):
+            inputs = []
         follows = [self._current.get(memory_of(x)) for x in inputs]
         sources = [one for one in follows if one is not None and self._values[one] is not None]
         is_constant = len(sources) == len(follows) and is_whole and given.numel() <= _MOST and not given.is_meta

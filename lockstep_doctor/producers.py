@@ -62,8 +62,9 @@ def find_producers(
         ran = tuple(dict.fromkeys(frame for one in reversed(table.operators) for frame in one.stack))
         found += [replace(one, lines=ran) for one in first]
         found += _origins(own, first, [*known, *counts])
-        given = {x for one in first[:1] for x in one.inputs}  # which may be right for another step
-        found += [one for one in table.operators if not given.isdisjoint(one.outputs)]
+        every = torch.cat(final).unique() if final else plain
+        given = {x for one in first[:1] for x in one.inputs if not _is_among(_sort(table.values[x], tokens), every)}
+        found += [one for one in table.operators if not given.isdisjoint(one.outputs)]  # right before another step
     found += _origins(own, wrong[:2], [*known, *counts])
     return list(dict.fromkeys(found))
 
