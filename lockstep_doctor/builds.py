@@ -40,6 +40,7 @@ _SOURCES = ("aten.lift_fresh",)
 """Operators that hand on what no operator made, as `torch.tensor` does."""
 
 _COPIES = ("aten.copy_", "aten.clone", "aten._to_copy")
+"""Operators that give the numbers that they are given."""
 
 _TRIVIAL = (0, 1, -1)
 
@@ -146,9 +147,8 @@ class BuildLog(TorchDispatchMode):
         """
         made = [self._current[memory] for x in owns if (memory := memory_of(x)) in self._current]
         sources = sorted({one for number in made for one in self._find_sources(number)})
-        forms = [[right.to(dtype) for dtype in dict.fromkeys(x.dtype for x in owns)] + [right] for right in rights]
-        found_as = [next(filter(self.sightings.find, some), some[-1]) for some in forms]
-        ways = [way for right in found_as for way in self.sightings.find_ways(right)]
+        dtypes = {x.dtype for x in owns}
+        ways = [way for right in rights for way in self.sightings.find_ways(right, dtypes)]
         if not ways:
             are_known = any(map(self.sightings.is_known, rights))
             return [replace(one, name="reads others") for one in self._readers.values()] if are_known else []
@@ -163,9 +163,8 @@ class BuildLog(TorchDispatchMode):
             found = [self._operators[(after or reached)[0]]]
         if writer in reached and writer in self._places and last.operator.stack != self._operators[writer].stack:
             found = [self._operators[number] for number in (writer, *after[:1])]  # all parts were there, in some order
-        places = dict.fromkeys(
-            place for number in (writer, *follows) for place in self._places.get(number, ()) if reached
-        )
+        numbers = (writer, *follows) if reached else ()
+        places = dict.fromkeys(place for number in numbers for place in self._places.get(number, ()))
         found[1:1] = [Operator("makes a place", (place,), (), (), ()) for place in places]
         lines = tuple(self.sightings.find_lines({one.number for way in ways for one in way} - {None}))
         return [replace(one, lines=() if place else lines) for place, one in enumerate(found)]

@@ -406,7 +406,7 @@ def _open(
     if found and not here and own.around and other.name not in cleared:  # it leaves out what the other one runs
         found = [*around[:1], *found]
     found = [*built, *(Suspect(other.name, one) for one in (*swapped, find_unset_end(own)) if one is not None), *found]
-    if number := first_other_number(own, theirs):
+    if (number := first_other_number(own, theirs)) and not any(one.operator == number[1] for one in found):
         trace, operator = number
         if trace is theirs:  # the other engine leaves it out, in the function that should have called it
             operator = find_caller(operator, reference.functions(tokens_T) - other.functions(tokens_T))
@@ -476,7 +476,7 @@ def _rank(found: Sequence[Suspect], side: _Traced, cleared: Collection[str]) -> 
     ]
     own, first, tables = [one for one in found if one not in idle], side.suspects[:1], side.trace.tables
     read = [tables[value].operators[-1] for one in first for value in one.inputs if value in tables]
-    called = [replace(one, stack=one.stack[2:]) for one in first]
+    called = [replace(one, stack=one.stack[2:]) for one in first if one.stack[2:]]
     made, callers = ([Suspect(side.tap.name, one) for one in some] for some in (read, called))
     return [*own[:1], *made, *own[1:], *callers, *idle]
 

@@ -49,11 +49,9 @@ def find_producers(
         if not table.values[-1].is_floating_point() or not any(value in one.inputs for one in own.operators):
             continue
         if table.operators[-1].name.startswith(UNSET):
-            fills = [
-                one.operators[-1] for one in other.tables.values() if one.values[-1].shape == table.values[-1].shape
-            ]
-            found += [replace(one, name=f"fills what nothing fills here: {one.name}") for one in fills]
-            found += table.operators
+            alike = [one for one in other.tables.values() if one.values[-1].shape == table.values[-1].shape]
+            fills = [replace(one.operators[-1], name="fills what nothing fills here") for one in alike]
+            found += [*fills, *table.operators]
             continue
         good = _check_table([_sort(one, tokens) for one in table.values], right, final, handed_on, plain)
         if good[-1]:

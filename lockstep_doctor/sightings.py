@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import CodeType
@@ -56,9 +56,13 @@ class Sightings:
         """Returns who gave these numbers, or had them, in order; empty for those that others may have, too."""
         return self._seen.get(_sum_of(tensor) or (0, ""), [])
 
-    def find_ways(self, tensor: Tensor) -> list[list[Sighting]]:
-        """Returns the same for each tensor with these numbers: its way begins where it was read, as the first was."""
-        seen, starts = self.find(tensor), dict[int | None, int]()
+    def find_ways(self, tensor: Tensor, dtypes: Iterable[torch.dtype]) -> list[list[Sighting]]:
+        """Returns the same in one of these types, or else as it is, for each tensor with these numbers.
+
+        The way of each begins where it was read, as the first was.
+        """
+        forms = [*(tensor.to(one) for one in dtypes if one in _FLOATS), tensor]
+        seen, starts = next(filter(None, map(self.find, forms)), []), dict[int | None, int]()
         for place, one in enumerate(seen):
             if (one.operator.name, one.operator.stack[:1]) == (seen[0].operator.name, seen[0].operator.stack[:1]):
                 starts.setdefault(one.number, place)
