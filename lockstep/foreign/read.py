@@ -16,7 +16,7 @@ from lockstep.foreign.shell import find_command
 from lockstep.foreign.words import Config, Json, flatten
 
 _MOST_BASES = 20
-_LARGEST_BYTES = 1 << 20
+_LARGEST_BYTES = 1 << 18
 _TOO_DEEP = f"{{}} is nested more than {yaml12.DEEPEST} deep"
 
 

@@ -126,9 +126,17 @@ def _join_lines(script: str) -> Iterator[str]:
 
 def _continue(line: str, lines: Iterator[str]) -> str:
     """A line with those that a backslash adds to it."""
-    while line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
-        line = line.rstrip()[:-1] + " " + _drop_comment(next(lines, ""))
-    return line
+    parts: list[str] = []
+    while _is_continued(line):
+        parts.append(line.rstrip()[:-1])
+        line = _drop_comment(next(lines, ""))
+    return " ".join([*parts, line])
+
+
+def _is_continued(line: str) -> bool:
+    """True for a line, other than a comment, that an odd number of backslashes ends."""
+    text = line.rstrip()
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1 and not line.lstrip().startswith("#")
 
 
 def _close_quote(line: str, lines: Iterator[str]) -> tuple[str, Iterator[str]]:

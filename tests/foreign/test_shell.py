@@ -96,3 +96,8 @@ def test_a_shell_is_given_several_lines(shell: str) -> None:
 def test_a_quote_that_does_not_end_takes_no_lines() -> None:
     script = "cat > notes <<EOF\nit's a run\nEOF\n# don't\npython -m openrlhf.cli.train_sft --a 1\necho it's\n"
     assert find_command(script).read() == {"a": 1}
+
+
+def test_two_backslashes_add_no_line() -> None:
+    script = "echo here\\\\\npython -m openrlhf.cli.train_sft --a 1 \\\n --b 2 \\\\\necho done\n"
+    assert find_command(script).read() == {"a": 1, "b": [2, "\\"]}
