@@ -171,7 +171,7 @@ class TappedWorker(WeightReceiver):
             right: The weights as they should be, by their names in `transformers`, as safetensors.
         """
         read, point = lay_as_linear(self._network, safetensors.torch.load(right)), CutPoint.parse(asked)
-        weights = {name: x.to(self.model_config.dtype) for name, x in read.items()}
+        weights = {name: x.to(self.vllm_config.model_config.dtype) for name, x in read.items()}
         log = find_build(self._model)
         sites = [one for one in find_sites(self._model, self._network).sites if one.end == "out" and point in one.cuts]
         with set_current_vllm_config(self.vllm_config):
