@@ -39,6 +39,9 @@ _ROWS, _MOST = 1024, 1 << 24
 _SOURCES = ("aten.lift_fresh",)
 """Operators that hand on what no operator made, as `torch.tensor` does."""
 
+_COPIES = ("aten.copy_", "aten.clone", "aten._to_copy")
+"""Operators that give the numbers that they are given."""
+
 _TRIVIAL = (0, 1, -1)
 
 _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -67,8 +70,9 @@ class BuildLog(TorchDispatchMode):
         self._readers: dict[Frame, Operator] = {}
         self._numbers: dict[Number, Operator] = {}
         self._latest: dict[Number, Frame] = {}
+        self._recent: dict[Number, dict[Frame, None]] = {}
         self._returned: Number | None = None
-        self._given: dict[Frame, None] = {}
+        self._given: dict[StorageWeakRef, dict[Frame, None]] = {}
         self._places: dict[int, tuple[Frame, ...]] = {}
         self._operators: list[Operator] = []
         self._values: list[Tensor | None] = []
@@ -84,12 +88,17 @@ class BuildLog(TorchDispatchMode):
         return self._numbers.get(value)
 
     def find_table(self, tensor: Tensor) -> OperatorTrace | None:
-        """Returns the operators that made a tensor, of which it is the last value; None where it is no constant."""
+        """Returns the operators that made a tensor, of which it is the last value; None where it is no constant.
+
+        Of memory that nothing has filled, it is the operator that took it.
+        """
         last = self._current.get(memory_of(tensor))
+        wanted = [] if last is None else self._find_sources(last)
+        if wanted and all(self._operators[number].name.startswith((*UNSET, *_COPIES)) for number in wanted):
+            return OperatorTrace([_keep(tensor)], [replace(self._operators[wanted[0]], inputs=(), outputs=(0,))])
         value = None if last is None else self._values[last]
-        if last is None or value is None or not torch.equal(value, _keep(tensor)):
+        if value is None or not torch.equal(value, _keep(tensor)):
             return None
-        wanted = self._find_sources(last)
         places = {number: place for place, number in enumerate(wanted)}
         values = [one for number in wanted if (one := self._values[number]) is not None]
         operators = [
@@ -134,26 +143,30 @@ class BuildLog(TorchDispatchMode):
 
         Args:
             owns: Tensors that a model has.
-            rights: What should be there, as it was read.
+            rights: What should be there, as it was read or in the model's type.
         """
         made = [self._current[memory] for x in owns if (memory := memory_of(x)) in self._current]
         sources = sorted({one for number in made for one in self._find_sources(number)})
-        ways = [way for right in rights if (way := self.sightings.find(right))]
+        dtypes = {x.dtype for x in owns}
+        ways = [way for right in rights for way in self.sightings.find_ways(right, dtypes)]
         if not ways:
             are_known = any(map(self.sightings.is_known, rights))
             return [replace(one, name="reads others") for one in self._readers.values()] if are_known else []
-        way = min(ways, key=lambda one: one[-1].number in sources)
-        last, follows = way[-1], sources
-        if last.number not in sources and last.number in self._places:  # in memory that a kernel has packed since
-            follows = self._find_followers(last.number)
+        way = min(ways, key=lambda one: (one[-1].number in sources, len(one)))
+        last, writer, follows = way[-1], [one.number for one in way if one.number is not None][-1], sources
+        if writer not in sources and writer in self._places:  # in memory that a kernel has packed since
+            follows = self._find_followers(writer)
         reached = [one.number for one in way if one.number in follows]
         after = [number for number in follows if number > max(reached, default=-1)]
         found = find_gap(last, self.sightings.find_like(last))
         if last.number in reached:
             found = [self._operators[(after or reached)[0]]]
-        places = dict.fromkeys(place for number in follows for place in self._places.get(number, ()) if reached)
+        if writer in reached and writer in self._places and last.operator.stack != self._operators[writer].stack:
+            found = [self._operators[number] for number in (writer, *after[:1])]  # all parts were there, in some order
+        numbers = (writer, *follows) if reached else ()
+        places = dict.fromkeys(place for number in numbers for place in self._places.get(number, ()))
         found[1:1] = [Operator("makes a place", (place,), (), (), ()) for place in places]
-        lines = tuple(dict.fromkeys(line for right in rights for line in self.sightings.find_lines(right)))
+        lines = tuple(self.sightings.find_lines({one.number for way in ways for one in way} - {None}))
         return [replace(one, lines=() if place else lines) for place, one in enumerate(found)]
 
     def _find_followers(self, first: int) -> list[int]:
@@ -229,7 +242,10 @@ class BuildLog(TorchDispatchMode):
         frames = list(callers(sys._getframe(1)))
         operator = Operator(str(func), tuple(map(frame_of, frames)), (), (), scalars)
         calls = [self._serials.get(id(one), 0) for one in frames]
-        self._given.update(dict.fromkeys(self._latest[x] for x in scalars if x in self._latest and x not in _TRIVIAL))
+        for x in scalars if inputs else ():
+            if x in self._latest and x not in _TRIVIAL:
+                makers = self._recent.get(x) or {self._latest[x]: None}
+                self._given.setdefault(memory_of(inputs[0]), {}).update(makers)
         for one in written or fresh:
             self._note(func, operator, calls, inputs, one)
         for one in (*written, *(x for x in tree_leaves(outcome) if isinstance(x, Tensor))):
@@ -242,6 +258,8 @@ class BuildLog(TorchDispatchMode):
         is_whole = given.numel() * given.element_size() == given.untyped_storage().nbytes()
         if operator.name.startswith("aten.copy_") and is_whole:
             inputs = inputs[1:]
+        if operator.name.startswith(UNSET):
+            inputs = []
         follows = [self._current.get(memory_of(x)) for x in inputs]
         sources = [one for one in follows if one is not None and self._values[one] is not None]
         is_constant = len(sources) == len(follows) and is_whole and given.numel() <= _MOST and not given.is_meta
@@ -253,8 +271,9 @@ class BuildLog(TorchDispatchMode):
         self._calls.append(calls)
         self._current[memory_of(given)] = number
         if not is_whole:
-            self._places[number] = tuple(self._given)
+            self._places[number] = tuple(self._given.get(memory_of(given), ()))
         self._given.clear()
+        self._recent.clear()
 
     def _trace(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
         return self._try(self._watch, frame, event, value)
@@ -281,29 +300,31 @@ class BuildLog(TorchDispatchMode):
             for x in frame.f_locals.values():
                 self._hand(x, frame)
         before, line = dict(_numbers(frame)), frame.f_lineno
+        keywords = [one for one in frame.f_locals.values() if type(one) is dict]
+        given = {x for one in keywords for x in one.values() if type(x) in (int, float)}
 
         def note(frame: FrameType, event: str, value: Any) -> None:
             nonlocal before, line
-            held = dict(_numbers(frame))
-            self._make((held[name] for name in held.keys() - before.keys()), frame, line)
-            self._make((x for name, x in held.items() if name in before and before[name] != x), frame, line)
+            held, known = dict(_numbers(frame)), given.union(before.values())
+            self._make((x for name, x in held.items() if before.get(name) != x), frame, line, known)
             before, line = held, frame.f_lineno
             self.sightings.note_line(frame.f_code, line)
             if event == "return":
-                self._make([value] if type(value) in (int, float) else [], frame, line)
+                self._make([value] if type(value) in (int, float) else [], frame, line, set())
                 if is_generator:
                     self._hand_over(value, frame)
             self._returned = value if event == "return" and type(value) in (int, float) else None
 
         return partial(self._try, note)
 
-    def _make(self, numbers: Iterable[Number], frame: FrameType, line: int) -> None:
-        """Notes numbers that a function has made, and not only got from one that it called."""
+    def _make(self, numbers: Iterable[Number], frame: FrameType, line: int, known: Collection[Number]) -> None:
+        """Notes numbers that a function has made, and not only got from one that it called, or copied."""
         for number in numbers:
             if number not in self._numbers:
                 self._numbers[number] = Operator(f"the number {number:.6g}", _at(frame, line), (), (), ())
-            if number != self._returned:
+            if number not in self._latest or (number != self._returned and number not in known):
                 self._latest[number] = replace(frame_of(frame), line=line)
+                self._recent.setdefault(number, {})[self._latest[number]] = None
 
     def _hand(self, value: Any, frame: FrameType) -> None:
         """Notes that a function has a tensor now."""

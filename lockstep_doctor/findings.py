@@ -109,14 +109,12 @@ def describe_place(place: FaultPlace) -> Iterator[str]:
 
 def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
     """Yields the arguments that differ, of one operator in both engines."""
-    if len(place.suspects) < 2:
-        return
-    one, its = (suspect.operator for suspect in place.suspects[:2])
-    engine, other = (suspect.engine for suspect in place.suspects[:2])
-    if one.name == its.name and len(one.scalars) == len(its.scalars):
-        for own, theirs in zip(one.scalars, its.scalars, strict=True):
+    first, some = place.suspects[:1], place.suspects
+    pairs = [(a, b) for a in first for b in some if a.engine != b.engine and a.operator.name == b.operator.name]
+    for one, its in pairs[:1]:
+        for own, theirs in zip(one.operator.scalars, its.operator.scalars, strict=False):
             if own != theirs:
-                yield f"  an argument is {own} in {engine} and {theirs} in {other}"
+                yield f"  an argument is {own} in {one.engine} and {theirs} in {its.engine}"
 
 
 def tree_of(found: PairExamination) -> dict[str, Any]:

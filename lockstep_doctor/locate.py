@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -16,16 +15,18 @@ from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.measures import BROKEN, find_error
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.operators import (
-    Frame,
     Operator,
     OperatorTrace,
+    find_caller,
     find_makers,
     find_unset_end,
     first_other_number,
+    order_suspects,
+    say_around,
     suspects,
 )
 from lockstep_doctor.producers import find_producers
-from lockstep_doctor.settings import ShowsModules, find_settings
+from lockstep_doctor.settings import find_numbers
 from lockstep_doctor.statistics import CAP, score_tokens
 from lockstep_doctor.tap import LoadsWeights, Tap
 
@@ -244,8 +245,8 @@ def locate(
         alone = removed if len(chosen) == 1 else undo(some)
         place = FaultPlace(some, alone, loaded, values, exact.get(end), allow(end))
         opened = _open(reference, other, tokens_T, right, some[0], ends, allow(end), place.cleared)
-        places.append(replace(place, suspects=[*loaded, *opened]))
-    others = [one for one in segments if not any(one in some for some in chosen)]
+        places.append(replace(place, suspects=_spread([*loaded, *opened])))
+    others = [one for one in segments if one not in _flat(chosen)]
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
 
 
@@ -380,12 +381,12 @@ def _open(
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
-    around = [Suspect(tap.name, _say_around(one)) for tap, one in ((other, own), (reference, theirs)) if one.around]
+    around = [Suspect(tap.name, say_around(one)) for tap, one in ((other, own), (reference, theirs)) if one.around]
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
     are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
     ran = [one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)]
     here, there = (
-        _order([one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace)
+        order_suspects([one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace)
         for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )
     sides = (_Traced(other, own, here), _Traced(reference, theirs, there))
@@ -395,19 +396,20 @@ def _open(
     if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
         here, there = (
-            [_find_caller(one, less) if segment.missing or one.early else one for one in some] for some in (here, there)
+            [find_caller(one, less) if segment.missing or one.early else one for one in some] for some in (here, there)
         )
     found = _in_turn((other, here), (reference, there), segment.missing)
+    if other.name not in cleared:
+        found = _rank(found, sides[0], cleared)
     if segment.missing:
         return [*around[:1], *found]
     if found and not here and own.around and other.name not in cleared:  # it leaves out what the other one runs
         found = [*around[:1], *found]
     found = [*built, *(Suspect(other.name, one) for one in (*swapped, find_unset_end(own)) if one is not None), *found]
-    number = first_other_number(own, theirs)
-    if number is not None and not any(one.operator == number[1] for one in found):
+    if (number := first_other_number(own, theirs)) and not any(one.operator == number[1] for one in found):
         trace, operator = number
         if trace is theirs:  # the other engine leaves it out, in the function that should have called it
-            operator = _find_caller(operator, reference.functions(tokens_T) - other.functions(tokens_T))
+            operator = find_caller(operator, reference.functions(tokens_T) - other.functions(tokens_T))
         found.insert(2, Suspect((other if trace is own else reference).name, operator))
     if found:
         return found
@@ -436,20 +438,8 @@ def _find_built(sides: tuple[_Traced, _Traced], count: int, cleared: Collection[
         Suspect(own.tap.name, one)
         for own, beside in (sides, sides[::-1])
         if own.tap.name not in cleared
-        for one in find_producers(own.trace, beside.trace, own.suspects, count, _find_numbers(beside.tap))
+        for one in find_producers(own.trace, beside.trace, own.suspects, count, find_numbers(beside.tap))
     ]
-
-
-def _order(some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace) -> list[Operator]:
-    """Operators from which the ends follow first, early ones, which may be other ways to the same, second.
-
-    Last are those that read only what the segment did not make, such as a weight, and from which no end follows.
-    """
-    outside = set(trace.external())
-    idle = [one for one in some if one not in makers and outside.issuperset(one.inputs)]
-    found = sorted((one for one in some if one not in idle), key=lambda one: one not in makers)
-    inside, early = ([one for one in found if one.early == kind] for kind in (False, True))
-    return [*inside[:1], *early, *inside[1:], *idle]
 
 
 def _find_loaders(reference: Tap, other: Tap, segment: Segment) -> list[Suspect]:
@@ -465,17 +455,6 @@ def _find_loaders(reference: Tap, other: Tap, segment: Segment) -> list[Suspect]
     return [*(Suspect(name, one) for name, one in chosen), *loaded]
 
 
-def _find_numbers(tap: Tap) -> set[float]:
-    """The settings of an engine that are numbers, as far as they are known."""
-    every = find_settings(tap.model).values() if isinstance(tap, ShowsModules) else ()
-    return {float(one) for one in every if type(one) in (int, float)}
-
-
-def _say_around(trace: OperatorTrace) -> Operator:
-    """The functions around a segment, as if they were one operator."""
-    return Operator("call", trace.around, (), (), ())
-
-
 def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
     """The last cut before a segment's end through which all goes: queries, keys and values lie side by side."""
     if segment.start is None or segment.start.layer is None:
@@ -484,17 +463,38 @@ def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
     return next((cut for cut in earlier if cut.stage in TRUNK and cut.layer == segment.start.layer), segment.start)
 
 
+def _rank(found: Sequence[Suspect], side: _Traced, cleared: Collection[str]) -> list[Suspect]:
+    """Suspects of an engine that may be wrong: behind the first what made the tables that it reads, last who called it.
+
+    Behind them are functions that only the other engine has, if that one is cleared.
+    """
+    files = {frame.file for one in side.trace.operators for frame in one.stack}
+    idle = [
+        one
+        for one in found
+        if one.engine in cleared and files.isdisjoint(frame.file for frame in one.operator.stack[:1])
+    ]
+    own, first, tables = [one for one in found if one not in idle], side.suspects[:1], side.trace.tables
+    read = [tables[value].operators[-1] for one in first for value in one.inputs if value in tables]
+    called = [replace(one, stack=one.stack[2:]) for one in first if one.stack[2:]]
+    made, callers = ([Suspect(side.tap.name, one) for one in some] for some in (read, called))
+    return [*own[:1], *made, *own[1:], *callers, *idle]
+
+
+def _spread(found: Sequence[Suspect]) -> list[Suspect]:
+    """Suspects with those behind whose function, and the one that called it, an earlier one has."""
+
+    def place(one: Suspect) -> tuple[str, ...]:
+        return tuple(frame.function for frame in one.operator.stack[:2])
+
+    first = {place(one): one for one in reversed(found)}
+    return sorted(found, key=lambda one: first[place(one)] is not one)
+
+
 def _in_turn(
     own: tuple[Tap, Sequence[Operator]], reference: tuple[Tap, Sequence[Operator]], missing: Sequence[CutPoint]
 ) -> list[Suspect]:
     """Suspects of both engines in turn, the reference's first where the other engine leaves something out."""
     sides = (reference, own) if missing else (own, reference)
     lists = [[Suspect(tap.name, one) for one in some] for tap, some in sides]
-    return [one for pair in zip_longest(*lists) for one in pair if one is not None]
-
-
-def _find_caller(operator: Operator, less: Counter[str]) -> Operator:
-    """The same with the lines from the one on that calls what runs less often in the other engine."""
-    missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
-    stack: tuple[Frame, ...] = operator.stack[max(missing, default=-1) + 1 :]
-    return replace(operator, stack=stack or operator.stack)
+    return [one for pair in zip_longest(*lists) for one in pair if one]

@@ -158,7 +158,7 @@ class ModuleTap:
         wrong = [name for name, (a, b) in pairs.items() if not (_is_cast(a, b) or _is_cast(b, a))]
         if log is None or not wrong:
             return []
-        lost = log.find_losers([own[name] for name in wrong], [weights[name].to(own[name].dtype) for name in wrong])
+        lost = log.find_losers([own[name] for name in wrong], [weights[name] for name in wrong])
         return [*lost, *log.find_fillers(self.model, wrong)]
 
     def choices(self, other: ModuleTap, cuts: Iterable[CutPoint]) -> list[tuple[str, Operator]]:

@@ -466,3 +466,26 @@ def first_other_number(own: OperatorTrace, other: OperatorTrace) -> tuple[Operat
             if a not in unset and not first.is_floating_point() and not torch.equal(first, second):
                 return own, one
     return None
+
+
+def order_suspects(some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace) -> list[Operator]:
+    """Returns operators from which the ends follow first, early ones, which may be other ways to the same, second.
+
+    Last are those that read only what the segment did not make, such as a weight, and from which no end follows.
+    """
+    outside = set(trace.external())
+    idle = [one for one in some if one not in makers and outside.issuperset(one.inputs)]
+    found = sorted((one for one in some if one not in idle), key=lambda one: one not in makers)
+    inside, early = ([one for one in found if one.early == kind] for kind in (False, True))
+    return [*inside[:1], *early, *inside[1:], *idle]
+
+
+def say_around(trace: OperatorTrace) -> Operator:
+    """Returns the functions around a segment, as if they were one operator."""
+    return Operator("call", trace.around, (), (), ())
+
+
+def find_caller(operator: Operator, less: Counter[str]) -> Operator:
+    """Returns the same with the lines from the one on that calls what runs less often in the other engine."""
+    missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
+    return replace(operator, stack=operator.stack[max(missing, default=-1) + 1 :] or operator.stack)

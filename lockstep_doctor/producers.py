@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lockstep_doctor.operators import Operator, OperatorTrace, find_first_bad
+from lockstep_doctor.operators import UNSET, Operator, OperatorTrace, find_first_bad
 from lockstep_doctor.values import MASKED
 
 _CLOSE, _SAME = 2e-5, 1e-6
@@ -48,6 +48,11 @@ def find_producers(
     for value, table in own.tables.items() if other.tables else ():
         if not table.values[-1].is_floating_point() or not any(value in one.inputs for one in own.operators):
             continue
+        if table.operators[-1].name.startswith(UNSET):
+            alike = [one for one in other.tables.values() if one.values[-1].shape == table.values[-1].shape]
+            fills = [replace(one.operators[-1], name="fills what nothing fills here") for one in alike]
+            found += [*fills, *table.operators]
+            continue
         good = _check_table([_sort(one, tokens) for one in table.values], right, final, handed_on, plain)
         if good[-1]:
             continue
@@ -55,6 +60,9 @@ def find_producers(
         ran = tuple(dict.fromkeys(frame for one in reversed(table.operators) for frame in one.stack))
         found += [replace(one, lines=ran) for one in first]
         found += _origins(own, first, [*known, *counts])
+        every = torch.cat(final).unique() if final else plain
+        given = {x for one in first[:1] for x in one.inputs if not _is_among(_sort(table.values[x], tokens), every)}
+        found += [one for one in table.operators if not given.isdisjoint(one.outputs)]  # right before another step
     found += _origins(own, wrong[:2], [*known, *counts])
     return list(dict.fromkeys(found))
 

@@ -169,3 +169,9 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _show(value: Any) -> str:
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def find_numbers(tap: object) -> set[float]:
+    """Returns the settings of an engine that are numbers, as far as they are known."""
+    every = find_settings(tap.model).values() if isinstance(tap, ShowsModules) else ()
+    return {float(one) for one in every if type(one) in (int, float)}

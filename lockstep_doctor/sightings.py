@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import CodeType
 
 import torch
@@ -55,16 +56,30 @@ class Sightings:
         """Returns who gave these numbers, or had them, in order; empty for those that others may have, too."""
         return self._seen.get(_sum_of(tensor) or (0, ""), [])
 
+    def find_ways(self, tensor: Tensor, dtypes: Iterable[torch.dtype]) -> list[list[Sighting]]:
+        """Returns the same in one of these types, or else as it is, for each tensor with these numbers.
+
+        The way of each begins where it was read, as the first was.
+        """
+        forms = [*(tensor.to(one) for one in dtypes if one in _FLOATS), tensor]
+        seen, starts = next(filter(None, map(self.find, forms)), []), dict[int | None, int]()
+        for place, one in enumerate(seen):
+            if (one.operator.name, one.operator.stack[:1]) == (seen[0].operator.name, seen[0].operator.stack[:1]):
+                starts.setdefault(one.number, place)
+        return [seen[start:end] for start, end in pairwise([*starts.values(), len(seen)])]
+
     def find_like(self, last: Sighting) -> list[list[Sighting]]:
-        """Returns the ways of other numbers that came by the function where some were seen last."""
-        here = last.operator.stack[:1]
-        return [
+        """Returns the ways of other numbers by the line where some were seen last, those of the same call first."""
+        here, call = last.operator.stack[:1], last.calls[:1]
+        ways = [
             way for way in self._seen.values() if way[-1] is not last and here in [x.operator.stack[:1] for x in way]
         ]
+        return sorted(ways, key=lambda way: call not in [one.calls[:1] for one in way])
 
-    def find_lines(self, tensor: Tensor) -> list[Frame]:
-        """Returns the lines that ran while a function had these numbers last."""
-        ran = self._lines.get(_sum_of(tensor) or (0, ""), {})
+    def find_lines(self, operators: Collection[int | None]) -> list[Frame]:
+        """Returns the lines that ran while a function had numbers that one of these operators had written."""
+        some = [one for one, seen in self._seen.items() if any(x.number in operators for x in seen)]
+        ran = dict.fromkeys(line for one in some for line in self._lines.get(one, ()))
         return [Frame(code.co_filename, line, code.co_qualname) for code, line in ran]
 
     def note(self, tensor: Tensor, memory: object, sighting: Sighting) -> None:
@@ -126,11 +141,16 @@ def find_gap(last: Sighting, ways: Sequence[Sequence[Sighting]]) -> list[Operato
 
 
 def _find_next(way: Sequence[Sighting], last: Sighting) -> Sighting | None:
-    """The step of other numbers behind the one that is like `last`, in another function."""
-    here = [frame.function for frame in last.operator.stack[:1]]
-    places = [place for place, one in enumerate(way) if one.operator.stack[:1] == last.operator.stack[:1]]
-    after = way[places[-1] :] if places else ()
-    return next((one for one in after if [frame.function for frame in one.operator.stack[:1]] != here), None)
+    """The step of other numbers behind the one that is like `last`, in another function.
+
+    Numbers come by a function in several calls, as by a generator for each module inside of another: the call that had
+    both, or else their first.
+    """
+    here, function = last.operator.stack[:1], [frame.function for frame in last.operator.stack[:1]]
+    calls = [one.calls[:1] for one in way if one.operator.stack[:1] == here]
+    call = last.calls[:1] if last.calls[:1] in calls else calls[0]
+    place = max(place for place, one in enumerate(way) if one.calls[:1] == call)
+    return next((one for one in way[place:] if [x.function for x in one.operator.stack[:1]] != function), None)
 
 
 def _sum_of(tensor: Tensor) -> _Sum | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,6 +74,17 @@ def test_a_table_that_is_copied_coarsely_has_the_copy_and_not_its_maker() -> Non
     tables = {place: OperatorTrace([x], [run("made", (), (0,))]) for place, x in enumerate((cos, sin))}
     other = OperatorTrace([cos, sin, OUT], [run("turn", (0, 1), (2,))], tables=tables)
     assert [one.name for one in find_producers(own, other, [turn], 6, ())] == ["copy"]
+
+
+def test_behind_a_wrong_step_of_a_table_stands_what_made_its_inputs() -> None:
+    """A product in place of a quotient is right for the other engine, which divides by it next."""
+    powers, positions = torch.arange(2.0, 10.0), torch.arange(6.0)[:, None]
+    steps = [run("power", (), (0,)), run("scale", (0,), (1,)), run("outer", (1,), (2,))]
+    turn = run("turn", (0,), (1,))
+    made = [powers, powers.clone(), powers * positions]
+    own = OperatorTrace([made[-1], WRONG], [turn], tables={0: OperatorTrace(made, steps)})
+    other = replace(own, tables={0: OperatorTrace([powers, 1 / powers, positions / powers], steps)})
+    assert [one.name for one in find_producers(own, other, [turn], 6, ())] == ["outer", "scale"]
 
 
 def test_a_whole_number_that_the_other_engine_has_nowhere_has_its_line() -> None:

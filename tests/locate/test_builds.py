@@ -45,6 +45,14 @@ def turn_farther(*inputs: Any, **named: Any) -> tuple[Tensor, float]:
     return frequencies * 1.01, factor
 
 
+def fill_unseen(*inputs: Any, **named: Any) -> tuple[Tensor, float]:
+    """Memory that no operator fills."""
+    frequencies, factor = plain_angles(*inputs, **named)
+    unset = torch.empty_like(frequencies)
+    unset.numpy()[:] = 2.0
+    return unset, factor
+
+
 def scale_less(self: Any, *inputs: Any, **named: Any) -> None:
     plain_attention(self, *inputs, **named)
     self.scaling = self.head_dim**-0.6
@@ -88,6 +96,15 @@ def test_a_wrong_table_has_the_line_that_made_it(monkeypatch: pytest.MonkeyPatch
         "turn_farther",
     )
     assert "LlamaRotaryEmbedding.compute_default_rope_parameters" in {one.function for one in first.operator.lines}
+
+
+def test_a_table_that_nothing_fills_has_what_fills_the_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = staticmethod(fill_unseen)
+    found = locate_with(monkeypatch, LlamaRotaryEmbedding, "compute_default_rope_parameters", fault)
+    filled, taken = (suspect.operator for suspect in found.places[0].suspects[:2])
+    assert filled.name.startswith("fills what nothing fills here")
+    assert filled.stack[1].function == "PreTrainedModel._init_weights"
+    assert (taken.name.split(".")[1], taken.stack[0].function) == ("empty_like", "fill_unseen")
 
 
 def test_a_wrong_number_has_the_line_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +156,15 @@ def load(model: nn.Module, weights: Iterator[tuple[str, Tensor]]) -> None:
         load_half(model.get_parameter(name), tensor)
 
 
-def test_a_tensor_that_is_dropped_has_the_function_that_had_it_last() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("other", [FILE["other"], FILE["weight"]], ids=["unlike", "equal"])
+def test_a_tensor_that_is_dropped_has_the_function_that_had_it_last(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, other: Tensor
+) -> None:
+    """Before it is cast, too, and where another one has the same numbers."""
+    monkeypatch.setitem(FILE, "other", other)
     with watch_build() as models:
-        models.append(Loaded())
+        models.append(Loaded().to(dtype))
         load(models[0], skip_first(read_file()))
     log = find_build(models[0])
     assert log is not None

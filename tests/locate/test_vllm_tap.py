@@ -284,7 +284,6 @@ def test_what_builds_a_wrong_table_or_number_is_named(llama: Path, monkeypatch: 
         assert first.operator.stack[0].function.endswith(fault.__name__)
 
 
-@pytest.mark.xfail(strict=True, reason="the loop that others come through is named before what drops one of them")
 def test_what_drops_a_weight_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.models.utils import AutoWeightsLoader
 

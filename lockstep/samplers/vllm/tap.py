@@ -151,7 +151,7 @@ class VLLMTap:
 
     def loaders(self, cut: CutPoint, weights: Mapping[str, Tensor]) -> list[Operator]:
         """Implements `tap.LoadsWeights`."""
-        right = {name: weight.detach().cpu().to(self.dtype) for name, weight in weights.items()}
+        right = {name: weight.detach().cpu() for name, weight in weights.items()}
         return list(map(_operator, self._sampler.find_loaders(cut, right)))
 
     def reproduce(self, folder: Path, found: Location, tokens_T: Tensor) -> Path:

@@ -170,7 +170,8 @@ class TappedWorker(WeightReceiver):
             asked: The cut.
             right: The weights as they should be, by their names in `transformers`, as safetensors.
         """
-        weights, point = lay_as_linear(self._network, safetensors.torch.load(right)), CutPoint.parse(asked)
+        read, point = lay_as_linear(self._network, safetensors.torch.load(right)), CutPoint.parse(asked)
+        weights = {name: x.to(self.vllm_config.model_config.dtype) for name, x in read.items()}
         log = find_build(self._model)
         sites = [one for one in find_sites(self._model, self._network).sites if one.end == "out" and point in one.cuts]
         with set_current_vllm_config(self.vllm_config):
@@ -183,7 +184,7 @@ class TappedWorker(WeightReceiver):
             chosen = [log.find_choice(self._model, known[id(x)]) for x in modules if not has_parameters(x, weights)]
             found = [
                 *(one for one in chosen if one is not None),
-                *log.find_losers(owns, as_read(self._network, weights)),
+                *log.find_losers(owns, as_read(self._network, read)),
             ]
         return json.dumps(list(map(_plain, found)))
 
