@@ -1,4 +1,4 @@
-"""What values of one side are: exactly something, a formula of the other side's, or what other ids or settings make."""
+"""Formulas for one side's values: exact ones, those of the other side, and what other ids or settings make of logits."""
 
 from __future__ import annotations
 
