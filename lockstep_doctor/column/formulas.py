@@ -1,4 +1,4 @@
-"""Formulas for one side's values: exact ones, those of the other side, and what other ids or settings make of logits."""
+"""Formulas for one side's values: exact ones, of the other side's values, and of other ids or settings of logits."""
 
 from __future__ import annotations
 
