@@ -1,4 +1,4 @@
-"""What values of one side are: exactly something, a formula of the other side's, or what other ids or settings make."""
+"""Formulas for one side's values: exact ones, of the other side's values, and of other ids or settings of logits."""
 
 from __future__ import annotations
 
