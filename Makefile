@@ -9,7 +9,7 @@ ANSWERS := timeout 4 $(PYTHON) -c 'from urllib.request import Request, urlopen; 
 ifeq ($(origin TORCH_INDEX),undefined)
 TORCH_INDEX = $(eval TORCH_INDEX := $$(shell test "$$$$(uname)" = Linux && ! command -v nvidia-smi > /dev/null && $(ANSWERS) 2> /dev/null && echo $(CPU_INDEX)))$(TORCH_INDEX)
 endif
-PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
+PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 
 # vLLM for CPUs wants torch's build for CPUs. It asks for packages that only come for CUDA and keep it from starting.
 FOR_CPUS := $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)'
@@ -147,18 +147,18 @@ $(VENV)/.curve: $(VENV)/.run
 
 $(VENV)-alone/.made: constraints.txt
 	@test -x $(VENV)-alone/bin/python || $(PYTHON) -m venv $(VENV)-alone
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt torch numpy pytest hypothesis
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt torch numpy pytest hypothesis
 	@touch $@
 
 $(VENV)-triton/.made: $(VENV)-alone/.made
 	rm -rf $(VENV)-triton
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet --no-deps --target $(VENV)-triton -c constraints.txt triton
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet --no-compile --no-deps --target $(VENV)-triton -c constraints.txt triton
 	@touch $@
 
 # Docstrings are read as text, so neither torch nor Lockstep is needed there.
 $(VENV)-docs/.made: constraints.txt
 	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-docs/bin/python -m pip install --quiet -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-docs/bin/python -m pip install --quiet --no-compile -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
 	@touch $@
 
 clean:

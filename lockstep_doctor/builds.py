@@ -321,7 +321,9 @@ class BuildLog(TorchDispatchMode):
         """Notes numbers that a function has made, and not only got from one that it called, or copied."""
         for number in numbers:
             if number not in self._numbers:
-                self._numbers[number] = Operator(f"the number {number:.6g}", _at(frame, line), (), (), ())
+                stack = _at(frame, line)
+                if "<module>" not in [one.function for one in stack[:-1]]:  # an import that the build sets off
+                    self._numbers[number] = Operator(f"the number {number:.6g}", stack, (), (), ())
             if number not in self._latest or (number != self._returned and number not in known):
                 self._latest[number] = replace(frame_of(frame), line=line)
                 self._recent.setdefault(number, {})[self._latest[number]] = None

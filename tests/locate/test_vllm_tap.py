@@ -225,27 +225,43 @@ def swap_pair(model: Any) -> None:
         norm.forward = lambda x, residual, plain=norm.forward: plain(x, residual)[::-1]
 
 
-@pytest.mark.parametrize(
-    ("fault", "stage", "function"),
-    [
-        (scale_attention, "attn", "CPUAttentionBackendImpl.forward"),
-        (move_theta, "attn", "RotaryEmbedding.forward_cpu"),
-        (shrink_mlp, "resid_mid", "shrink_mlp.<locals>.<lambda>"),
-        (drop_residual, "mlp_norm", "drop_residual.<locals>.forward"),
-        (leave_out_residual, "mlp_norm", "leave_out_residual.<locals>.<lambda>"),
-        (swap_pair, "mlp_norm", "LlamaDecoderLayer.forward"),
-    ],
-)
-def test_a_fault_in_vllm_has_its_line(llama: Path, fault: Callable[[Any], None], stage: str, function: str) -> None:
+FAULTS: list[tuple[Callable[[Any], None], str, str]] = [
+    (scale_attention, "attn", "CPUAttentionBackendImpl.forward"),
+    (move_theta, "attn", "RotaryEmbedding.forward_cpu"),
+    (shrink_mlp, "resid_mid", "shrink_mlp.<locals>.<lambda>"),
+    (drop_residual, "mlp_norm", "drop_residual.<locals>.forward"),
+    (leave_out_residual, "mlp_norm", "leave_out_residual.<locals>.<lambda>"),
+    (swap_pair, "mlp_norm", "LlamaDecoderLayer.forward"),
+]
+
+
+@contextmanager
+def restored(model: Any) -> Iterator[None]:
+    """Undoes at the end what faults do to a model."""
+    owners = [*model.modules(), *(layer.self_attn.attn.impl for layer in model.model.layers)]
+    held, tensors = [dict(vars(one)) for one in owners], [x.clone() for x in model.buffers()]
+    try:
+        yield
+    finally:
+        for one, before in zip(owners, held, strict=True):
+            vars(one).clear()
+            vars(one).update(before)
+        for own, before in zip(model.buffers(), tensors, strict=True):
+            own.copy_(before)
+
+
+def test_a_fault_in_vllm_has_its_line(llama: Path, subtests: pytest.Subtests) -> None:
     with opened(llama) as tap:
+        for fault, stage, function in FAULTS:
+            with subtests.test(fault.__name__), restored(model_of(tap)):
+                fault(model_of(tap))
+                found = find(llama, tap)
+                assert found.removed > 0.99
+                assert stage in {segment.end.stage for segment in found.segments} or stage == "resid_mid"
+                assert found.places[0].suspects[0].engine == "vllm"
+                assert function in [frame.function for frame in found.places[0].suspects[0].operator.stack[:2]]
+                assert found.places[0].errors["hf"] < 1e-6 < 1e-3 < found.places[0].errors["vllm"]
         assert not find(llama, tap).segments
-        fault(model_of(tap))
-        found = find(llama, tap)
-    assert found.removed > 0.99
-    assert stage in {segment.end.stage for segment in found.segments} or stage == "resid_mid"
-    assert found.places[0].suspects[0].engine == "vllm"
-    assert function in [frame.function for frame in found.places[0].suspects[0].operator.stack[:2]]
-    assert found.places[0].errors["hf"] < 1e-6 < 1e-3 < found.places[0].errors["vllm"]
 
 
 def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path) -> None:
