@@ -320,10 +320,8 @@ class BuildLog(TorchDispatchMode):
     def _make(self, numbers: Iterable[Number], frame: FrameType, line: int, known: Collection[Number]) -> None:
         """Notes numbers that a function has made, and not only got from one that it called, or copied."""
         for number in numbers:
-            if number not in self._numbers:
-                stack = _at(frame, line)
-                if "<module>" not in [one.function for one in stack[:-1]]:  # an import that the build sets off
-                    self._numbers[number] = Operator(f"the number {number:.6g}", stack, (), (), ())
+            if number not in self._numbers and not _is_import(frame):
+                self._numbers[number] = Operator(f"the number {number:.6g}", _at(frame, line), (), (), ())
             if number not in self._latest or (number != self._returned and number not in known):
                 self._latest[number] = replace(frame_of(frame), line=line)
                 self._recent.setdefault(number, {})[self._latest[number]] = None
@@ -390,6 +388,15 @@ def _in_one_thread() -> Iterator[None]:
 def _stack_of(frame: FrameType) -> tuple[Frame, ...]:
     """The lines of models that a frame and those that called it execute, innermost first."""
     return tuple(map(frame_of, callers(frame)))
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """True in code that an import runs, which the first build sets off and others find done."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def memory_of(tensor: Tensor) -> StorageWeakRef:

@@ -464,9 +464,9 @@ def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
 
 
 def _rank(found: Sequence[Suspect], side: _Traced, cleared: Collection[str]) -> list[Suspect]:
-    """Suspects of an engine that may be wrong: behind the first what made the tables that it reads, last who called it.
+    """Suspects of an engine that may be wrong: behind the first what made the tables it reads, later who called it.
 
-    Behind them are functions that only the other engine has, if that one is cleared.
+    Functions that only the other engine has, if that one is cleared, are behind the engine's own, one before callers.
     """
     files = {frame.file for one in side.trace.operators for frame in one.stack}
     idle = [
@@ -478,7 +478,7 @@ def _rank(found: Sequence[Suspect], side: _Traced, cleared: Collection[str]) -> 
     read = [tables[value].operators[-1] for one in first for value in one.inputs if value in tables]
     called = [replace(one, stack=one.stack[2:]) for one in first if one.stack[2:]]
     made, callers = ([Suspect(side.tap.name, one) for one in some] for some in (read, called))
-    return [*own[:1], *made, *own[1:], *callers, *idle]
+    return [*own[:1], *made, *own[1:], *idle[:1], *callers, *idle[1:]]
 
 
 def _spread(found: Sequence[Suspect]) -> list[Suspect]:
