@@ -151,7 +151,8 @@ def _table(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
         named = [] if options.recipe == "doctor" else ["--recipe", options.recipe]
-        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides, *named])}")
+        named += ["--trust", *options.trust] if options.trust else []
+        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides, *map(str, named)])}")
     return code
 
 

@@ -114,6 +114,8 @@ class Schedule(Section):
             raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
         if self.decay == "constant" and self.final_fraction:
             raise ValueError("final_fraction goes with decay: linear and decay: cosine, and only with them")
+        if self.decay_steps is not None and self.decay_steps < self.warmup_steps:
+            raise ValueError(f"decay_steps includes the warm-up: it takes at least warmup_steps, {self.warmup_steps}")
         return self
 
 

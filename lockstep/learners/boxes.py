@@ -105,7 +105,7 @@ class Boxes:
         Raises:
             InputError: If the files lack some of it.
         """
-        out, missing = torch.empty(tuple(shape)), math.prod(shape)
+        out, found = torch.empty(tuple(shape)), set[tuple[tuple[int, int], ...]]()
         for file, at in self._found[name]:
             sides = [
                 (max(a, o), min(a + n, o + m), a, o)
@@ -116,8 +116,8 @@ class Boxes:
                 out[tuple(slice(low - o, high - o) for low, high, _, o in sides)] = (
                     file.get_slice(name)[source] if source else file.get_tensor(name)
                 )
-                missing = 0 if not sides else missing - math.prod(high - low for low, high, _, _ in sides)
-        if missing > 0:
+                found.add(tuple((low, high) for low, high, _, _ in sides))
+        if sum(math.prod(high - low for low, high in box) for box in found) != math.prod(shape):
             raise InputError(
                 f"{self._folder}: {name} is not whole: files of some ranks are missing, or another model wrote them; "
                 "take another checkpoint"

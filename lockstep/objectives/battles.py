@@ -16,7 +16,7 @@ _STEPS, _EXACT = 100, 1e-12
 
 
 def consistent_wins(battles: Battles, players: int) -> Tensor:
-    """Counts one win per pair where both orders name the same player, else a tie: one win for either.
+    """Counts one win per pair where both orders name the same player, else a tie: half a win for each.
 
     Args:
         battles: Pairs with an order that is missing or undecided do not count.
@@ -31,8 +31,8 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
         if i > j or winner is None or back is None:
             continue
         if winner == back:  # the same place won both times: the order decided, not the answers
-            wins_PP[i, j] += 1
-            wins_PP[j, i] += 1
+            wins_PP[i, j] += 0.5
+            wins_PP[j, i] += 0.5
         elif winner == "first":
             wins_PP[i, j] += 1
         else:

@@ -82,8 +82,12 @@ def test_a_table_that_fails_names_the_command_and_gets_the_place_on_its_page(
     models: Callable[..., Path], tmp_path: Path, scaled: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out = models("llama"), tmp_path / "out"
-    assert ask(model, out, what="table")[0] == exit_codes.BROKEN
-    assert f"where: lockstep doctor locate {model}" in capsys.readouterr().out
+    own = tmp_path / "modeling_mine.py"
+    own.touch()
+    assert ask(model, out, "--trust", str(own), what="table")[0] == exit_codes.BROKEN
+    said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("where: "))
+    assert said.startswith(f"where: lockstep doctor locate {model}")
+    assert said.endswith(f"--trust {own}")
     ask(model, out)
     report = json.loads((out / "report.json").read_text())
     assert report["location"]["pair"] == ["hf", "torch"]

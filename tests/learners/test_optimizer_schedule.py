@@ -51,6 +51,11 @@ def test_a_decay_no_longer_than_the_warmup_ends_at_once() -> None:
     )
 
 
+def test_a_decay_that_ends_within_the_warmup_is_refused() -> None:
+    with pytest.raises(ValueError, match="it takes at least warmup_steps, 4"):
+        Schedule(warmup_steps=4, decay="linear", decay_steps=3)
+
+
 def pieces(model: nn.Module) -> list[Piece]:
     return [TorchPiece.of(name, parameter) for name, parameter in model.named_parameters()]
 

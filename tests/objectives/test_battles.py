@@ -22,10 +22,10 @@ def wins(*rows: Sequence[float]) -> Tensor:
 def test_a_win_counts_where_both_orders_agree() -> None:
     battles: dict[tuple[int, int], Winner | None] = {
         (0, 1): "first", (1, 0): "second",  # 0 beats 1
-        (0, 2): "first", (2, 0): "first",  # whoever stands first
+        (0, 2): "first", (2, 0): "first",  # a tie: the one shown first
         (1, 2): "second", (2, 1): None,  # half of it undecided
     }  # fmt: skip
-    assert torch.equal(consistent_wins(battles, 3), wins([0, 1, 1], [0, 0, 0], [1, 0, 0]))
+    assert torch.equal(consistent_wins(battles, 3), wins([0, 1, 0.5], [0, 0, 0], [0.5, 0, 0]))
 
 
 def test_what_was_not_fought_moves_nothing() -> None:

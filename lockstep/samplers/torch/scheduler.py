@@ -156,8 +156,9 @@ class Scheduler:
         """Moves rows that have filled their room to the next larger arena; preempts the newest if memory is short."""
         for arena in [arena for arena in self._extents.arenas if arena.filled >= arena.room]:
             filled = self._places.filled_S[self._ints(arena.rows)]
+            grown = self._extents.room(arena.room + 1) - arena.room
             outgrown = [arena.rows[index] for index in (filled >= arena.room).nonzero().squeeze(-1).tolist()]
-            while outgrown and len(self._rows) > 1 and not self._has_room(arena.room * len(outgrown)):
+            while outgrown and len(self._rows) > 1 and not self._has_room(grown * len(outgrown)):
                 newest = max(self._rows, key=lambda row: row.began)
                 outgrown = [place for place in outgrown if place != newest.place]
                 self._preempt(newest)
