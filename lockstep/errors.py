@@ -39,6 +39,11 @@ class BrokenPromiseError(LockstepError, RuntimeError):
     exit_code = exit_codes.BROKEN
 
 
+def install_command(extra: str) -> str:
+    """Returns how to install an extra, from a clone: nothing is released, and the name on an index is not ours."""
+    return f"in your clone of Lockstep: pip install -c constraints.txt -e '.[{extra}]'"
+
+
 _LONGEST_QUOTED = 300
 
 

@@ -119,14 +119,14 @@ def vllm() -> None:
 def megatron() -> None:
     """Megatron can be imported."""
     if importlib.util.find_spec("megatron") is None:
-        pytest.skip('needs megatron: pip install "lockstep-rl[megatron]"')
+        pytest.skip("needs megatron: pip install -c constraints.txt -e '.[megatron]'")
 
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
     """A Ray of the tests' own, which recipes and clusters join; it takes CPU time also where nobody asks it."""
     if importlib.util.find_spec("ray") is None:
-        pytest.skip('needs ray: pip install "lockstep-rl[ray]"')
+        pytest.skip("needs ray: pip install -c constraints.txt -e '.[ray]'")
     from lockstep.cluster.ray_transport import join_cluster
 
     with join_cluster(None, cpus=16):

@@ -12,7 +12,7 @@ from lockstep.cluster.placement import Place, Placement, Processes, choose_place
 from lockstep.cluster.transport import Factory
 from lockstep.cluster.worker_proxy import Remote, spawn_worker
 from lockstep.config import ClusterSection, Computation, SamplerSection
-from lockstep.errors import InputError
+from lockstep.errors import InputError, install_command
 from lockstep.report.progress import Progress
 from lockstep.weight_sync.carriers import Route
 
@@ -134,7 +134,7 @@ def workers_of(
     if section.on_this_machine or not processes.devices:
         return Workers(choose_placement(section, computation, processes))
     if importlib.util.find_spec("ray") is None:
-        raise InputError('cluster.backend is ray, which is not installed; pip install "lockstep-rl[ray]"')
+        raise InputError(f"cluster.backend is ray, which is not installed; {install_command('ray')}")
     from lockstep.cluster.ray_transport import RayCluster
 
     with progress.phase("join the Ray cluster"):

@@ -13,7 +13,7 @@ from lockstep.data.cache import Stamp
 from lockstep.data.jsonl import parse
 from lockstep.data.notes import Ticker
 from lockstep.data.rows import DataError, Part, Skipped
-from lockstep.errors import first_line
+from lockstep.errors import first_line, install_command
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,7 +32,7 @@ def open_table(path: Path, label: str) -> TableRows:
         from datasets.exceptions import DatasetGenerationError
     except ImportError:
         raise DataError(
-            f"{path}: Parquet and data set folders need the library `datasets`: pip install 'lockstep-rl[datasets]'"
+            f"{path}: Parquet and data set folders need the library `datasets`; {install_command('datasets')}"
         ) from None
     if path.is_dir():
         files = _files_of(path)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from lockstep import keyed
 from lockstep.config import LoRA
-from lockstep.errors import InputError
+from lockstep.errors import InputError, install_command
 from lockstep.models.parallelize import layers
 
 _ADAPTER = "default"
@@ -75,7 +75,7 @@ def in_adapter_file(name: str) -> str:
 def require_peft() -> None:
     """Raises ValueError where peft is not installed."""
     if importlib.util.find_spec("peft") is None:
-        raise InputError('learner.lora needs peft, which is not installed; pip install "lockstep-rl[lora]"')
+        raise InputError(f"learner.lora needs peft, which is not installed; {install_command('lora')}")
 
 
 def targets(network: PreTrainedModel, section: LoRA) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from lockstep import config
-from lockstep.errors import InputError, RunError
+from lockstep.errors import InputError, RunError, install_command
 from lockstep.fault_policy import Attempts, Seldom
 
 try:
@@ -28,8 +28,7 @@ try:
     from lockstep.servers.bounded import BoundedClient, ReplyRefused
 except ModuleNotFoundError as missing:
     raise InputError(
-        f"a client for servers needs the package {missing.name}, which is not installed: "
-        "pip install 'lockstep-rl[openai]'"
+        f"a client for servers needs the package {missing.name}, which is not installed; {install_command('openai')}"
     ) from missing
 
 _CONNECT_S = 10.0

@@ -122,7 +122,7 @@ def test_without_the_library_a_table_names_the_extra_and_jsonl_needs_none(tmp_pa
         "open_rows(FileGroup((Path('x.parquet'),)))"
     )
     ran = subprocess.run([sys.executable, "-c", code, str(jsonl(tmp_path))], capture_output=True, text=True)
-    assert ran.stderr.strip().endswith("pip install 'lockstep-rl[datasets]'")
+    assert ran.stderr.strip().endswith("pip install -c constraints.txt -e '.[datasets]'")
 
 
 def many(folder: Path, name: str, answers: range) -> Path:

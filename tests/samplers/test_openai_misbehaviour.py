@@ -379,8 +379,8 @@ def test_a_missing_package_is_one_sentence() -> None:
     code = "import sys; sys.modules['openai'] = None\nimport lockstep.samplers.openai.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
-        "lockstep.errors.InputError: a client for servers needs the package openai, which is not installed: "
-        "pip install 'lockstep-rl[openai]'"
+        "lockstep.errors.InputError: a client for servers needs the package openai, which is not installed; "
+        "in your clone of Lockstep: pip install -c constraints.txt -e '.[openai]'"
     )
 
 

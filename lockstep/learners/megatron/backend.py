@@ -6,7 +6,7 @@ import importlib.util
 import warnings
 from typing import TYPE_CHECKING, final
 
-from lockstep.errors import InputError
+from lockstep.errors import InputError, install_command
 from lockstep.learners.backend import TrainingBackend
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class MegatronTraining(TrainingBackend):
         from lockstep.models.megatron import require_known, stages
 
         if importlib.util.find_spec("megatron") is None:
-            raise InputError('learner.backend is megatron, which is not installed; pip install "lockstep-rl[megatron]"')
+            raise InputError(f"learner.backend is megatron, which is not installed; {install_command('megatron')}")
         if section.is_bf16 and resolve_device(section.device).type == "cpu":
             raise InputError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
         require_known(config)

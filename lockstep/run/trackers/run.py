@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lockstep.config import Trackers
-from lockstep.errors import InputError
+from lockstep.errors import InputError, install_command
 from lockstep.run.stop import Stopped
 from lockstep.run.track import Logs, Outcome, Tracker
 from lockstep.run.trackers.function import FunctionView
@@ -81,8 +81,7 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
             view = make(recipe, facts)
         except ModuleNotFoundError as missing:
             raise InputError(
-                f"trackers.{name} needs the package {missing.name}, which is not installed: "
-                f"pip install 'lockstep-rl[{name}]'"
+                f"trackers.{name} needs the package {missing.name}, which is not installed; {install_command(name)}"
             ) from missing
         if view is not None:
             views[name] = view
