@@ -67,6 +67,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
 
+    def drop_stop(self, tokens: list[int]) -> list[int]:
+        """Returns a response's tokens without the stop token that it ends with, if there is one."""
+        return tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0

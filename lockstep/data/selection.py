@@ -7,6 +7,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -166,7 +167,7 @@ class Selection:
     def _keep_first(self, head: int | float) -> None:
         """Keeps the first rows of each part, in proportion to its size."""
         usable = len(self._kept)
-        used = min(head, usable) if isinstance(head, int) else int(head * usable)
+        used = min(head, usable) if isinstance(head, int) else int(Fraction(repr(head)) * usable)
         ends = np.cumsum(self._sizes)
         starts, shares = ends - self._sizes, np.diff(ends * used // usable, prepend=0)
         if not shares.all():

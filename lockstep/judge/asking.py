@@ -150,6 +150,6 @@ class SamplerAnswers:
         return [self._answer(ids, sequence[mask].tolist(), bool(cut)) for ids, sequence, mask, cut in rows]
 
     def _answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> Answer:
-        said = drawn if cut or drawn[-1] not in self.sampling.stop_token_ids else drawn[:-1]
+        said = drawn if cut else self.sampling.drop_stop(drawn)
         text = self.reader.tokenizer.decode(said, skip_special_tokens=True)
         return Answer(str(text), not cut, asked, tuple(drawn))

@@ -109,7 +109,7 @@ def share(values: Sequence[float]) -> Estimate:
         return _nothing()
     column = torch.tensor(values, dtype=torch.float64)
     p, variance, n = float(column.mean()), float(column.var(correction=0)), len(values)
-    size = n * p * (1 - p) / variance if variance > 0 else float(n)
+    size = n * p * (1 - p) / variance if min(values) < max(values) else float(n)  # rounding is no variance
     center = (p + _Z95**2 / (2 * size)) / (1 + _Z95**2 / size)
     half = _Z95 / (1 + _Z95**2 / size) * math.sqrt(p * (1 - p) / size + (_Z95 / (2 * size)) ** 2)
     return Estimate(p, max(0.0, center - half), min(1.0, center + half), n)

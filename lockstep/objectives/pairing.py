@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 Status = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair"]
@@ -96,8 +97,9 @@ def balance(classes: Sequence[float], room: int, share: float) -> list[int]:
         room: Maximum number of places.
         share: Largest share of the selection that one class may have; one place is always allowed.
     """
+    exact = Fraction(repr(share))  # .58 of 50 is 29, and not 28.999
     for total in range(min(room, len(classes)), 0, -1):
-        most, counts, taken = max(1, int(share * total)), Counter[float](), list[int]()
+        most, counts, taken = max(1, int(exact * total)), Counter[float](), list[int]()
         for place, own in enumerate(classes):
             if counts[own] < most:
                 counts[own] += 1

@@ -218,9 +218,10 @@ class Episodes:
         batch = engine.generate([episode.next_request() for episode in episodes], sampling).to("cpu")
         columns = zip(batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), strict=True)
         cut_off = batch["truncated"].tolist()
+        own = replace(sampling, stop_token_ids=tuple(set(sampling.stop_token_ids) - set(self._stops)))  # of the model
         for episode, (tokens, mask, logprob), cut in zip(episodes, columns, cut_off, strict=True):
             episode.append(tokens[mask], logprob[mask])
-            episode.said.append(self._decode(tokens[mask].tolist()))
+            episode.said.append(self._decode(own.drop_stop(tokens[mask].tolist())))
             episode.truncated = cut
         self._ask_all(episodes, ask)
         for episode in episodes:

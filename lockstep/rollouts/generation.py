@@ -21,10 +21,10 @@ def replies_of(batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: b
     columns = zip(
         batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), batch["truncated"], strict=True
     )
-    replies, stops = [], () if batch.sampling is None else batch.sampling.stop_token_ids
+    replies = []
     for sequence, mask, logprob, truncated in columns:
         tokens, cut = sequence[mask].tolist(), bool(truncated)
-        text = decode(tokens if cut or tokens[-1] not in stops else tokens[:-1])  # all but the stop token
+        text = decode(tokens if cut or batch.sampling is None else batch.sampling.drop_stop(tokens))
         own = tuple(logprob[mask].tolist()) if logprobs else None
         replies.append(Reply(text, len(tokens), "length" if cut else "stop", own))
     return replies

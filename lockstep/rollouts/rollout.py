@@ -169,8 +169,10 @@ class RolloutCollector:
             batch = self.engine.generate(requests, sampling)
         else:
             batch = self.environment.play(self.engine, repeated, requests, sampling, num_generations)
-        sequences = zip(requests, batch.sequences(), strict=True)
-        responses = [self.decode(tokens[len(request.tokens) :].tolist()) for request, tokens in sequences]
+        said = [
+            tokens[len(request.tokens) :].tolist() for request, tokens in zip(requests, batch.sequences(), strict=True)
+        ]
+        responses = [self.decode(sampling.drop_stop(tokens)) for tokens in said]
         columns, judging = self._scores(batch, repeated, responses)
         return Rollouts(batch.with_columns(sample=columns), repeated, responses, judging)
 
@@ -187,7 +189,13 @@ class RolloutCollector:
         if isinstance(self.reward, NoReward):
             return {"score": batch["environment_reward"]}, Metrics()
         columns, judging = self._score(batch, prompts, responses)
-        return columns | {"score": columns["score"].masked_fill(batch["environment_fault"], _UNKNOWN)}, judging
+        for name in columns.keys() & batch.sample.keys():
+            raise InputError(
+                f"{name.removeprefix(PART)} is a reward of both reward.parts and the environment; rename one"
+            )
+        rewards = {name: own_B for name, own_B in columns.items() if name == "score" or name.startswith(PART)}
+        failed_B = batch["environment_fault"]
+        return columns | {name: own_B.masked_fill(failed_B, _UNKNOWN) for name, own_B in rewards.items()}, judging
 
     def _score(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
@@ -245,8 +253,13 @@ def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollout
 
 
 def _join(parts: Sequence[Rollouts]) -> Rollouts:
+    """One set of rollouts of several; a reward that an environment names in some of them has no verdict in others."""
+    named = {name for part in parts for name in part.batch.sample if name.startswith(PART)}
+    lacking = [
+        {name: torch.full((len(part.batch),), _UNKNOWN) for name in named - part.batch.sample.keys()} for part in parts
+    ]
     return Rollouts(
-        concat([part.batch for part in parts]),
+        concat([part.batch.with_columns(sample=columns) for part, columns in zip(parts, lacking, strict=True)]),
         [prompt for part in parts for prompt in part.prompts],
         [response for part in parts for response in part.responses],
         merge_metrics(part.judging for part in parts),

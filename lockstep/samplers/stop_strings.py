@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import dropwhile
 
 from lockstep.errors import InputError
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
@@ -32,10 +33,14 @@ class StopStrings:
         self._letter = self._tokenizer.encode("a", add_special_tokens=False)
         self._before = len(self._read([]))
         self.window = max(len(string.encode()) for string in strings)
+        vocabulary = self._tokenizer.get_vocab()
+        self._continuations = {vocabulary.get(f"<0x{byte:02X}>") for byte in range(0x80, 0xC0)}
 
     def completes(self, tokens: Sequence[int]) -> bool:
         """True if the text of a response's newest tokens has a stop string."""
-        text = self._read(tokens[-self.window :])[self._before :]
+        # A decoder with a token for each byte loses what adjoins a part of a character, so none is at the beginning.
+        whole = dropwhile(self._continuations.__contains__, tokens[-self.window :])
+        text = self._read([*whole])[self._before :]
         return any(string in text for string in self._strings)
 
     def _read(self, tokens: Sequence[int]) -> str:

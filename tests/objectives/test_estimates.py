@@ -108,6 +108,15 @@ def test_one_response_per_question_gives_wilsons_interval() -> None:
         assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
+@pytest.mark.parametrize(("rate", "questions"), [(0.7, 50), (2 / 3, 22), (0.1, 3)])
+def test_questions_that_all_have_one_rate_count_once_each(rate: float, questions: int) -> None:
+    """Their variance is rounding, or nothing: Wilson's interval of as many responses as questions."""
+    found, z2 = share([rate] * questions), 1.959963984540054**2
+    center = (rate + z2 / (2 * questions)) / (1 + z2 / questions)
+    half = math.sqrt(z2) / (1 + z2 / questions) * math.sqrt(rate * (1 - rate) / questions + z2 / (4 * questions**2))
+    assert (found.low, found.high) == pytest.approx((center - half, center + half), abs=1e-9)
+
+
 def test_copies_of_a_response_add_no_certainty() -> None:
     """Sixteen equal responses to each question are worth one; sixteen independent ones are worth more."""
     once = share([1.0, 0.0, 0.0, 1.0, 1.0])

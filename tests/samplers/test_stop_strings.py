@@ -21,3 +21,21 @@ def test_a_special_token_is_its_name_and_no_string_goes_across_it(assets: Path, 
     end_of_sequence = tokenizer.eos_token_id
     assert isinstance(end_of_sequence, int)
     assert StopStrings(folder, (string,)).find_end([*the, end_of_sequence, *dog]) == end
+
+
+@pytest.mark.parametrize(
+    ("text", "string"),
+    [
+        ("Hello 日本語 the end", "語 the end"),
+        ("日本 dog.", "本 dog."),
+        ("語.語\n é", "\n é"),
+        ("日本🙂", "🙂"),
+        ("日本語", "のの"),
+    ],
+)
+def test_a_window_that_begins_inside_a_character_loses_nothing(assets: Path, text: str, string: str) -> None:
+    folder = str(assets / "models/stories260K/hf")
+    tokens = load_tokenizer(folder).encode(text, add_special_tokens=False)
+    stops = StopStrings(folder, (string,))
+    ends = (end for end in range(1, len(tokens) + 1) if string in stops._read(tokens[:end]))
+    assert stops.find_end(tokens) == next(ends, None)

@@ -1,0 +1,89 @@
+"""Rewards by name, of an environment and of a sum beside it: which responses have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import model_folder
+
+from lockstep.config import EnvironmentSection
+from lockstep.models.load import load_causal_lm
+from lockstep.rewards.base import NoReward, Reward
+from lockstep.rewards.combined_rewards import WeightedPart, WeightedSum
+from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Prompt, SamplingParams
+
+SAMPLING = SamplingParams(max_tokens=6, stop_token_ids=(1,))
+WORLD = """
+class World:
+    def reset(self, row, seed):
+        self.row, self.luck = row, float(seed % 2)
+    def step(self, response):
+        if self.row["number"] == 2: raise KeyError("level")
+        named = {"goal": self.luck} | ({"bonus": 0.0} if self.row["number"] == 0 else {})
+        return "", named, True
+"""
+
+
+class Rows:
+    """Prompts that are numbered by their position."""
+
+    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+        return [Prompt(f"rows:{i}", "", (3 + i % 7, 4), {"number": i}) for i in range(position, position + count)]
+
+    def answer(self, prompt: Prompt) -> str:
+        return ""
+
+
+def collector(folder: Path, reward: Reward) -> RolloutCollector:
+    (folder / "world.py").write_text(WORLD)
+    section = EnvironmentSection.model_validate(
+        {"class_name": "world.py:World", "max_tokens": 20, "seed": "episode", "max_no_verdict_rate": 0.5}
+    )
+    episodes = Episodes(section, (2,), str, lambda tools: lambda text, last: [], lambda note: None)
+    sampler = TorchSampler(load_causal_lm(model_folder(folder, "llama")), 8, False)
+    return RolloutCollector(SamplerSession(sampler), Rows(), reward, str, 0, episodes)
+
+
+def reward_named(name: str, value: float) -> WeightedSum:
+    def own(prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+        return [value] * len(responses)
+
+    parts: Mapping[str, WeightedPart] = {name: WeightedPart(own, 1.0)}
+    return WeightedSum(parts)
+
+
+def test_a_name_that_only_some_batches_have_is_no_verdict_in_others(in_tmp: Path) -> None:
+    whole = collector(in_tmp, NoReward())
+    with whole.engine.at():
+        assert "reward/bonus" not in whole.collect(3, 2, SAMPLING, 2).batch.sample
+        rollouts, after = whole.collect_mixed(-7, 8, SAMPLING, 2, 20)
+    bonus = rollouts.batch["reward/bonus"]
+    assert after > 1  # more than the first eight
+    assert len(bonus) == 16
+    assert all(math.isnan(x) or prompt.row["number"] == 0 for x, prompt in zip(bonus, rollouts.prompts, strict=True))
+
+
+def test_a_failed_episode_has_no_verdict_of_any_part(in_tmp: Path) -> None:
+    own = collector(in_tmp, reward_named("style", 3.0))
+    with own.engine.at():
+        batch = own.collect(0, 4, SAMPLING, 1).batch
+    assert batch["environment_fault"].tolist() == [False, False, True, False]
+    for name in ("score", "reward/style"):
+        assert torch.equal(batch[name].isnan(), batch["environment_fault"])
+
+
+def test_a_part_named_as_a_reward_of_the_environment_is_refused(in_tmp: Path) -> None:
+    own = collector(in_tmp, reward_named("goal", 3.0))
+    with (
+        own.engine.at(),
+        pytest.raises(ValueError, match=r"goal is a reward of both reward\.parts and the environment"),
+    ):
+        own.collect(0, 2, SAMPLING, 1)
