@@ -212,6 +212,7 @@ def measure_answers(
     """
     rows = prompts.first(recipe.data.max_validation_samples)
     graded, sampling = grading(reward, environment), setup.source.sampling(asked)
+    graded.require_passes(asked, "validation_sampling")
 
     def validate(version: int) -> Metrics:
         with collector.engine.at(version):

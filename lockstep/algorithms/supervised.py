@@ -15,6 +15,10 @@ class Supervised(Algorithm):
     learned: ClassVar[str]
     """The part of a row that is trained on, for messages, such as `a pair`."""
 
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return super().idle_options | {"data.answer": "where nothing is rewarded"}
+
     @model_validator(mode="after")
     def _rows_are_whole(self) -> Supervised:
         if self.data.truncates:

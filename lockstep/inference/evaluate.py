@@ -101,6 +101,8 @@ def _examine(
         collector = RolloutCollector(engine, rows, reward, source.decode, recipe.seed, environment)
         prompts = rows.first(recipe.data.max_validation_samples)
         graded = grading(recipe.reward, recipe.environment)
+        if recipe.sampling is not None:
+            graded.require_passes(recipe.sampling, "sampling")
         blocks = list(_blocks(settings, len(prompts), recipe.run.save_every))
         responses = sum(block.responses for block in blocks)
         progress.total(

@@ -19,7 +19,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.config import CodeSection, EnvironmentSection, InstructionSection, RewardSection
+from lockstep.config import CodeSection, EnvironmentSection, InstructionSection, RepeatedSampling, RewardSection
+from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
 from lockstep.rollouts.rollout import PART, RolloutCollector
@@ -131,6 +132,14 @@ class Grading:
     pass_score: float | None
     majority: bool
     graded: bool
+
+    def require_passes(self, asked: RepeatedSampling, option: str) -> None:
+        """Raises InputError if the k of pass@k are named, by the section `option`, and no response can pass."""
+        if asked.k is not None and self.pass_score is None:
+            raise InputError(
+                f"{option}.k is of pass@k, and nothing says which responses pass; set the reward's pass_score, "
+                f"or leave {option}.k out"
+            )
 
     def figures(self, samples: Sequence[Sample], ks: Sequence[int]) -> Figures:
         """Computes figures from samples, with 95 % intervals over questions.

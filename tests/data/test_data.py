@@ -17,7 +17,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 MIXTURE = (
     "data.train=[easy.jsonl, hard.jsonl.gz, more.parquet]", "data.weights=[1, 2, 1]", "data.validation=[held.jsonl]",
-    "data.bad_rows=skip", "data.overlong_prompts=skip", "data.fields={level: number}", "data.completion='{question}'",
+    "data.bad_rows=skip", "data.overlong_prompts=skip", "data.fields={level: number}",
     "data.max_prompt_tokens=8", "run.num_logged_samples=16",
 )  # fmt: skip
 

@@ -44,6 +44,10 @@ class KTORecipe(Supervised):
     optimizer: Optimizer
 
     @property
+    def idle_options(self) -> dict[str, str]:
+        return super().idle_options | {"run.num_logged_samples": "where nothing is sampled"}
+
+    @property
     def policy_role(self) -> ModelRole:
         """The policy π."""
         return ModelRole("policy", "logits", self.learner, self.optimizer)

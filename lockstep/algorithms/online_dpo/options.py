@@ -67,6 +67,7 @@ class OnlineDPORecipe(Algorithm):
         idle = super().idle_options
         if self.data.validation is None and self.data.task is None:
             idle["validation_reward"] = "where data has no rows to validate on"
+        idle["data.completion"] = "where responses are sampled"
         return idle
 
     @property

@@ -221,6 +221,7 @@ class PolicyGradientRecipe(Algorithm):
         idle = super().idle_options
         if self.data.validation is None and self.data.task is None:
             idle["validation_reward"] = "where data has no rows to validate on"
+        idle["data.completion"] = "where responses are sampled"
         if self.episode_judge is not None:
             idle["environment.pass_score"] = "where reward or reward_model judges the episodes"
         return idle
