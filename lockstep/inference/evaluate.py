@@ -79,6 +79,7 @@ def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
         yield Setting("greedy", source.sampling(greedy.sampling), 1, (1,))
     if sampled is not None:
         source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest + sampled.max_tokens)
+        grading(recipe.reward, recipe.environment).require_passes(sampled, "sampling")
         yield Setting("sampled", source.sampling(sampled), sampled.num_samples, sampled.ks)
 
 
@@ -101,8 +102,6 @@ def _examine(
         collector = RolloutCollector(engine, rows, reward, source.decode, recipe.seed, environment)
         prompts = rows.first(recipe.data.max_validation_samples)
         graded = grading(recipe.reward, recipe.environment)
-        if recipe.sampling is not None:
-            graded.require_passes(recipe.sampling, "sampling")
         blocks = list(_blocks(settings, len(prompts), recipe.run.save_every))
         responses = sum(block.responses for block in blocks)
         progress.total(

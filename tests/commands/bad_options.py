@@ -96,6 +96,10 @@ OPTIONS = {
     "rule: eval has no initial model": BadInput(f"eval model rows.jsonl {judged_by()}"),
     "judge: a question without the response": said(judged_by("path: model", "{prompt}")),
     "judge: no such people": said(judged_by("path: model, people: {ranked: absent.jsonl, ranks: ranks}")),
+    "reward: k of no pass": reward(
+        "rewards.py:parity",
+        "validation_sampling.temperature=1.0 validation_sampling.num_samples=4 validation_sampling.k=[2]",
+    ),
     "reward: a batch takes too little": reward("rewards.py:narrow", "reward.batch=true"),
     "reward: a part of validation's takes too little": said(
         "'validation_reward={type: sum, parts: {format: {type: python, function: rewards.py:narrow}}}'"

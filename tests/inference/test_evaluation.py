@@ -63,6 +63,7 @@ def ask(assets: Path, in_tmp: Path) -> Callable[..., Path]:
 
 
 JUDGED = "reward={type: python, function: 'rewards.py:early_t', marker: null, pass_score: 1.0}"
+UNRATED = "reward={type: python, function: 'rewards.py:early_t', marker: null}"
 
 
 def test_every_response_is_kept_and_the_figures_are_theirs(
@@ -251,6 +252,10 @@ def test_several_files_are_one_evaluation(ask: Callable[..., Path], in_tmp: Path
         (["MODEL", "DATA", "sampling.temperature=0", "sampling.num_samples=1"], "a section of their own, greedy"),
         (["MODEL", "DATA", "sampling.temperature=0"], "num_samples must be 1"),
         (["MODEL", "DATA", "sampling.k=[32]"], "k is 32, but each question gets num_samples=16 responses"),
+        (
+            ["MODEL", "DATA", *SMALL, "sampling.k=[2]", UNRATED],
+            "sampling.k is of pass@k, and nothing says which responses",
+        ),
         (["MODEL", "DATA", "greedy=null", "sampling=null"], "nothing to evaluate"),
         (["MODEL", "DATA", "sampling.temprature=0.5"], "did you mean sampling.temperature?"),
         (["MODEL", "DATA", "greedy.max_tokens=600"], "greedy.max_tokens allows sequences of 1112 tokens"),
