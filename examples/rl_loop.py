@@ -32,7 +32,7 @@ for step in range(10):
     proof = lockstep.sync(learner, sampler)  # each tensor that the sampler computes with is compared, or it raises
     rollouts = lockstep.rollout(sampler, prompts, count_e, max_tokens=24, num_generations=8, seed=step)
     score = rollouts.batch["score"].view(-1, 8)
-    advantage = (score - score.mean(1, keepdim=True)).flatten()[rollouts.batch.row]
+    advantage = (score - score.mean(1, keepdim=True)).flatten()[rollouts.batch.row]  # of each token: its response's
     batch = rollouts.batch.with_columns({"advantage": advantage})
     gap = (learner.logprobs(batch) - batch["sampler_logprob"]).abs().max()  # of one token, nats
     learner.forward_backward(batch, Reinforce())
