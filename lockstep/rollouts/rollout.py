@@ -189,10 +189,9 @@ class RolloutCollector:
         if isinstance(self.reward, NoReward):
             return {"score": batch["environment_reward"]}, Metrics()
         columns, judging = self._score(batch, prompts, responses)
-        for name in columns.keys() & batch.sample.keys():
-            raise InputError(
-                f"{name.removeprefix(PART)} is a reward of both reward.parts and the environment; rename one"
-            )
+        if both := columns.keys() & batch.sample.keys():
+            name = min(both).removeprefix(PART)
+            raise InputError(f"{name} is a reward of both reward.parts and the environment; rename one")
         rewards = {name: own_B for name, own_B in columns.items() if name == "score" or name.startswith(PART)}
         failed_B = batch["environment_fault"]
         return columns | {name: own_B.masked_fill(failed_B, _UNKNOWN) for name, own_B in rewards.items()}, judging
