@@ -25,6 +25,7 @@ from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.plan import Cell, PromptSource, requests_for
 from lockstep.doctor.report import write_page
 from lockstep.doctor.session import choose_results
+from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config
 from lockstep.report.doctor_folder import REPORT
 from lockstep.report.progress import Progress, show_progress
@@ -71,7 +72,9 @@ def locate_model(loaded: Loaded, begun: float | None = None) -> list[PairExamina
     begun, recipe = time.monotonic() if begun is None else begun, loaded.expect(DoctorRecipe)
     results = choose_results(loaded)
     with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
-        memory = _require_memory(recipe, shown)
+        memory = estimate_largest(recipe)
+        shown.note(memory.sentence)
+        memory.require(free_bytes(resolve_device(recipe.learner.device)))
         with shown.phase("draw requests"):
             drawn = draw_requests(recipe, PromptSource(recipe))
         started()
@@ -90,19 +93,16 @@ def locate_model(loaded: Loaded, begun: float | None = None) -> list[PairExamina
     return [one.found for one in found]
 
 
-def _require_memory(recipe: DoctorRecipe, shown: Progress) -> LocateEstimate:
-    """Says what the largest pair needs, and returns it; raises InputError if that is not free."""
+def estimate_largest(recipe: DoctorRecipe) -> LocateEstimate:
+    """Estimates the memory of the largest comparison: of two engines, or of one beside itself."""
     pairs = pairs_of(recipe)
     context = context_of(read_config(recipe.model.path))
     tokens = min(_choose_length(recipe) + recipe.data.max_prompt_tokens, context)
     estimates = [
-        estimate_locate(recipe.model.path, [(one.is_learner, one.options.dtype) for one in pair.sides], tokens)
-        for pair in pairs
+        estimate_locate(recipe.model.path, [(one.is_learner, one.options.dtype) for one in comparison.sides], tokens)
+        for comparison in (*pairs, *find_variants(pairs, 1))
     ]
-    largest = max(estimates, key=lambda one: one.total)
-    shown.note(largest.sentence)
-    largest.require(free_bytes(torch.device(pairs[0].reference.options.device)))
-    return largest
+    return max(estimates, key=lambda one: one.total)
 
 
 def _choose_length(recipe: DoctorRecipe) -> int:

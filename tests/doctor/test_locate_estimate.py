@@ -9,7 +9,10 @@ import pytest
 import torch
 from doctor_tables import BILLION
 
+from lockstep.config.loading import load
 from lockstep.doctor.locate_cost import LocateEstimate, estimate_locate
+from lockstep.doctor.locate_model import estimate_largest
+from lockstep.doctor.options import DoctorRecipe
 from lockstep.errors import InputError
 
 
@@ -30,6 +33,15 @@ def test_weights_are_those_of_two_engines_and_of_one_witness(
     assert found.weights == bytes_of_weight * (16 * layer + rest) + 8 * (layer + rest)
     assert found.again == 2 * 4 * (16 * layer + rest)
     assert 1e9 < found.values < 4e9
+
+
+def test_what_is_said_covers_an_engine_beside_itself(tmp_path: Path) -> None:
+    """Two learners in fp32 are more than one beside `transformers` in bf16."""
+    (tmp_path / "config.json").write_text(json.dumps(BILLION | {"dtype": "bfloat16"}))
+    words = [f"model.path={tmp_path}", "backends=[hf,torch]", "learner.dtype=bf16", "learner.device=cpu"]
+    found = estimate_largest(load("doctor", words).expect(DoctorRecipe))
+    learner = (True, torch.bfloat16)
+    assert found.weights == estimate_locate(str(tmp_path), [learner, learner], 100).weights
 
 
 def test_what_does_not_fit_is_refused() -> None:
