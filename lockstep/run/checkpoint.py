@@ -147,6 +147,14 @@ class Checkpoints:
             )
         return None
 
+    def newest_unverified(self) -> Checkpoint | None:
+        """The newest checkpoint, with its state as it is noted and no file of it read; None where there is none."""
+        found = self.find()
+        if not found:
+            return None
+        step, path = found[-1]
+        return Checkpoint(path, step, _manifest(path).get("state", {}))
+
     def at(self, step: int) -> Checkpoint:
         """The checkpoint of a step.
 

@@ -40,8 +40,8 @@ class _SavedState(BaseModel):
     agreement: dict[str, Any] | None
 
 
-def _read_state(checkpoint: Checkpoint) -> _SavedState:
-    """Raises InputError where another program wrote the checkpoint: one that was damaged is passed over before."""
+def read_state(checkpoint: Checkpoint) -> _SavedState:
+    """Reads the state of a checkpoint; raises InputError where another program wrote it."""
     try:
         return _SavedState.model_validate(checkpoint.state)
     except ValidationError as error:
@@ -122,7 +122,7 @@ class Session:
         if newest is None:
             self._require_unsaved(checkpoints)
             return Start()
-        state = _read_state(newest)
+        state = read_state(newest)
         changed = differences(state.identity, self.identity)
         if changed and not self.allow_changes:
             diff = "\n  ".join(changed)

@@ -36,6 +36,7 @@ from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.doctor_reports import examination
 from lockstep.run.export import export
+from lockstep.run.finished import require_same_files
 from lockstep.run.folder import (
     FRAME,
     FolderInUseError,
@@ -107,6 +108,8 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
     require_writable(folder)
     changed = find_changed_options(loaded, allow_changes)
     if (folder / "final").exists() and not changed:
+        if not allow_changes:
+            require_same_files(loaded)
         if not is_current(loaded):  # in what makes no other run, such as bounds that `lockstep check` reads
             with lock_folder(folder):
                 adopt(loaded, changed)
@@ -242,6 +245,8 @@ def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s
     """The model of the recipe that is trained first; where another process is training it, waits for that."""
     name, final = loaded.name, first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():
+        if not allow_changes:
+            require_same_files(first)
         require_trained(first.run_folder)
         finish_page(first.run_folder, partial(print, file=sys.stderr))
         print(f"{name} begins with {final}, trained before", file=sys.stderr)

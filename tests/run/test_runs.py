@@ -18,6 +18,7 @@ from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.folder import lock_folder
+from lockstep.run.identity import ChangedError
 from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -167,3 +168,23 @@ def test_an_interrupt_is_one_sentence(
     monkeypatch.setattr(TorchSampler, "generate", interrupted)
     assert main(["train", "tiny.yaml"]) == 130
     assert capsys.readouterr().err.endswith("interrupted; the same command resumes from the newest checkpoint\n")
+
+
+def test_a_finished_run_of_other_rows_or_another_reward_is_not_given_out_as_this_one(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("rows.jsonl").write_text("".join(f'{{"question": "a{n}", "answer": "1"}}\n' for n in range(64)))
+    options = ("data.task=null", "data.train=rows.jsonl", "run.folder=mine", "run.validate_every=0")
+    run(*options)
+    rewards, rows = Path("rewards.py").read_text(), Path("rows.jsonl").read_text()
+    run(*options)
+    assert "is finished" in capsys.readouterr().out
+    for path, text in (("rewards.py", f"{rewards}\n# changed\n"), ("rows.jsonl", rows.replace("a1", "b1"))):
+        before = Path(path).read_text()
+        Path(path).write_text(text)
+        with pytest.raises(ChangedError, match="mine is finished, and was made with something else"):
+            run(*options)
+        Path(path).write_text(before)
+    Path("rows.jsonl").unlink()
+    run(*options)
+    assert "is finished" in capsys.readouterr().out
