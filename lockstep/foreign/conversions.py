@@ -218,6 +218,16 @@ def context(prompt: str, response: str) -> Convert:
     return convert
 
 
+def adaptive_kl(target: Json, responses: int, horizon: float) -> Answer:
+    """A target of the KL, with the gain that a horizon is, in responses, at the size of a step."""
+    gain = responses / horizon
+    if gain > 1:
+        return lack(
+            f"with {responses} responses a step the coefficient follows {gain:g} times the error, here at most 1"
+        )
+    return section("ppo.kl.adaptive", target=target, gain=gain)
+
+
 def section(key: str, **parts: Json) -> Several:
     """Several options of one section."""
     return Several({f"{key}.{name}": value for name, value in parts.items()})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from lockstep.foreign import sentences as say
-from lockstep.foreign.conversions import Lookup, column, lack, nothing, positive, refuse, section, whole
+from lockstep.foreign.conversions import Lookup, adaptive_kl, column, lack, nothing, positive, refuse, section, whole
 from lockstep.foreign.words import Answer, Config, Convert, Json, Kind, Several, Unset
 
 RL = ("ppo", "grpo")
@@ -106,12 +106,7 @@ def kl_target(value: Json, config: Config) -> Answer:
     if not value or not config.number("algo.kl.init_coef"):
         return nothing("the coefficient is fixed" if not value else "there is no KL")
     responses = config.whole("rollout.batch_size", 1024) * config.whole("rollout.n_samples_per_prompt", 1)
-    gain = responses / config.number("algo.kl.horizon", 10_000)
-    if gain > 1:
-        return lack(
-            f"with {responses} responses a step the coefficient follows {gain:g} times the error, here at most 1"
-        )
-    return section("ppo.kl.adaptive", target=value, gain=gain)
+    return adaptive_kl(value, responses, config.number("algo.kl.horizon", 10_000))
 
 
 def policy_loss(value: Json, config: Config) -> Answer:

@@ -137,6 +137,19 @@ def max_epochs(value: Json, config: Config) -> Answer:
     return refuse("epochs are whole")
 
 
+def of_critic_too(convert: Convert, key: str) -> Convert:
+    """The conversion of an option of the one optimizer that policy and critic share there."""
+
+    def convert_given(value: Json, config: Config) -> Answer:
+        answer = convert(value, config)
+        if config.algorithm != "ppo" or isinstance(answer, Unset):
+            return answer
+        options = answer.values if isinstance(answer, Several) else {f"policy.{key}": answer}
+        return Several({**options, **{f"critic.{name.removeprefix('policy.')}": x for name, x in options.items()}})
+
+    return convert_given
+
+
 def decay(value: Json, config: Config) -> Answer:
     """The form of the schedule, and its length."""
     if value in ("constant", "constant_with_warmup"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from lockstep.foreign import sentences as say
 from lockstep.foreign.conversions import (
     Lookup,
+    adaptive_kl,
     column,
     data_ranks,
     kl_coefficient,
@@ -181,14 +182,24 @@ def warmup(value: Json, config: Config) -> Answer:
     return int(their_steps) * updates(config) if their_steps > 0 else nothing("no warmup of its own")
 
 
-def decay(value: Json, config: Config) -> Answer:
+def decay(value: Json, config: Config, owner: str = "policy") -> Answer:
     """A schedule; a decay needs the run's length."""
     if value == "constant":
         return "constant"
     length = int(steps(config))
     if value != "cosine" or length <= 0:
         return refuse("a decay needs decay_steps, and the config does not say trainer.total_training_steps")
-    return section("policy.schedule", decay="cosine", decay_steps=length)
+    return section(f"{owner}.schedule", decay="cosine", decay_steps=length)
+
+
+def critic_decay(value: Json, config: Config) -> Answer:
+    """The critic's schedule."""
+    return decay(value, config, "critic")
+
+
+def warms_up_by_share(config: Config, owner: str = ACTOR) -> bool:
+    """True if a share of the steps is what a warm-up is read from: a number of steps goes before it."""
+    return config.number(f"{owner}.optim.lr_warmup_steps") <= 0
 
 
 def dp(value: Json, config: Config) -> Answer:
@@ -241,8 +252,27 @@ def use_kl_in_reward(value: Json, config: Config) -> Answer:
 
 
 def target_kl(value: Json, config: Config) -> Answer:
-    """The target of an adaptive coefficient."""
-    return value if config.get("algorithm.kl_ctrl.type") == "adaptive" else nothing("the coefficient is fixed")
+    """The target of an adaptive coefficient, with the gain that their horizon is at the size of a step."""
+    if config.get("algorithm.kl_ctrl.type") != "adaptive":
+        return nothing("the coefficient is fixed")
+    responses = prompts_of_step(config) * config.whole(f"{ROLLOUT}.n", 1)
+    return adaptive_kl(value, responses, config.number("algorithm.kl_ctrl.horizon", 10_000))
+
+
+def loss_mean(value: Json, config: Config) -> Answer:
+    """What a loss is a mean over."""
+    if config.algorithm != "ppo":
+        return Lookup(MEANS)(value, config)
+    return nothing("tokens, as here") if value == "token-mean" else lack("the loss of ppo is a mean over all tokens")
+
+
+def discount(value: Json, config: Config) -> Answer:
+    """The discount per token."""
+    if config.algorithm == "ppo" or value == 1:
+        return value if config.algorithm == "ppo" else nothing("1, as here without a word")
+    if config.get("algorithm.adv_estimator") != "reinforce_plus_plus":
+        return nothing("read by gae and reinforce_plus_plus alone")
+    return lack("rewards are discounted per token there; a recipe of grpo has no discount")
 
 
 def scale(value: Json, config: Config) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from conversions import Convert
 
@@ -234,3 +236,22 @@ def test_what_no_key_says_is_noted(convert: Convert) -> None:
 
 def test_a_loss_says_which_trainer_it_is_of(convert: Convert) -> None:
     assert convert("mine.yaml", "beta: 0.2\nloss_type: kto\n", library="trl").algorithm == "kto"
+
+
+def test_the_critic_of_ppo_shares_the_optimizer_of_the_policy(convert: Convert) -> None:
+    words = f"{PPO} --total_episodes 160{SCHEDULE} --learning_rate 3e-6 --weight_decay 0.1 --adam_beta2 0.95"
+    found = convert("run.sh", words).options
+    for name in ("lr", "weight_decay", "betas", "schedule.warmup_steps", "schedule.decay", "schedule.decay_steps"):
+        assert found[f"critic.{name}"] == found[f"policy.{name}"], name
+    assert not [
+        key for key in convert("run.sh", f"{GRPO}{SCHEDULE} --max_steps 8").options if key.startswith("critic.")
+    ]
+
+
+@pytest.mark.parametrize("name", ["dpo.yaml", "dpo.json"])
+def test_arguments_of_a_schedule_are_read_from_every_form(name: str, convert: Convert) -> None:
+    text = json.dumps(
+        {"model_name_or_path": "m", "beta": 0.2, "max_length": 512, "max_steps": 50, "loss_type": "sigmoid",
+         "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
+    )  # fmt: skip
+    assert convert(name, text).options["optimizer.schedule.final_fraction"] == 0.1

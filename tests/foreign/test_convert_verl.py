@@ -145,3 +145,38 @@ def test_another_objective_is_an_exit_code(words: str, tmp_path: Path, capsys: p
 def test_another_gradient_of_the_kl_is_said(words: str, lost: list[str], convert: Convert) -> None:
     converted = convert("run.sh", f"{RUN} ACTOR.{words}".replace("ACTOR", ACTOR))
     assert [one.theirs for kind in (Kind.LOST, Kind.UNFINISHED) for one in converted.list_kind(kind)] == lost
+
+
+def test_a_horizon_is_a_gain_at_the_size_of_a_step(convert: Convert) -> None:
+    step = f"{RUN}{IN_REWARD}adaptive data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+    words = f"{step}algorithm.kl_ctrl.horizon="
+    assert convert("run.sh", f"{words}1000").options["grpo.kl.adaptive.gain"] == 64 * 4 / 1000
+    assert convert("run.sh", step).options["grpo.kl.adaptive.gain"] == 64 * 4 / 10_000
+    converted = convert("run.sh", f"{words}100 algorithm.kl_ctrl.target_kl=0.1")
+    assert "grpo.kl.adaptive.target" not in converted.options
+    assert any(key.startswith("algorithm.kl_ctrl.target_kl") for key in converted.list_changes())
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_steps_of_a_warmup_go_before_a_share(first: bool, convert: Convert) -> None:
+    optim = "actor_rollout_ref.actor.optim"
+    words = [f"{optim}.lr_warmup_steps_ratio=0.5", f"{optim}.lr_warmup_steps=10"]
+    steps = f"{RUN}trainer.total_training_steps=100 "
+    converted = convert("run.sh", steps + " ".join(words if first else words[::-1]))
+    alone, option = convert("run.sh", steps + words[1]), "policy.schedule.warmup_steps"
+    assert converted.options[option] == alone.options[option]
+    assert {entry.theirs: entry.kind for entry in converted.entries}[f"{optim}.lr_warmup_steps_ratio"] == Kind.IGNORED
+
+
+def test_a_critic_has_a_schedule_and_what_ppo_does_not_train_is_said(convert: Convert) -> None:
+    words = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gae trainer.total_training_steps=100 "
+        "critic.optim.lr_scheduler_type=cosine critic.optim.min_lr_ratio=0.1 "
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"
+    )
+    converted = convert("run.sh", words)
+    schedule = [converted.options[f"critic.schedule.{name}"] for name in ("decay", "final_fraction")]
+    assert schedule == ["cosine", 0.1]
+    assert any(key.startswith("actor_rollout_ref.actor.loss_agg_mode") for key in converted.list_changes())
+    discounted = RUN.replace("=grpo", "=reinforce_plus_plus") + "algorithm.gamma=0.9"
+    assert any(key.startswith("algorithm.gamma") for key in convert("run.sh", discounted).list_changes())
