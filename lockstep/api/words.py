@@ -53,4 +53,6 @@ def _spell(value: str) -> str:
     if _PLACEHOLDER.fullmatch(bare):
         return bare
     parsed = yaml12.parse(bare)
+    if isinstance(parsed, dict) and None in parsed.values():  # a template, such as {question}
+        parsed = bare
     return json.dumps(parsed, ensure_ascii=False) if isinstance(parsed, str) else repr(parsed)

@@ -25,6 +25,7 @@ ROWS = [{"question": "Once upon a time there was a dog"}]
         ("say learner.parallel.dp=2; or", "learner", """say parallel={"dp": 2}; or"""),
         ("model.path=FOLDER names it", "", """model={"path": FOLDER} names it"""),
         ("policy.schedule=null, or policy.lr=…", "", """policy={"schedule": None}, or policy={"lr": …}"""),
+        ("which data.prompt={openin} asks for", "", """which data={"prompt": "{openin}"} asks for"""),
         ("data.shuffle=false", "", """data={"shuffle": False}"""),
         ("grid.methods=[{temperature: 1}]", "", "grid.methods=[{temperature: 1}]"),
         ("run.save_every= says nothing, and http://x.y/z?a.b=c neither", "", None),
