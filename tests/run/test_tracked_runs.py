@@ -109,7 +109,7 @@ def test_a_missing_package_is_one_sentence_before_anything_is_done(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
     monkeypatch.delitem(sys.modules, "lockstep.run.trackers.wandb", raising=False)
-    with pytest.raises(ValueError, match=r"trackers.wandb needs the package wandb.*pip install 'lockstep-rl\[wandb\]'"):
+    with pytest.raises(ValueError, match=r"trackers.wandb needs the package wandb.*pip install .* -e '\.\[wandb\]'"):
         run("trackers.wandb={}")
     assert not Path("run/initial").exists()
 

@@ -42,6 +42,7 @@ def build_first_recipe(recipe: SelfRewardingRecipe, said: Mapping[str, JsonValue
     rows, longest = recipe.self_rewarding.global_batch_size, recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
     section = said.get(name, {})
     shared = recipe.model_dump(mode="json", include=set(_SHARED) & found.model_fields.keys())
+    shared["data"].pop("answer")  # of a reward, which the rows of the first iteration have not
     own = {"global_batch_size": rows, "max_tokens": longest, **(section if isinstance(section, dict) else {})}
     first = load_section(found, Layer(_OPTION, {**shared, "run": {"max_steps": 1}, **said, name: own}))
     if first.inference is not None:
