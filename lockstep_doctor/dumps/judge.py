@@ -31,6 +31,7 @@ _FEW_ROWS = 8
 _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
     **dict.fromkeys(("grid", "floor", "ceiling", "formula", "offset", "scaled", "not finite"), "log-probabilities"),
+    "renormalised over a nucleus": "log-probabilities",
 }
 """Stages of findings whose kind says it."""
 
@@ -68,6 +69,7 @@ class DumpLocation:
         floor: What rounding in bf16 makes, nats.
         rows: That were computed.
         of_rows: That the dump has.
+        doubt: What the dump does not say, and how the verdict hangs on it; empty: it says all.
     """
 
     model: str
@@ -78,6 +80,7 @@ class DumpLocation:
     rows: int
     of_rows: int
     notes: Sequence[str]
+    doubt: str = ""
 
     @property
     def wrong(self) -> list[SideVerdict]:
@@ -124,7 +127,19 @@ def locate_dump(
     sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
     gap = _rms(own.train, own.infer, judge.compared) if len(sides) > 1 else None
     rows, of_rows = own.lengths.numel(), dump.columns.lengths.numel()
-    return DumpLocation(str(folder), sides, gap, floor, int(judge.compared.sum()), rows, of_rows, dump.notes)
+    tokens, doubt = int(judge.compared.sum()), _doubt_temperature(dump, sides)
+    return DumpLocation(str(folder), sides, gap, floor, tokens, rows, of_rows, dump.notes, doubt)
+
+
+def _doubt_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
+    """Says that 1 was taken for a temperature, where the dump does not say it and a side has another; else empty."""
+    others = sorted({one.change for one in sides if one.change.startswith("at temperature")})
+    if not others or "temperature" in dump.columns.facts:
+        return ""
+    return (
+        f"the dump does not say the temperature, and 1 was taken: if they were sampled {' or '.join(others)}, a side "
+        "that fits it is right, and one at 1 is wrong; write the temperature into the dump"
+    )
 
 
 def _load(folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -197,8 +212,8 @@ class _Judge:
         self._model, self._columns = model, columns
         told = columns.facts.get("temperature")
         self._told = "" if told is None or bool(((told == 1) | (told == 0)).all()) else _TOLD
-        temperatures: dict[str, Tensor | float] = {"": 1.0}
-        temperatures |= {_TOLD: told.clamp(min=1e-6)} if self._told and told is not None else {}
+        self._temperature = told.clamp(min=1e-6) if self._told and told is not None else 1.0
+        temperatures: dict[str, Tensor | float] = {"": 1.0, self._told: self._temperature}
         temperatures |= {f"at temperature {one:g}": one for one in TEMPERATURES}
         self._by = _score(model, columns, temperatures)
         self.compared = columns.mask & ~self._by[""].isnan()
@@ -217,6 +232,8 @@ class _Judge:
         """Returns where a side leaves the model."""
         column = self._columns.train if side == "train" else self._columns.infer
         change, off = self._find_nearest(column)
+        if not change and not off[""] < _CLOSER * off[self._told]:
+            change = self._told  # nothing fits, so what is wrong is looked for at the temperature of the dump
         if change.startswith("at temperature"):
             near = [float(change.split()[-1]) * factor for factor in _NEARBY]
             self._by |= _score(self._model, self._columns, {f"at temperature {one:.3g}": one for one in near})
@@ -226,7 +243,7 @@ class _Judge:
         findings, left = examine_columns(own), off[change]
         stage: Stage | None = next((_STAGES[one.kind] for one in findings if _says_stage(one)), None)
         if stage is None and left > FLOORS * floor:
-            front = "" if change else self._find_front(column, left)
+            front = "" if change != self._told else self._find_front(column, left)
             if front:
                 change, left, findings = front[0], front[1], []
             stage = "ids" if front else "model"
@@ -251,7 +268,8 @@ class _Judge:
         if isinstance(bos, int):
             fronts[f"with id {bos} in front"] = lambda ids: torch.cat([ids.new_tensor([bos]), ids])
         for what, change in fronts.items():
-            off = self._measure(column, _score(self._model, self._columns, {"": 1.0}, change, _FEW_ROWS)[""])
+            own = _score(self._model, self._columns, {"": self._temperature}, change, _FEW_ROWS)[""]
+            off = self._measure(column, own)
             if off < _CLOSER * left:
                 return what, off
         return ""
@@ -274,6 +292,8 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
             yield f"    {finding.tokens_in_words}; {finding.share:.0%} of the squares of all differences"
     wrong = found.wrong
     yield f"wrong: {' and '.join(one.side for one in wrong)}" if wrong else "neither side leaves the model"
+    if wrong and found.doubt:
+        yield found.doubt
 
 
 _WORDS: Mapping[Stage, str] = {

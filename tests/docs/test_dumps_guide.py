@@ -87,7 +87,7 @@ def test_the_exporter_of_verl(here: Path) -> None:
 
 def test_the_exporter_of_trl(here: Path) -> None:
     class GRPOTrainer:
-        state = SimpleNamespace(global_step=3)
+        state, temperature = SimpleNamespace(global_step=3), 0.7
 
         def _generate_and_score_completions(self, inputs: list[Any]) -> dict[str, Any]:
             return {
@@ -105,7 +105,7 @@ def test_the_exporter_of_trl(here: Path) -> None:
     names: dict[str, Any] = {"GRPOTrainer": GRPOTrainer, "torch": torch}
     exec(TRL, names)
     assert names["ExportingGRPOTrainer"]()._generate_and_score_completions([])["num_images"] is None
-    check(here / "trl_3.pt", {})
+    check(here / "trl_3.pt", {"temperature": [0.7, 0.7]})
 
 
 def check(path: Path, facts: dict[str, list[float]]) -> None:

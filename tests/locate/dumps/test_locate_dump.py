@@ -247,3 +247,28 @@ def test_what_cannot_be_judged_gets_one_sentence(folder: Path, tmp_path: Path, m
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(DumpError, match="needs transformers: pip install transformers"):
         locate_dump(path, folder)
+
+
+def test_a_temperature_that_a_dump_does_not_say_is_doubted(folder: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", cold(IDS), score(IDS))
+    said = list(describe_dump(locate_dump(path, folder)))
+    assert said[-2] == "wrong: train"
+    assert said[-1].startswith("the dump does not say the temperature, and 1 was taken: if they were sampled at")
+    told = write(tmp_path / "e.jsonl", cold(IDS), score(IDS), temperature=0.7)
+    assert not locate_dump(told, folder).doubt
+    assert not locate_dump(write(tmp_path / "f.jsonl", score(IDS), score(IDS)), folder).doubt
+
+
+def test_values_that_move_are_found_at_the_temperature_of_the_dump(folder: Path, tmp_path: Path) -> None:
+    right = cold(IDS)
+    path = write(tmp_path / "d.jsonl", right, right.roll(1, -1), temperature=0.7)
+    [wrong] = locate_dump(path, folder).wrong
+    assert (wrong.side, wrong.stage) == ("infer", "column")
+
+
+def test_a_nucleus_on_one_side_is_a_change_of_log_probabilities(folder: Path, tmp_path: Path) -> None:
+    plain = score(IDS)
+    draw = torch.rand(plain.shape, generator=torch.Generator().manual_seed(0), dtype=plain.dtype)
+    renormalized = (plain + 0.2231 * draw).clamp(max=0.0)  # up to −log 0.8 more
+    [wrong] = locate_dump(write(tmp_path / "d.jsonl", plain, renormalized), folder).wrong
+    assert (wrong.side, wrong.stage) == ("infer", "log-probabilities")
