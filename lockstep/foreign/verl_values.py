@@ -260,7 +260,7 @@ def target_kl(value: Json, config: Config) -> Answer:
 
 
 def loss_mean(value: Json, config: Config) -> Answer:
-    """What a loss is a mean over."""
+    """The unit that a loss is a mean over."""
     if config.algorithm != "ppo":
         return Lookup(MEANS)(value, config)
     return nothing("tokens, as here") if value == "token-mean" else lack("the loss of ppo is a mean over all tokens")
