@@ -25,7 +25,11 @@ def require_same_files(loaded: Loaded) -> None:
     newest = Checkpoints(folder / "checkpoints", keep=1).newest_unverified()
     if newest is None:
         return
-    noted, now = read_state(newest).identity, _read_files(loaded)
+    try:
+        noted = read_state(newest).identity
+    except InputError:  # of another version, or damaged: it does not say what the run was made of
+        return
+    now = _read_files(loaded)
     then = {name: noted[name] for name in now if name in noted}
     changed = differences(then, {name: now[name] for name in then})
     if changed:
