@@ -152,7 +152,7 @@ def _table(options: argparse.Namespace) -> int:
     if code == exit_codes.BROKEN:
         named = [] if options.recipe == "doctor" else ["--recipe", options.recipe]
         named += ["--trust", *options.trust] if options.trust else []
-        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides, *map(str, named)])}")
+        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides, *named])}")
     return code
 
 

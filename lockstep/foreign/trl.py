@@ -299,8 +299,8 @@ MAPPED = (
         default="linear"),
     Key("lr_scheduler_kwargs", ("policy.schedule.final_fraction",),
         steps.of_critic_too(steps.final, "schedule.final_fraction"), page="-"),
-    Key("lr_scheduler_kwargs.min_lr_rate", ("policy.schedule.final_fraction",), lambda value, config:
-        steps.final({"min_lr_rate": value}, config), page="-"),
+    Key("lr_scheduler_kwargs.min_lr_rate", ("policy.schedule.final_fraction",), steps.of_critic_too(
+        lambda value, config: steps.final({"min_lr_rate": value}, config), "schedule.final_fraction"), page="-"),
     Key("use_peft", ("learner.lora.rank",), values.lora, page="-"),
     Key("lora_r", ("learner.lora.rank",), values.with_lora(optional())),
     Key("lora_alpha", ("learner.lora.alpha",), values.with_lora(optional())),

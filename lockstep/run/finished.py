@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from lockstep.algorithms.rows import data_files
 from lockstep.config.loading import Loaded
@@ -44,12 +43,15 @@ def _read_files(loaded: Loaded) -> Identity:
     recipe, found = loaded.training, Identity()
     readers: list[Callable[[], Identity]] = [lambda: inputs(loaded, {}, None)]
     if recipe.data.task is None:
-        files = data_files(recipe.data, loaded.run_folder)
-        readers.append(lambda: {f"data.{name}": own for name, own in files.digests().items()})
+        readers.append(lambda: _read_rows(loaded))
     if recipe.model.path is not None:
-        source = weights_of(str(recipe.model.path))
-        readers.append(lambda: dict(model_files(Path(source))))
+        readers.append(lambda: dict(model_files(weights_of(str(recipe.model.path)))))
     for read in readers:
         with suppress(OSError, InputError):
             found |= read()
     return {name: own for name, own in found.items() if not name.startswith("recipe.")}
+
+
+def _read_rows(loaded: Loaded) -> Identity:
+    files = data_files(loaded.training.data, loaded.run_folder)
+    return {f"data.{name}": own for name, own in files.digests().items()}

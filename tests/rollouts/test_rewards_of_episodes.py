@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,21 @@ def test_a_name_that_only_some_batches_have_is_no_verdict_in_others(in_tmp: Path
     assert after > 1  # more than the first eight
     assert len(bonus) == 16
     assert all(math.isnan(x) or prompt.row["number"] == 0 for x, prompt in zip(bonus, rollouts.prompts, strict=True))
+
+
+@pytest.mark.parametrize("plays", [True, False])
+def test_a_reward_does_not_see_the_stop_token_of_the_model(plays: bool, in_tmp: Path) -> None:
+    """Also where it is no special token, which a tokenizer would skip; one of the environment is seen."""
+    own = collector(in_tmp, reward_named("style", 3.0))
+    single = replace(own, environment=None)
+    sampling = replace(SAMPLING, stop_token_ids=tuple(range(3, 64, 2)))  # so many that a random model ends there
+    with own.engine.at():
+        rollouts = (own if plays else single).collect(3, 8, sampling, 1)
+    ended = [tokens[-1].item() in sampling.stop_token_ids for tokens in rollouts.batch.sequences()]
+    assert any(ended)
+    for tokens, response, stopped in zip(rollouts.batch.sequences(), rollouts.responses, ended, strict=True):
+        drawn = tokens[2:].tolist()
+        assert response == str(drawn[:-1] if stopped else drawn)
 
 
 def test_a_failed_episode_has_no_verdict_of_any_part(in_tmp: Path) -> None:
