@@ -1,0 +1,98 @@
+"""Thoughts of a model before its answer, by the marks that models write around them.
+
+The first closing mark ends a thought, as in chat templates that know thoughts: what follows is what a reader sees, and
+may hold the mark as text, as an argument of a tool does; the last one would cut that answer. A mark that is quoted
+(`"</think>"`) is only mentioned.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks before and after a thought."""
+
+    opening: str
+    closing: str
+
+    def find_closing(self, text: str, start: int = 0) -> re.Match[str] | None:
+        """Finds the first closing mark that is not quoted."""
+        mark = re.escape(self.closing)
+        found = re.compile(rf"(?P<quote>[`\"']){mark}(?P=quote)|{mark}").finditer(text, start)
+        return next((match for match in found if match["quote"] is None), None)
+
+
+THOUGHT_MARKS = (
+    Marks("<think>", "</think>"),  # Qwen3, DeepSeek-R1, and most others
+    Marks("<thinking>", "</thinking>"),
+    Marks("[THINK]", "[/THINK]"),  # Magistral
+    Marks("◁think▷", "◁/think▷"),  # Kimi
+    Marks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
+    Marks("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker
+    Marks("<|channel|>analysis", "<|channel|>final<|message|>"),  # gpt-oss
+)
+_LONGEST_TAIL = 100
+
+
+def drop_thought(response: str, prompt: str = "") -> str:
+    """The answer in a response: what follows the thoughts that it begins with; all of it if there are none.
+
+    A thought that is never closed leaves no answer: the result is empty. A closing mark without an opening one before
+    it ends a thought that the prompt opened. Marks later in the answer are text.
+
+    Args:
+        response: The response of a model.
+        prompt: The text that it continues, if known.
+    """
+    end = _end_of_thoughts(response, prompt)
+    return response[end:].lstrip() if end else response
+
+
+def opens_thought(prompt: str) -> bool:
+    """True if a prompt ends with an opening mark, so that the response begins within a thought."""
+    return _final_marks(prompt) is not None
+
+
+def _end_of_thoughts(response: str, prompt: str) -> int:
+    """The index after the last of the thoughts that a response begins with; 0 if there are none."""
+    by_prompt = _final_marks(prompt)
+    end = 0
+    if by_prompt is not None:
+        end = _end_of_thought(response, 0, by_prompt)
+    elif _marks_at(response, 0) is None:
+        end = _end_without_opening(response)
+    while (marks := _marks_at(response, end)) is not None:
+        end = _end_of_thought(response, end, marks)
+    return end
+
+
+def _final_marks(prompt: str) -> Marks | None:
+    """The marks of the thought that the end of a prompt opens."""
+    tail = prompt[-_LONGEST_TAIL:].rstrip()
+    return next((marks for marks in THOUGHT_MARKS if tail.endswith(marks.opening)), None)
+
+
+def _marks_at(response: str, start: int) -> Marks | None:
+    """The marks of the thought that begins here, perhaps after white space."""
+    while start < len(response) and response[start].isspace():
+        start += 1
+    return next((marks for marks in THOUGHT_MARKS if response.startswith(marks.opening, start)), None)
+
+
+def _end_of_thought(response: str, start: int, marks: Marks) -> int:
+    """The index after the closing mark of a thought; the end of the response if it is never closed."""
+    closing = marks.find_closing(response, start)
+    return len(response) if closing is None else closing.end()
+
+
+def _end_without_opening(response: str) -> int:
+    """The index after the first closing mark, if no opening one stands before it; else 0."""
+    for marks in THOUGHT_MARKS:
+        closing = marks.find_closing(response)
+        if closing is not None and marks.opening not in response[: closing.start()]:
+            return closing.end()
+    return 0

@@ -1,0 +1,51 @@
+"""Tests that an answer is told from the thought before it."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.data.thoughts import THOUGHT_MARKS, Marks, drop_thought, opens_thought
+
+ANSWERS = {
+    "two and two is <think>": "two and two is <think>",
+    "<think>\ntwo and two\n</think>\n\n4": "4",
+    " \n<think>a</think>4": "4",
+    "<think></think>\n\n4": "4",
+    "two and two\n</think>\n\n4": "4",
+    "<think>two and two": "",
+    "<think>a</think>": "",
+    "<think>a</think>\n<think>b</think> 4": "4",
+    "a</think><think>b</think>4": "4",
+    "<think>a</think><think>b": "",
+    "<think>a</think>close it with </think>, then": "close it with </think>, then",
+    '<think>I write "</think>" last, or `</think>`</think>4': "4",
+    "The mark `</think>` ends a thought.": "The mark `</think>` ends a thought.",
+    "Write <think>, think, write </think>.": "Write <think>, think, write </think>.",
+    "<think>not </thinking> yet</think>4": "4",
+    "<think>a</thinking>4": "",
+    "<Think>a</Think>4": "<Think>a</Think>4",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("response", "answer"), ANSWERS.items())
+def test_an_answer_follows_the_thoughts_that_a_response_begins_with(response: str, answer: str) -> None:
+    assert drop_thought(response) == answer
+
+
+@pytest.mark.parametrize("marks", THOUGHT_MARKS)
+def test_each_kind_of_marks_is_known(marks: Marks) -> None:
+    thought = f"two and two{marks.closing}"
+    prompt = f"What is 2 + 2?\n{marks.opening}\n"
+
+    assert drop_thought(f"{marks.opening}{thought}4") == "4"
+    assert drop_thought(f"{thought}\n4") == "4"
+    assert drop_thought(f"{thought}\n4", prompt) == "4"
+    assert drop_thought("two and two", prompt) == ""
+
+
+def test_a_prompt_that_closes_its_thought_opens_none() -> None:
+    assert opens_thought("<think>\n")
+    assert not opens_thought("<think>\n\n</think>\n\n")
+    assert drop_thought("4", "<think>\n\n</think>\n\n") == "4"
+    assert drop_thought("<think>a</think>4", "<think>") == "4", "it is opened twice"
