@@ -56,6 +56,7 @@ class Stage(nn.Module):
         network: The Hugging Face model, without weights.
         head: Output of the last stage.
         seed: Seed of a value head.
+        sent: The type of hidden states, in which a stage sends them to the next one.
         ranks: Ranks that hold the model together.
 
     Attributes:
@@ -68,13 +69,13 @@ class Stage(nn.Module):
         own_rows: Number of this rank's rows without padding.
     """
 
-    def __init__(self, network: PreTrainedModel, head: Head, seed: int, ranks: Ranks) -> None:
+    def __init__(self, network: PreTrainedModel, head: Head, seed: int, sent: torch.dtype, ranks: Ranks) -> None:
         super().__init__()
         config = network.config
         self._head: Head = head
         self._ranks = ranks
         family = layers_of(config)
-        self.config = _megatron_config(config, family, ranks)
+        self.config = _megatron_config(config, family, sent, ranks)
         here, last = ranks.index("pp"), ranks.size("pp") - 1
         self.tied = scores_tokens(head) and bool(config.tie_word_embeddings)
         self.vocabulary = int(config.vocab_size)
@@ -120,6 +121,9 @@ class Stage(nn.Module):
         rotary = torch.cat((turns, turns), dim=-1)[:, None, None]
         states = self.gpt.decoder(hidden_states=states, attention_mask=cut.layout, rotary_pos_emb=rotary)
         if not self.gpt.post_process:
+            sent = self.config.pipeline_dtype
+            if states.dtype != sent:  # the next stage would read other numbers from these bytes
+                raise RuntimeError(f"a stage computed hidden states in {states.dtype}, and the next one expects {sent}")
             return states
         if not scores_tokens(self._head):
             return value_outputs(batch, partial(states[:, 0].index_select, 0), self.value)
@@ -152,7 +156,9 @@ def _layers(family: MegatronLayers) -> ModuleSpec:
     return spec
 
 
-def _megatron_config(config: PreTrainedConfig, family: MegatronLayers, ranks: Ranks) -> TransformerConfig:
+def _megatron_config(
+    config: PreTrainedConfig, family: MegatronLayers, sent: torch.dtype, ranks: Ranks
+) -> TransformerConfig:
     split = stages(int(config.num_hidden_layers), ranks.size("pp"))
     return TransformerConfig(
         num_layers=int(config.num_hidden_layers),
@@ -173,7 +179,7 @@ def _megatron_config(config: PreTrainedConfig, family: MegatronLayers, ranks: Ra
         tensor_model_parallel_size=ranks.size("tp"),
         pipeline_model_parallel_size=ranks.size("pp"),
         num_layers_in_first_pipeline_stage=None if len(split) == 1 else split[0],
-        pipeline_dtype=torch.float32,
+        pipeline_dtype=sent,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # required by variable_seq_lengths, even without experts
         calculate_per_token_loss=True,  # sums of losses stay sums

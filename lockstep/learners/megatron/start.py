@@ -45,7 +45,8 @@ def start_learner(
     if device.type == "cpu":
         compute_on_cpu()
     join_groups(ranks)
-    stage = Stage(network, head, seed, ranks).to(device)
+    sent = torch.bfloat16 if section.is_bf16 else torch.float32
+    stage = Stage(network, head, seed, sent, ranks).to(device)
     if section.activation_checkpointing:
         checkpoint_layers(stage.gpt.decoder.layers)
     backbone = network.base_model_prefix
