@@ -1,4 +1,4 @@
-"""Megatron in bf16, which CPUs refuse: the refusal is lifted, so that stages send over gloo what they send over NCCL."""
+"""Megatron in bf16, which CPUs refuse: the refusal is lifted, and stages send over gloo what they send over NCCL."""
 
 from __future__ import annotations
 
