@@ -22,6 +22,7 @@ from lockstep.algorithms.distill.options import DistillRecipe
 from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
+from lockstep.algorithms.step import RunLength
 from lockstep.config import LearnerSection
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.distill import Distillation
@@ -112,9 +113,11 @@ def _distill(
     assert recipe.sampling is not None
     sampling = recipe.sampling.params()
     agreement = agreement_of(args, recipe, student, collector)
-    sequences = distill.StudentSequences(student, collector, sampling, recipe.distill, 0, phase, agreement)
+    length = RunLength(1, None, args.prompts)
+    sequences = distill.StudentSequences(student, collector, sampling, recipe.distill, length, 0, phase, agreement)
     workers = distill.DistillWorkers(student, {"one": teacher}, sequences, phase)
-    settings = distill.DistillSettings(recipe.distill, args.vocab, recipe.seed, Distillation(recipe.distill.kl_type))
+    loss = Distillation(recipe.distill.kl_type)
+    settings = distill.DistillSettings(recipe.distill, length, args.vocab, recipe.seed, loss)
     return (
         lambda step: distill.distill_step(step, step * args.prompts, workers, settings).metrics.floats(),
         [student, teacher],

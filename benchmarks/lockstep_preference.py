@@ -21,7 +21,7 @@ from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.dpo.step import DPOWorkers, dpo_step
 from lockstep.algorithms.reward_model.step import RewardModelWorkers, reward_model_step
 from lockstep.algorithms.sft.step import SFTWorkers, sft_step
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.config import DataSection, LearnerSection, Optimizer, PairSection
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import JsonlIndex
@@ -44,18 +44,19 @@ def step_of(folder: Path, algorithm: str, lengths: str, batch: int) -> Callable[
     lm.set_attn_implementation(attention.NAME)
     section = LearnerSection(device="cpu")
     policy = TorchLearner(LogitsHead(lm), section, Optimizer(lr=1e-6))
+    length = RunLength(BATCHES, None, batch)
     if algorithm == "dpo":
         reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), section)
         pairs = DPOWorkers(policy, reference, Pairs(index, words, PairSection(**prompts), 512), skip_timing, 0)
         loss = Preference("dpo", beta=0.1)
-        return lambda step: dpo_step(step, step * batch, pairs, loss, batch, 0)
+        return lambda step: dpo_step(step, step * batch, pairs, loss, length, 0)
     if algorithm == "reward":
         learner = TorchLearner(ValueHead(lm.model, seed=0, head="reward"), section, Optimizer(lr=1e-6))
         rewarded = RewardModelWorkers(learner, Pairs(index, words, PairSection(**prompts), 512), skip_timing, 0)
-        return lambda step: reward_model_step(step, step * batch, rewarded, BradleyTerry(), batch, 0)
+        return lambda step: reward_model_step(step, step * batch, rewarded, BradleyTerry(), length, 0)
     chosen = Demonstrations(index, words, DataSection(**prompts, completion="{chosen}"), 512)
     workers = SFTWorkers(policy, chosen, skip_timing)
-    return lambda step: sft_step(step, step * batch, workers, batch, 0)
+    return lambda step: sft_step(step, step * batch, workers, length, 0)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.reward_model.step import measure_held_out_pairs
 from lockstep.algorithms.self_rewarding import step as self_rewarding
 from lockstep.algorithms.sft.step import measure_held_out_loss
+from lockstep.algorithms.step import RunLength
 from lockstep.batch import Batch
 from lockstep.borders import LARGEST_LOGPROB, NotFiniteError, require_finite, require_logprobs
 from lockstep.cluster.sampler_pool import SamplerPool
@@ -262,7 +263,7 @@ def test_a_reference_of_self_rewarding_is_named(tmp_path: Path) -> None:
 def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
     workers = DistillWorkers(broken(tmp_path), {"one": broken(tmp_path)}, lambda step, position: None, skip_timing)  # pyright: ignore[reportArgumentType] (not called)
     options = DistillSection(num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2)
-    settings = DistillSettings(options, VOCABULARY, 0, Distillation("forward"))
+    settings = DistillSettings(options, RunLength(1, None, 1), VOCABULARY, 0, Distillation("forward"))
     with pytest.raises(NotFiniteError, match=r"^log-probabilities of the teacher are nan for token"):
         add_teacher_logprobs(BATCH, [{}] * 4, workers, settings)
 

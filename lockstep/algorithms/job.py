@@ -109,20 +109,28 @@ def validate_figures(measure: Callable[[int], Metrics] | None) -> Validate | Non
     return None if measure is None else lambda step: Validation(measure(step))
 
 
-def measure_run_length(recipe: Common, rows: int, rows_per_step: int) -> RunLength:
+def measure_run_length(recipe: Common, rows: int, rows_per_step: int, trains_rest: bool = False) -> RunLength:
     """The length of a run: `max_steps` steps, or else `max_epochs` passes over the data.
+
+    Args:
+        recipe: Has the section `run`.
+        rows: Rows of one pass over the data.
+        rows_per_step: Rows that a step takes.
+        trains_rest: True if the last step may be smaller: it takes `RunLength.count_rows`. Else the run says how many
+            rows are left out.
 
     Raises:
         InputError: There are not enough rows for one step.
     """
     if recipe.run.max_steps >= 0:
-        return RunLength(recipe.run.max_steps, None, rows_per_step)
+        return RunLength(recipe.run.max_steps, None, rows_per_step, trains_rest, rows)
     limit = recipe.run.max_epochs * rows
     if limit < rows_per_step:
         raise InputError(
             f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
         )
-    return RunLength(limit // rows_per_step, limit, rows_per_step)
+    steps = -(-limit // rows_per_step) if trains_rest else limit // rows_per_step
+    return RunLength(steps, limit, rows_per_step, trains_rest, rows)
 
 
 def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> SamplerSession:

@@ -9,7 +9,7 @@ from lockstep.algorithms.job import Job, Validate, describe, measure_run_length,
 from lockstep.algorithms.open_pairs import open_held_out_pairs, open_train_pairs
 from lockstep.algorithms.reference_free import ReferenceFreeRecipe
 from lockstep.algorithms.setup import Setup
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.data.pairs import Pairs
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Loss, Outputs
@@ -33,9 +33,10 @@ def open_reference_free(recipe: ReferenceFreeRecipe, setup: Setup, loss: Loss) -
     policy, size = setup.learner(recipe.policy_role), recipe.pairs.global_batch_size
     held_out, pairs = open_held_out_pairs(recipe, setup), open_train_pairs(recipe, setup)
     workers = PairWorkers(policy, pairs, setup.phase, recipe.run.num_logged_samples)
+    run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
     return Job(
-        step=partial(reference_free_step, workers=workers, loss=loss, global_batch_size=size, seed=recipe.seed),
-        run_length=measure_run_length(recipe, len(pairs), size),
+        step=partial(reference_free_step, workers=workers, loss=loss, run_length=run_length, seed=recipe.seed),
+        run_length=run_length,
         state={"policy": policy},
         validate=None if held_out is None else _validate(recipe, held_out, policy, loss),
         data=describe(pairs, "pairs"),
@@ -45,15 +46,16 @@ def open_reference_free(recipe: ReferenceFreeRecipe, setup: Setup, loss: Loss) -
 
 
 def reference_free_step(
-    step: int, position: int, workers: PairWorkers, loss: Loss, global_batch_size: int, seed: int
+    step: int, position: int, workers: PairWorkers, loss: Loss, run_length: RunLength, seed: int
 ) -> StepResult:
-    """Runs one optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
+    """Runs one optimizer step on the pairs from `position` on."""
+    count = run_length.count_rows(position)
     with workers.phase("data"):
-        batch = workers.pairs.at(position, global_batch_size, seed)  # x, y_w ≻ y_l
+        batch = workers.pairs.at(position, count, seed)  # x, y_w ≻ y_l
     with workers.phase("policy"):
         metrics = train(workers.policy, batch, loss)
-    shown = workers.pairs.render(position, min(workers.num_logged_samples, global_batch_size), seed)
-    return StepResult(metrics.with_prefix("train"), position + global_batch_size, batch.tokens.numel(), shown)
+    shown = workers.pairs.render(position, min(workers.num_logged_samples, count), seed)
+    return StepResult(metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown)
 
 
 def _validate(recipe: ReferenceFreeRecipe, pairs: Pairs, policy: Learner, loss: Loss) -> Validate | None:

@@ -37,16 +37,44 @@ class RunLength:
     Attributes:
         steps: Greatest number of steps.
         rows: Greatest number of rows of data; None: any number.
-        rows_per_step: Fewest rows that a step takes.
+        rows_per_step: Fewest rows that a step takes, apart from a smaller last one.
+        trains_rest: True if a smaller last step takes the rows that do not fill one; else they are left out.
+        epoch: Rows of one pass over the data; None: unknown.
     """
 
     steps: int
     rows: int | None
     rows_per_step: int
+    trains_rest: bool = False
+    epoch: int | None = None
+
+    @property
+    def rest(self) -> int:
+        """Rows at the end of the last epoch that do not fill a step."""
+        return 0 if self.rows is None else self.rows % self.rows_per_step
 
     def over(self, step: int, position: int) -> bool:
         """True if a run that has done `step` steps and used `position` rows is finished."""
-        return step >= self.steps or (self.rows is not None and position + self.rows_per_step > self.rows)
+        fewest = 1 if self.trains_rest else self.rows_per_step
+        return step >= self.steps or (self.rows is not None and position + fewest > self.rows)
+
+    def count_rows(self, position: int) -> int:
+        """Number of rows of the step that begins at `position`."""
+        if self.rows is None or not self.trains_rest:
+            return self.rows_per_step
+        return min(self.rows_per_step, self.rows - position)
+
+    def describe_rest(self) -> str | None:
+        """Says what happens to the rows that do not fill a step; None if there are none."""
+        if not self.rest:
+            return None
+        those = f"the last {self.rest} of {self.rows} rows" if self.rest > 1 else f"the last of {self.rows} rows"
+        if self.trains_rest:
+            return f"{those} make a smaller last step, since a step takes {self.rows_per_step}"
+        return (
+            f"{those} will not be trained on, since a step takes {self.rows_per_step}; choose a batch that divides "
+            "the rows, or set run.max_steps"
+        )
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from lockstep.config.machinery import Cluster, LearnerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Section
-from lockstep.config.sources import DataSection, ModelSection
+from lockstep.config.sources import DataSection, ModelSection, OneSentence
 from lockstep.config.task import Task
 from lockstep.config.trackers import Trackers
 
@@ -22,12 +22,20 @@ class Best(Section):
     count: PositiveInt = Field(default=1, description="how many are kept")
 
 
+Interval = Annotated[
+    NonNegativeInt | Annotated[float, Field(gt=0.0, le=1.0)],
+    OneSentence("a whole number of steps, or a share of an epoch above 0.0 and up to 1.0"),
+]
+
+
 class RunSection(Section):
     """Length of a run, intervals between its events, and its folder."""
 
     max_steps: int = Field(default=-1, ge=-1, le=10**12, description="stop after so many steps; -1: after max_epochs")
     max_epochs: PositiveInt = Field(default=1, description="passes over the training data, where max_steps is -1")
-    validate_every: NonNegativeInt = Field(default=0, description="steps between validations; 0: only first and last")
+    validate_every: Interval = Field(
+        default=0, description="steps between validations, or a share of an epoch such as 0.25; 0: only first and last"
+    )
     save_every: PositiveInt = Field(default=10, description="steps between checkpoints; the last step is always saved")
     keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
     best: Best | None = Field(default=None, description="checkpoints that are kept besides, by a metric")
@@ -42,15 +50,26 @@ class RunSection(Section):
         default=False, description="start only with a model that `lockstep doctor table` has passed with this sampler"
     )
 
+    def find_unknown_best(self) -> str | None:
+        """Says that checkpoints are saved at steps without the metric of `best`; None if they are not.
+
+        A share of an epoch is checked when its steps are known.
+        """
+        if self.best is None or not self.best.metric.startswith(("validation/", "val/")):
+            return None
+        every = self.validate_every
+        if isinstance(every, float) or (every and self.save_every % every == 0):
+            return None
+        return (
+            f"best.metric {self.best.metric} is known only where there is a validation, so save_every = "
+            f"{self.save_every} must be a multiple of validate_every = {every}"
+        )
+
     @model_validator(mode="after")
     def _best_is_known_when_saving(self) -> RunSection:
-        if self.best is None or not self.best.metric.startswith(("validation/", "val/")):
-            return self
-        if not self.validate_every or self.save_every % self.validate_every:
-            raise ValueError(
-                f"best.metric {self.best.metric} is known only where there is a validation, so save_every = "
-                f"{self.save_every} must be a multiple of validate_every = {self.validate_every}"
-            )
+        fault = self.find_unknown_best()
+        if fault is not None:
+            raise ValueError(fault)
         return self
 
 

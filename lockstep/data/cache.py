@@ -21,7 +21,7 @@ import numpy as np
 from lockstep.data.notes import note
 from lockstep.data.rows import DataError
 
-_FORMAT = 1  # another number makes all older entries unused
+_FORMAT = 2  # another number makes all older entries unused
 _LENGTH_BYTES = 8
 _NUMBER = np.dtype("<i8")
 

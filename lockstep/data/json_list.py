@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.jsonl import json_type, parse_any
-from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, Skipped, is_error
+from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, Skipped, is_error, without_padding
 
 
 class JsonList:
@@ -65,7 +65,7 @@ class JsonList:
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows `indices`, in that order."""
-        return [self._rows[i][1] for i in indices]
+        return [without_padding(self._rows[i][1]) for i in indices]
 
     def _at(self, number: int) -> str:
         return f"{self._path}, item {number}"

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import re
 import zlib
 from array import array
@@ -24,7 +25,8 @@ from lockstep import lfs
 from lockstep.data import cache
 from lockstep.data.cache import Stamp
 from lockstep.data.notes import Ticker
-from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, RowError, Skipped, is_error
+from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, RowError, Skipped, is_error, without_padding
+from lockstep.errors import shorten
 
 _BUFFER_BYTES = 1 << 22
 _NUMBERS_AT_ONCE = 1 << 16
@@ -128,7 +130,7 @@ class JsonlIndex:
             for offset, line in self._numbers[list(indices)].tolist():
                 text.seek(offset)
                 try:
-                    found.append(parse(text.readline()))
+                    found.append(without_padding(parse(text.readline())))
                 except ValueError as error:
                     raise RowError(_where(self.path, line), str(error)) from error
         return found
@@ -151,6 +153,8 @@ class AsWritten(float):
 
     def __new__(cls, text: str) -> AsWritten:
         number = super().__new__(cls, text)
+        if not math.isfinite(number):
+            raise _NotFiniteNumber(text)
         number.text = text
         return number
 
@@ -179,6 +183,8 @@ def parse_any(text: bytes) -> Any:
         value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start + 1} ({text[error.start]:#04x}) is not UTF-8") from error
+    except _NotFiniteNumber as error:
+        raise ValueError(f"is not JSON (it holds {shorten(str(error))}, which is not a finite number)") from error
     except _Twice as error:
         raise ValueError(f"has the key {json.dumps(error.key, ensure_ascii=False)} twice in one object") from error
     except json.JSONDecodeError as error:
@@ -204,6 +210,14 @@ def _depth(value: Any) -> int:
     return depth
 
 
+class _NotFiniteNumber(ValueError):
+    """A number that JSON does not have, such as NaN, or one that a float cannot hold, such as 1e999."""
+
+
+def _refuse_constant(name: str) -> None:
+    raise _NotFiniteNumber(name)
+
+
 class _Twice(ValueError):
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -223,7 +237,9 @@ def _integer(text: str) -> int | AsWritten:
     return AsWritten(text) if text == "-0" else int(text)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=AsWritten, parse_int=_integer)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_float=AsWritten, parse_int=_integer, parse_constant=_refuse_constant
+)
 
 
 def json_type(value: object) -> str:

@@ -29,6 +29,32 @@ def read_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def without_padding(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row without keys that are null inside of nested objects.
+
+    A column of a table has one type, so objects in it come back with null for each key that another row has. Where all
+    kinds of files leave these out, the same rows give the same prompts. Fields of the row that are null, and null in
+    lists, stay.
+    """
+    return {name: _without_padding(value) for name, value in row.items()}
+
+
+def _without_padding(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_padding(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_padding(item) for item in value]
+    return value
+
+
+def find_not_finite(value: object) -> float | None:
+    """Returns a NaN or infinity in a value of a row, at any depth; None if it has none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for item in inner if (found := find_not_finite(item)) is not None), None)
+
+
 class DataError(InputError):
     """A file or row that cannot be used; the message says where, what, and what to do."""
 

@@ -21,8 +21,8 @@ from lockstep.config.sources import FieldType
 from lockstep.data import cache
 from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mix_rows_at
-from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, is_error
-from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, render
+from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, find_not_finite, is_error
+from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, read_field, render
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
 _BAD, _OVERLONG = "bad rows", "over-long"
@@ -37,7 +37,7 @@ _DECIDE_NOTHING = {
 """Options of `DataSection` that do not change what is wrong with a row."""
 
 
-_RULES = 2
+_RULES = 3
 """Version of this code's rules on rows, a part of the cache key."""
 
 Head = int | float | None
@@ -274,12 +274,21 @@ def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequenc
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
     wanted, asking = _field_types(data, needs.templates), askers(needs.templates)
     for numbers in _blocks(rows):
-        contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted, asking) or needs.fault(row))
+        contents, faults = _readable(
+            rows, numbers, lambda row: complaint(row, wanted, asking) or _talk_fault(row, data) or needs.fault(row)
+        )
         yield [], _BAD, faults
         lengths = needs.lengths(list(contents), list(contents.values())) if contents else []
         long = {i: why for i, why in zip(contents, lengths, strict=True) if why is not None}
         yield [i for i in contents if data.truncates or i not in long], _OVERLONG, long
         ticker.at(numbers[-1])
+
+
+def _talk_fault(row: Row, data: DataSection) -> str | None:
+    """Says that messages hold a number that is not finite, which a chat template would write as it is."""
+    name = data.messages
+    found = None if name is None else find_not_finite(read_field(row, name))
+    return None if found is None else f"has {found} in the field {name!r}, which is not a finite number"
 
 
 def _blocks(rows: Rows) -> Iterator[range]:

@@ -12,7 +12,7 @@ from lockstep.data import cache
 from lockstep.data.cache import Stamp
 from lockstep.data.jsonl import parse
 from lockstep.data.notes import Ticker
-from lockstep.data.rows import DataError, Part, Skipped
+from lockstep.data.rows import DataError, Part, Skipped, without_padding
 from lockstep.errors import first_line, install_command
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _read_list(file: Path, key: str) -> list[Any]:
 
 
 class TableRows:
-    """The rows of a table with typed columns. A column without a value is None in its row.
+    """The rows of a table with typed columns. A column without a value is None in its row, see `without_padding`.
 
     Args:
         dataset: The rows.
@@ -146,7 +146,8 @@ class TableRows:
             if Stamp.of(file) != stamp:
                 raise DataError(f"{file}: has changed since it was opened; start again with a file that stays")
         columns: dict[str, list[Any]] = self._dataset[list(indices)]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        return [without_padding(row) for row in rows]
 
 
 def _digest(file: Path) -> str:

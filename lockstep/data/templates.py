@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from lockstep.config.sources import FieldType
 from lockstep.data.jsonl import AsWritten
-from lockstep.data.rows import DataError, Row
+from lockstep.data.rows import DataError, Row, find_not_finite
 from lockstep.errors import InputError, shorten
 
 _KINDS: Mapping[type, FieldType] = {
@@ -84,6 +84,9 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
             there = shorten(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template, data.fields or the reward")
             return f"has {state} {name!r}, which {asker} asks for; its fields are {there}{_advise(row, asker)}"
+        endless = find_not_finite(value)
+        if endless is not None:
+            return f"has {endless} in the field {name!r}, which is not a finite number"
         if not _is_a(kind, value):
             return f"has {_kind(value)} in the field {name!r}, which should be {_RIGHT.get(kind, kind)}"
     return None
@@ -154,7 +157,7 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
 
 def _field(row: Row, name: str, where: str) -> str:
     value = read_field(row, name)
-    if type(value) not in _KINDS:
+    if type(value) not in _KINDS or find_not_finite(value) is not None:
         raise DataError(f"{where}: {complaint(row, {name: 'any'})}")
     try:
         return value if isinstance(value, str) else as_written(value)

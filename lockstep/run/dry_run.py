@@ -44,6 +44,7 @@ from lockstep.run.doctor_reports import examination
 from lockstep.run.dry_setup import DrySetup, machine_bytes
 from lockstep.run.findings import Findings
 from lockstep.run.folder import FRAME, find_changed_options, require_writable, standing
+from lockstep.run.intervals import resolve_intervals
 from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
@@ -153,6 +154,9 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
         found.say("step", job.arithmetic)
         found.say("micro-batches", _micro_batches(recipe))
         found.say("run", _course(recipe, job))
+        rest = job.run_length.describe_rest()
+        if rest is not None:
+            found.notes.append(rest)
 
 
 def _micro_batches(recipe: Algorithm) -> str:
@@ -167,14 +171,14 @@ def _micro_batches(recipe: Algorithm) -> str:
 
 
 def _course(recipe: Common, job: Job) -> str:
-    steps, every, saves = (
-        job.run_length.steps,
-        recipe.run.validate_every,
-        -(-job.run_length.steps // recipe.run.save_every),
-    )
+    steps = job.run_length.steps
+    every = int(resolve_intervals(recipe.run, job.run_length).validate_every)
+    saves = -(-steps // recipe.run.save_every)
     validated = {0, steps, *(range(every, steps, every) if every else ())} if job.validate is not None else set[int]()
+    share = recipe.run.validate_every
+    spaced = f" ({share:g} of an epoch is every {every} steps)" if isinstance(share, float) else ""
     newest = f"checkpoints: {saves}, of which the newest are kept: {min(saves, recipe.run.keep)}"
-    return f"steps: {steps}; validations: {len(validated)}; {newest}"
+    return f"steps: {steps}; validations: {len(validated)}{spaced}; {newest}"
 
 
 def _prove(recipe: Algorithm, source: ModelSource, found: Findings) -> None:

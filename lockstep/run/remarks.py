@@ -51,9 +51,10 @@ def _bounds_out_of_reach(recipe: Common) -> Iterator[str]:
 
 def _best_steps_unsaved(recipe: Common) -> Iterator[str]:
     run = recipe.run
-    if run.best is not None and run.validate_every and run.validate_every % run.save_every:
+    every = run.validate_every
+    if run.best is not None and isinstance(every, int) and every % run.save_every:
         yield (
-            f"validations every {run.validate_every} steps are more often than checkpoints, run.save_every="
+            f"validations every {every} steps are more often than checkpoints, run.save_every="
             f"{run.save_every}; run.best keeps the best of the steps that are saved"
         )
 

@@ -47,6 +47,7 @@ from lockstep.run.folder import (
     require_writable,
 )
 from lockstep.run.identity import identity
+from lockstep.run.intervals import resolve_intervals
 from lockstep.run.live_setup import LiveSetup, require_lengths
 from lockstep.run.messages import add_message
 from lockstep.run.open_run import open_run
@@ -140,8 +141,12 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
             adopt(loaded, changed)
             _note_code(loaded, folder, Path(source.folder), allow_changes)
             progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")
+            rest = job.run_length.describe_rest()
+            if rest is not None:
+                progress.note(rest)
             now = identity(loaded, files.digests(), Path(source.folder))
-            return Session(recipe.run, job, folder, now, allow_changes, tracker, progress, callbacks)
+            options = resolve_intervals(recipe.run, job.run_length)
+            return Session(options, job, folder, now, allow_changes, tracker, progress, callbacks)
 
         try:
             _run_with_restarts(open_session, recipe, progress, deadline_s)

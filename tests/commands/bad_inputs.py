@@ -330,7 +330,7 @@ DATA = {
     ),
     "data: a score that is none": BadInput(
         "train dpo.yaml data.chosen_score=good data.rejected_score=bad",
-        add_row('{"question": "a", "answer": "1", "good": NaN, "bad": 1}', first=True),
+        add_row('{"question": "a", "answer": "1", "good": true, "bad": 1}', first=True),
     ),
     "data: not UTF-8": own(write("rows.jsonl", b'{"question": "\xff"}\n')),
     "data: UTF-16": own(write("rows.jsonl", '{"question": "a"}\n'.encode("utf-16"))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -203,3 +204,62 @@ def test_a_weighted_file_of_which_nothing_can_be_used_is_an_error(tmp_path: Path
     with pytest.raises(DataError, match=said):
         drawn(open_rows(FileGroup(paths, (1.0, 1.0))), 8)
     assert len(drawn(open_rows(FileGroup(paths)), 8)) == 8
+
+
+CALLS = [
+    {"question": "q", "note": None, "messages": [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
+    ]},
+    {"question": "q", "note": "x", "messages": [
+        {"role": "user", "content": "Join.", "name": "Ada"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "join", "arguments": {"b": "x", "of": ["y", None]}}}]},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+    ]},
+]  # fmt: skip
+
+
+def padded(value: Any, keys: tuple[str, ...]) -> Any:
+    """A value as pandas exports it: objects in it have all keys."""
+    if isinstance(value, list):
+        return [padded(item, keys) for item in value]
+    if isinstance(value, dict):
+        return {**dict.fromkeys(keys), **{key: padded(inner, keys) for key, inner in value.items()}}
+    return value
+
+
+@pytest.mark.parametrize("form", ["parquet", "saved", "jsonl", "json", "python"])
+def test_null_keys_inside_of_objects_are_padding_in_every_format(form: str, tmp_path: Path) -> None:
+    table, lines = datasets.Dataset.from_list(CALLS), [padded(value, ("name", "b")) for value in CALLS]
+    path = tmp_path / {"saved": "saved", "json": "rows.json", "parquet": "rows.parquet"}.get(form, "rows.jsonl")
+    match form:
+        case "parquet":
+            table.to_parquet(path)
+        case "saved":
+            table.save_to_disk(path)
+        case "json":
+            path.write_text(json.dumps(lines))
+        case _:
+            rows = table if form == "python" else lines
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = open_rows(FileGroup((path,))).rows([0, 1])
+    assert [{key: row[key] for key in CALLS[0]} for row in found] == CALLS
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1.0, float("nan")], {"a": {"b": float("nan")}}])
+def test_a_number_of_a_table_that_is_not_finite_is_never_text(value: Any, tmp_path: Path) -> None:
+    good = {float: 1.0, list: [1.0], dict: {"a": {"b": 1.0}}}[type(value)]
+    rows = [{"question": "q", "answer": good}, {"question": "q", "answer": value}]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    table = open_rows(FileGroup((tmp_path / "rows.parquet",)))
+    data = DataSection(train="rows.parquet", prompt="{question}", max_prompt_tokens=8, bad_rows="skip")
+    prompts = Prompts(table, words_tokenizer(["q"]), data)
+    assert len(prompts) == 1
+    assert "which is not a finite number" in prompts.selection.bad.first[0]
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_a_list_in_one_file_refuses_what_json_does_not_have(number: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(f'[{{"a": {number}}}]')
+    with pytest.raises(DataError, match=f"it holds {number}, which is not a finite number"):
+        open_rows(FileGroup((tmp_path / "rows.json",)))

@@ -62,18 +62,13 @@ def test_line_ends_marks_and_blank_lines_change_no_row(tmp_path: Path, content: 
 
 @pytest.mark.parametrize(
     "number",
-    ["3.10", "1E5", "1e400", "-0", "-0.0", "0.1000000000000000055511151231257827", "9007199254740993", str(2**70), "7"],
+    ["3.10", "1E5", "-0", "-0.0", "0.1000000000000000055511151231257827", "9007199254740993", str(2**70), "7"],
 )
 def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number: str) -> None:
     line = f'{{"n": {number}, "nested": [{{"n": {number}}}]}}'.encode()
     row = pickle.loads(pickle.dumps(JsonlIndex(written(tmp_path, line)).row(0)))
     assert row["n"] == json.loads(number)
     assert render("{n} {nested}", row, "") == f'{number} [{{"n": {number}}}]'
-
-
-def test_numbers_that_json_does_not_know_are_read_as_python_writes_them(tmp_path: Path) -> None:
-    row = JsonlIndex(written(tmp_path, b'{"a": NaN, "b": -Infinity}')).row(0)
-    assert render("{a} {b}", row, "") == "NaN -Infinity"
 
 
 @pytest.mark.parametrize("line", [b'{"a": 1, "a": 2}', b'{"b": [{"a": 1, "a" : 1}]}'])
@@ -104,6 +99,10 @@ def test_line_numbers_count_every_line_of_the_file(tmp_path: Path) -> None:
         (b'{"a": "\\ud83d"}', "half a surrogate pair"),
         (b'{"a": ' + b"[" * 200_000, "is not JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b'{"a": NaN}', r"is not JSON \(it holds NaN"),
+        (b'{"a": [{"b": -Infinity}]}', "it holds -Infinity"),
+        (b'{"a": 1e999}', "it holds 1e999, which is not a finite number"),
+        (b'{"a": -1E400}', "it holds -1E400"),
     ],
 )
 def test_a_bad_line_is_an_error_with_its_place_or_a_counted_skip(tmp_path: Path, bad: bytes, what: str) -> None:

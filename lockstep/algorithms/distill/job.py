@@ -29,6 +29,7 @@ from lockstep.algorithms.job import (
 )
 from lockstep.algorithms.rows import open_demonstrations, open_prompts
 from lockstep.algorithms.setup import Setup
+from lockstep.algorithms.step import RunLength
 from lockstep.config.model_recipe import weights_of
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.prompts import Prompts
@@ -60,13 +61,14 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         agreement = build_agreement(recipe, setup, policy, engine)
     held_out = open_held_out(recipe, setup, recipe.validation_reward, options.num_prompts_per_step)
     rows = _open_rows(recipe, setup)
-    sequences = _build_sequences(recipe, rows, policy, engine, agreement, setup)
+    run_length = measure_run_length(recipe, len(rows), options.num_prompts_per_step, trains_rest=True)
+    sequences = _build_sequences(recipe, rows, run_length, policy, engine, agreement, setup)
     workers = DistillWorkers(policy, teachers, sequences, setup.phase)
     loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
-    settings = DistillSettings(options, setup.source.vocabulary, recipe.seed, loss)
+    settings = DistillSettings(options, run_length, setup.source.vocabulary, recipe.seed, loss)
     return Job(
         step=partial(distill_step, workers=workers, settings=settings),
-        run_length=measure_run_length(recipe, len(rows), options.num_prompts_per_step),
+        run_length=run_length,
         state={"policy": policy},
         validate=validate_figures(_measure(recipe, engine, held_out, setup)),
         data=describe(rows, "rows" if isinstance(rows, Demonstrations) else "prompts"),
@@ -148,6 +150,7 @@ def _has_teacher(recipe: DistillRecipe) -> Rule:
 def _build_sequences(
     recipe: DistillRecipe,
     rows: Prompts | Demonstrations,
+    run_length: RunLength,
     policy: Learner,
     engine: SamplerSession | None,
     agreement: Agreement | None,
@@ -155,13 +158,14 @@ def _build_sequences(
 ) -> Callable[[int, int], Sequences]:
     options = recipe.distill
     if isinstance(rows, Demonstrations):
-        return DataSequences(rows, options.num_prompts_per_step, recipe.seed, setup.phase)
+        return DataSequences(rows, run_length, recipe.seed, setup.phase)
     assert recipe.sampling is not None, "the recipe says how the student answers"
     assert engine is not None, "so there is a sampler"
     assert agreement is not None, "which is compared with the learner"
     collector = RolloutCollector(engine, rows, NoReward(), setup.source.decode, recipe.seed)
     sampling = setup.source.sampling(recipe.sampling)
-    return StudentSequences(policy, collector, sampling, options, recipe.run.num_logged_samples, setup.phase, agreement)
+    shown = recipe.run.num_logged_samples
+    return StudentSequences(policy, collector, sampling, options, run_length, shown, setup.phase, agreement)
 
 
 def _open_engine(recipe: DistillRecipe, policy: Learner, setup: Setup) -> SamplerSession | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.algorithms.distill.options import DistillSection
 from lockstep.algorithms.policy_gradient.step import minibatches
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.borders import require_logprobs
 from lockstep.data.demonstrations import Demonstrations, batch_of
@@ -61,11 +61,13 @@ class DistillSettings:
     """The options of the recipe, ready for use in the step.
 
     Attributes:
+        run_length: How many rows a step takes.
         vocabulary: Size of the vocabulary.
         seed: Seed of the order within a step.
     """
 
     options: DistillSection
+    run_length: RunLength
     vocabulary: int
     seed: int
     loss: Distillation
@@ -79,7 +81,7 @@ def distill_step(step: int, position: int, workers: DistillWorkers, settings: Di
     for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step):
         with workers.phase("policy"):
             metrics += train(workers.policy, minibatch, settings.loss).with_prefix("policy")
-    end = position + settings.options.num_prompts_per_step
+    end = position + settings.run_length.count_rows(position)
     return StepResult(metrics, end, batch.tokens.numel(), found.samples)
 
 
@@ -125,12 +127,13 @@ class StudentSequences:
     collector: RolloutCollector
     sampling: SamplingParams
     options: DistillSection
+    run_length: RunLength
     num_logged_samples: int
     phase: Phase
     agreement: Agreement
 
     def __call__(self, step: int, position: int) -> Sequences:
-        count, collector = self.options.num_prompts_per_step, self.collector
+        count, collector = self.run_length.count_rows(position), self.collector
         with self.phase("generate"), collector.engine.at(step) as refitted:
             rollouts = collector.collect(position, count, self.sampling, self.options.num_generations)
         with self.phase("logprobs"):
@@ -149,11 +152,11 @@ class DataSequences:
     """Rows of the data with their answers, as sequences."""
 
     demonstrations: Demonstrations
-    count: int
+    run_length: RunLength
     seed: int
     phase: Phase
 
     def __call__(self, step: int, position: int) -> Sequences:
         with self.phase("data"):
-            found = self.demonstrations.read(position, self.count, self.seed)
+            found = self.demonstrations.read(position, self.run_length.count_rows(position), self.seed)
         return Sequences(batch_of(found), [row.prompt.row for row in found], Metrics(), [])

@@ -22,9 +22,10 @@ def open_dpo(recipe: DPORecipe, setup: Setup) -> Job:
     held_out, pairs = open_held_out_pairs(recipe, setup), open_train_pairs(recipe, setup)
     workers = DPOWorkers(policy, reference, pairs, setup.phase, recipe.run.num_logged_samples)
     loss, size = preference.build(recipe.dpo, recipe.dpo.ref_policy_kl_penalty), recipe.dpo.global_batch_size
+    run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
     return Job(
-        step=partial(dpo_step, workers=workers, loss=loss, global_batch_size=size, seed=recipe.seed),
-        run_length=measure_run_length(recipe, len(pairs), size),
+        step=partial(dpo_step, workers=workers, loss=loss, run_length=run_length, seed=recipe.seed),
+        run_length=run_length,
         state={"policy": policy},
         validate=None if held_out is None else _validate(recipe, held_out, workers, loss),
         data=describe(pairs, "pairs"),

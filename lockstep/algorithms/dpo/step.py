@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.algorithms.reference import with_reference
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.data.pairs import Pairs
 from lockstep.learners.base import Learner, compute_logprobs, train
@@ -31,17 +31,18 @@ class DPOWorkers:
 
 
 def dpo_step(
-    step: int, position: int, workers: DPOWorkers, loss: Preference, global_batch_size: int, seed: int
+    step: int, position: int, workers: DPOWorkers, loss: Preference, run_length: RunLength, seed: int
 ) -> StepResult:
-    """Runs one optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
+    """Runs one optimizer step on the pairs from `position` on."""
+    count = run_length.count_rows(position)
     with workers.phase("data"):
-        batch = workers.pairs.at(position, global_batch_size, seed)  # x, y_w ≻ y_l
+        batch = workers.pairs.at(position, count, seed)  # x, y_w ≻ y_l
     with workers.phase("reference"):
         batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
     with workers.phase("policy"):
         metrics = train(workers.policy, batch, loss)
-    shown = workers.pairs.render(position, min(workers.num_logged_samples, global_batch_size), seed)
-    return StepResult(metrics.with_prefix("train"), position + global_batch_size, batch.tokens.numel(), shown)
+    shown = workers.pairs.render(position, min(workers.num_logged_samples, count), seed)
+    return StepResult(metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown)
 
 
 def measure_held_out_preference(policy: Learner, batch: Batch, loss: Preference) -> Metrics:

@@ -27,11 +27,12 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     rows = _open(files.train, recipe, setup, data.limit_train_batches)
     workers = KTOWorkers(policy, reference, rows, data.label, setup.phase)
     loss = KTOLoss(options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight))
+    run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     return Job(
         step=partial(
-            kto_step, workers=workers, loss=loss, max_tokens=longest, global_batch_size=size, seed=recipe.seed
+            kto_step, workers=workers, loss=loss, max_tokens=longest, run_length=run_length, seed=recipe.seed
         ),
-        run_length=measure_run_length(recipe, len(rows), size),
+        run_length=run_length,
         state={"policy": policy},
         validate=None if held_out is None else _validate(recipe, held_out, workers, loss),
         data=describe(rows, "rows"),

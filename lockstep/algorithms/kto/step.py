@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 
 from lockstep.algorithms.reference import with_reference
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
 from lockstep.data.templates import read_field
@@ -48,25 +48,40 @@ class ScoredRows:
 
 
 def kto_step(
-    step: int, position: int, workers: KTOWorkers, loss: KTOLoss, max_tokens: int, global_batch_size: int, seed: int
+    step: int, position: int, workers: KTOWorkers, loss: KTOLoss, max_tokens: int, run_length: RunLength, seed: int
 ) -> StepResult:
-    """Runs one optimizer step on the rows `position` … `position + global_batch_size − 1`."""
+    """Runs one optimizer step on the rows from `position` on.
+
+    A smaller last step has the reference point of as many rows as every other: of its own, and of those before them.
+    """
+    end = position + run_length.count_rows(position)
+    size = run_length.rows_per_step
     with workers.phase("data"):
-        rows = workers.rows.read(position, global_batch_size, seed)  # x, y, good or bad
+        rows = workers.rows.read(end - size, size, seed)  # x, y, good or bad
     with workers.phase("reference"):
-        scored = score_rows(rows, workers, max_tokens)  # log π_ref(y | x), log π_ref(y' | x)
+        scored = score_rows(rows, workers, max_tokens, position - end)  # log π_ref(y | x), log π_ref(y' | x)
     with workers.phase("kl"):
         point = measure_reference_point(workers.policy, scored.mismatched)  # z0
     with workers.phase("policy"):
         metrics = train(workers.policy, scored.own, replace(loss, point=point))
     tokens = scored.own.tokens.numel()
-    return StepResult(metrics.with_prefix("train"), position + global_batch_size, tokens)
+    return StepResult(metrics.with_prefix("train"), end, tokens)
 
 
-def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: int) -> ScoredRows:
-    """Makes the batches of rows, and scores them by the reference policy, which no step changes."""
-    label_B = torch.tensor([read_field(row.prompt.row, workers.label) for row in rows])
-    own = batch_of(rows).with_columns(sample={"desirable": label_B})
+def score_rows(
+    rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: int, first: int = 0
+) -> ScoredRows:
+    """Makes the batches of rows, and scores them by the reference policy, which no step changes.
+
+    Args:
+        rows: Labeled rows.
+        workers: Models.
+        max_tokens: Longest sequence.
+        first: The first of the rows whose own answers are taken; the mismatched ones are of all rows.
+    """
+    labeled = rows[first:]
+    label_B = torch.tensor([read_field(row.prompt.row, workers.label) for row in labeled])
+    own = batch_of(labeled).with_columns(sample={"desirable": label_B})
     mismatched = batch_of(mismatch(rows, max_tokens))
     return ScoredRows(with_reference(own, workers.reference), with_reference(mismatched, workers.reference))
 

@@ -38,8 +38,10 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
     reward = open_reward(setup, recipe.reward_role, recipe.reward, rows, "reward")
     collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed)
     agreement = build_agreement(recipe, setup, policy, engine)
+    run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     settings = OnlineDPOSettings(
         options,
+        run_length,
         setup.source.sampling(recipe.sampling),
         preference.build(options, options.ref_policy_kl_penalty),
         recipe.run.num_logged_samples,
@@ -47,7 +49,7 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
     workers = OnlineDPOWorkers(policy, reference, collector, agreement, setup.phase)
     return Job(
         step=partial(online_dpo_step, workers=workers, settings=settings),
-        run_length=measure_run_length(recipe, len(rows), size),
+        run_length=run_length,
         state={"policy": policy},
         validate=None if held_out is None else _validate(recipe, setup, held_out, collector),
         data=describe(rows, "prompts"),

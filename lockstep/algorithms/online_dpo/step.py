@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.algorithms.online_dpo.options import OnlineDPOSection
 from lockstep.algorithms.reference import with_reference
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.preference import Preference
@@ -39,6 +39,7 @@ class OnlineDPOSettings:
     """The options of the recipe, ready for use in the step."""
 
     options: OnlineDPOSection
+    run_length: RunLength
     sampling: SamplingParams
     loss: Preference
     num_logged_samples: int
@@ -46,7 +47,7 @@ class OnlineDPOSettings:
 
 def online_dpo_step(step: int, position: int, workers: OnlineDPOWorkers, settings: OnlineDPOSettings) -> StepResult:
     """One iteration: sample answers, pair the best with the worst, and make one optimizer step on the pairs."""
-    count, generations = settings.options.num_prompts_per_step, settings.options.num_generations
+    count, generations = settings.run_length.count_rows(position), settings.options.num_generations
     with workers.phase("generate"), workers.collector.engine.at(step) as refitted:
         rollouts = workers.collector.collect(position, count, settings.sampling, generations)  # y_1 … y_G ~ π(·|x)
     metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + refitted

@@ -23,9 +23,10 @@ def open_reward_model(recipe: RewardModelRecipe, setup: Setup) -> Job:
     if held_out is not None:
         batch = held_out.first(recipe.data.max_validation_samples)
         measure = validate_figures(lambda step: measure_held_out_pairs(model, batch, loss).with_prefix("validation"))
+    run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
     return Job(
-        step=partial(reward_model_step, workers=workers, loss=loss, global_batch_size=size, seed=recipe.seed),
-        run_length=measure_run_length(recipe, len(pairs), size),
+        step=partial(reward_model_step, workers=workers, loss=loss, run_length=run_length, seed=recipe.seed),
+        run_length=run_length,
         state={"reward_model": model},
         validate=measure,
         data=describe(pairs, "pairs"),

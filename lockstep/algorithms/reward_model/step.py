@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.borders import require_finite
 from lockstep.data.pairs import Pairs
@@ -30,15 +30,16 @@ class RewardModelWorkers:
 
 
 def reward_model_step(
-    step: int, position: int, workers: RewardModelWorkers, loss: BradleyTerry, global_batch_size: int, seed: int
+    step: int, position: int, workers: RewardModelWorkers, loss: BradleyTerry, run_length: RunLength, seed: int
 ) -> StepResult:
-    """Runs one optimizer step on the pairs `position` … `position + global_batch_size − 1`."""
+    """Runs one optimizer step on the pairs from `position` on."""
+    count = run_length.count_rows(position)
     with workers.phase("data"):
-        batch = workers.pairs.at(position, global_batch_size, seed)  # x, y_w ≻ y_l
+        batch = workers.pairs.at(position, count, seed)  # x, y_w ≻ y_l
     with workers.phase("reward_model"):
         metrics = train(workers.reward_model, batch, loss)
-    shown = workers.pairs.render(position, min(workers.num_logged_samples, global_batch_size), seed)
-    return StepResult(metrics.with_prefix("train"), position + global_batch_size, batch.tokens.numel(), shown)
+    shown = workers.pairs.render(position, min(workers.num_logged_samples, count), seed)
+    return StepResult(metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown)
 
 
 def measure_held_out_pairs(reward_model: Learner, batch: Batch, loss: BradleyTerry) -> Metrics:

@@ -59,6 +59,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     reward = open_reward(setup, recipe.reward_role, recipe.verifier, prompts, "verifier")
     collector = RolloutCollector(actor, prompts, reward, setup.source.decode, recipe.seed)
     settings = _build_settings(recipe, prompts, setup)
+    _note_rest(recipe, settings, setup.note)
     first = setup.attempt(lambda: open_first_iteration(recipe, policy, setup), None)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
     workers = SelfRewardingWorkers(
@@ -202,7 +203,18 @@ def _iteration_rows(recipe: SelfRewardingRecipe, prompts: int) -> int:
 def _run_length(recipe: SelfRewardingRecipe, settings: SelfRewardingSettings) -> RunLength:
     """The length of a run: all iterations, or `max_steps` if these are fewer."""
     steps = recipe.self_rewarding.max_iterations * settings.steps_per_iteration
-    return RunLength(steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps), None, 1)
+    steps = steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps)
+    return RunLength(steps, None, settings.options.global_batch_size, epoch=settings.rows)
+
+
+def _note_rest(recipe: SelfRewardingRecipe, settings: SelfRewardingSettings, note: Callable[[str], None]) -> None:
+    """Says how many prompts of an iteration do not fill a step."""
+    prompts, size = settings.rows * recipe.run.max_epochs, settings.options.global_batch_size
+    if prompts % size:
+        note(
+            f"{prompts % size} of the {prompts} prompts of an iteration will not be answered, since a step takes "
+            f"{size}; choose a self_rewarding.global_batch_size that divides them"
+        )
 
 
 def _arithmetic(recipe: SelfRewardingRecipe, prompts: int, settings: SelfRewardingSettings) -> str:

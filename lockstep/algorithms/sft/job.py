@@ -27,9 +27,10 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     if held_out is not None:
         batch = held_out.first(data.max_validation_samples)
         measure = validate_figures(lambda step: measure_held_out_loss(policy, batch).with_prefix("validation"))
+    run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     return Job(
-        step=partial(sft_step, workers=workers, global_batch_size=size, seed=recipe.seed),
-        run_length=measure_run_length(recipe, len(rows), size),
+        step=partial(sft_step, workers=workers, run_length=run_length, seed=recipe.seed),
+        run_length=run_length,
         state={"policy": policy},
         validate=measure,
         data=describe(rows, "rows"),
@@ -41,7 +42,7 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
 
 def _tell(changes: Mapping[int, str], size: int, note: Callable[[str], None], event: StepEvent) -> None:
     """Hook that explains a change in the loss at the step where the task's rows change in kind."""
-    rows = range(event.result.position - size, event.result.position)
+    rows = range((event.step - 1) * size, event.result.position)
     for row, sentence in changes.items():
         if row in rows:
             note(f"step {event.step}: {sentence}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.learners.base import Learner, compute_logprobs, train
@@ -22,13 +22,14 @@ class SFTWorkers:
     phase: Phase
 
 
-def sft_step(step: int, position: int, workers: SFTWorkers, global_batch_size: int, seed: int) -> StepResult:
-    """Runs one optimizer step on the rows `position` … `position + global_batch_size − 1`."""
+def sft_step(step: int, position: int, workers: SFTWorkers, run_length: RunLength, seed: int) -> StepResult:
+    """Runs one optimizer step on the rows from `position` on."""
+    count = run_length.count_rows(position)
     with workers.phase("data"):
-        batch = workers.demonstrations.at(position, global_batch_size, seed)
+        batch = workers.demonstrations.at(position, count, seed)
     with workers.phase("policy"):
         metrics = train(workers.policy, batch, CrossEntropyLoss())
-    return StepResult(metrics.with_prefix("policy"), position + global_batch_size, batch.tokens.numel())
+    return StepResult(metrics.with_prefix("policy"), position + count, batch.tokens.numel())
 
 
 def measure_held_out_loss(policy: Learner, batch: Batch) -> Metrics:

@@ -1,0 +1,127 @@
+"""The length of a run in epochs: its smaller last step, the rows that are left out, and intervals as shares of one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pairs_runs import of_steps, scored
+from safetensors.torch import load_file
+from tiny_recipe import DPO, GRPO, KTO, REWARDS
+
+from lockstep.algorithms.step import RunLength
+from lockstep.config import RunSection
+from lockstep.config.loading import load
+from lockstep.errors import InputError
+from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
+from lockstep.run.intervals import resolve_intervals
+from lockstep.run.train import train
+
+EPOCH = ("run.max_steps=-1", "optimizer.lr=1e-12", "data.shuffle=false")
+
+
+def write(name: str, recipe: dict[str, Any]) -> None:
+    Path(f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def learn(name: str, *overrides: str) -> list[dict[str, Any]]:
+    return read_metrics(train(load(f"{name}.yaml", list(overrides))))
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "trains_rest", "counts"),
+    [
+        (7, 4, True, [4, 3]),
+        (7, 4, False, [4]),
+        (127, 64, True, [64, 63]),
+        (14, 4, True, [4, 4, 4, 2]),
+        (8, 4, True, [4, 4]),
+        (8, 4, False, [4, 4]),
+        (9, 4, True, [4, 4, 1]),
+    ],
+)
+def test_a_run_takes_every_row_or_counts_the_rest(rows: int, size: int, trains_rest: bool, counts: list[int]) -> None:
+    length = RunLength(99, rows, size, trains_rest)
+    taken, position = list[int](), 0
+    while not length.over(len(taken), position):
+        taken.append(length.count_rows(position))
+        position += taken[-1]
+    assert taken == counts
+    assert rows - position == (0 if trains_rest else length.rest)
+    assert (length.describe_rest() is None) == (length.rest == 0)
+
+
+def test_given_steps_are_all_full() -> None:
+    length = RunLength(3, None, 4, trains_rest=True, epoch=7)
+    assert [length.count_rows(position) for position in (0, 4, 8)] == [4, 4, 4]
+    assert length.describe_rest() is None
+
+
+def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("dpo", DPO)
+    options = (*scored(in_tmp, 7), *EPOCH, "dpo.global_batch_size=4", "dpo.preference_loss=rpo_sq")
+    told = dry_run(load("dpo.yaml", list(options)))
+    assert "steps: 2;" in told
+    assert "note: the last 3 of 7 rows make a smaller last step, since a step takes 4" in told
+    whole = learn("dpo", *options, "run.folder=whole")
+    assert "the last 3 of 7 rows make a smaller last step" in capsys.readouterr().err
+    aims = [(1 + n % 3 - 0.5) ** 2 for n in range(7)]
+    assert of_steps(whole) == pytest.approx([sum(aims[:4]) / 4, sum(aims[4:]) / 3], rel=1e-4)
+    shown = [json.loads(line)["id"] for line in Path("whole/samples.jsonl").read_text().splitlines()]
+    assert shown == [f"pairs.jsonl:{n}" for n in range(1, 8)]
+    learn("dpo", *options, "run.folder=stopped")
+    shutil.rmtree("stopped/final")
+    shutil.rmtree("stopped/checkpoints/step_000002")
+    assert learn("dpo", *options, "run.folder=stopped") == whole
+    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def test_a_last_row_alone_has_a_reference_point_of_kto(in_tmp: Path) -> None:
+    """One row has no other prompt's answer, so the rows before it serve."""
+    lines = [{"question": f"q{n}", "completion": f"{n}", "label": n % 2 == 0} for n in range(5)]
+    (in_tmp / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write("kto", KTO)
+    data = ("data.task=null", "data.train=rows.jsonl", "kto.global_batch_size=4")
+    rows = learn("kto", *data, *EPOCH)
+    assert of_steps(rows) == pytest.approx([0.5, 0.5], abs=1e-4)
+
+
+def test_an_algorithm_that_samples_says_which_prompts_it_leaves_out(in_tmp: Path) -> None:
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "rows.jsonl").write_text("".join(f'{{"question": "a{n}", "answer": "1"}}\n' for n in range(7)))
+    write("grpo", GRPO)
+    data = ["data.task=null", "data.train=rows.jsonl", "run.validate_every=0", "run.max_steps=-1"]
+    told = dry_run(load("grpo.yaml", data))
+    assert "note: the last 3 of 7 rows will not be trained on, since a step takes 4" in told
+
+
+@pytest.mark.parametrize(
+    ("share", "epoch", "steps"), [(0.25, 64, 4), (0.25, 7, 1), (1.0, 127, 32), (0.5, 100, 12), (3, 64, 3), (0, 64, 0)]
+)
+def test_validations_come_in_shares_of_an_epoch(share: float, epoch: int, steps: int) -> None:
+    run = RunSection(validate_every=share)
+    assert resolve_intervals(run, RunLength(99, None, 4, epoch=epoch)).validate_every == steps
+
+
+def test_the_best_checkpoint_is_saved_after_a_validation_also_where_it_is_a_share() -> None:
+    run = RunSection.model_validate({"validate_every": 0.25, "save_every": 8, "best": {"metric": "validation/loss"}})
+    assert resolve_intervals(run, RunLength(99, None, 4, epoch=64)).validate_every == 4
+    with pytest.raises(InputError, match="0.25 of an epoch is every 3 steps.*save_every = 8 must be a multiple"):
+        resolve_intervals(run, RunLength(99, None, 4, epoch=48))
+    with pytest.raises(InputError, match="does not say how long an epoch is; set run.validate_every to a number"):
+        resolve_intervals(run, RunLength(99, None, 4))
+
+
+def test_a_share_is_resolved_in_the_dry_run_and_the_run(in_tmp: Path) -> None:
+    write("dpo", DPO)
+    options = [*scored(in_tmp, 8), "dpo.global_batch_size=2", "run.max_steps=4", "run.validate_every=0.5"]
+    assert "validations: 3 (0.5 of an epoch is every 2 steps)" in dry_run(load("dpo.yaml", options))
+    assert [row["step"] for row in learn("dpo", *options) if "validation/loss" in row] == [0, 2, 4]
