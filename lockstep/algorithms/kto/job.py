@@ -29,9 +29,7 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     loss = KTOLoss(options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight))
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     return Job(
-        step=partial(
-            kto_step, workers=workers, loss=loss, max_tokens=longest, run_length=run_length, seed=recipe.seed
-        ),
+        step=partial(kto_step, workers=workers, loss=loss, max_tokens=longest, run_length=run_length, seed=recipe.seed),
         run_length=run_length,
         state={"policy": policy},
         validate=None if held_out is None else _validate(recipe, held_out, workers, loss),

@@ -68,9 +68,7 @@ def kto_step(
     return StepResult(metrics.with_prefix("train"), end, tokens)
 
 
-def score_rows(
-    rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: int, first: int = 0
-) -> ScoredRows:
+def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: int, first: int = 0) -> ScoredRows:
     """Makes the batches of rows, and scores them by the reference policy, which no step changes.
 
     Args:
