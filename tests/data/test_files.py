@@ -213,7 +213,7 @@ CALLS = [
     ]},
     {"question": "q", "note": "x", "messages": [
         {"role": "user", "content": "Join.", "name": "Ada"},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "join", "arguments": {"b": "x", "of": ["y", None]}}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "cat", "arguments": {"b": "x", "c": ["y", None]}}}]},
         {"role": "tool", "content": "", "tool_call_id": "1"},
     ]},
 ]  # fmt: skip

@@ -114,9 +114,9 @@ def test_validations_come_in_shares_of_an_epoch(share: float, epoch: int, steps:
 def test_the_best_checkpoint_is_saved_after_a_validation_also_where_it_is_a_share() -> None:
     run = RunSection.model_validate({"validate_every": 0.25, "save_every": 8, "best": {"metric": "validation/loss"}})
     assert resolve_intervals(run, RunLength(99, None, 4, epoch=64)).validate_every == 4
-    with pytest.raises(InputError, match="0.25 of an epoch is every 3 steps.*save_every = 8 must be a multiple"):
+    with pytest.raises(InputError, match=r"0\.25 of an epoch is every 3 steps.*save_every = 8 must be a multiple"):
         resolve_intervals(run, RunLength(99, None, 4, epoch=48))
-    with pytest.raises(InputError, match="does not say how long an epoch is; set run.validate_every to a number"):
+    with pytest.raises(InputError, match=r"does not say how long an epoch is; set run\.validate_every to a number"):
         resolve_intervals(run, RunLength(99, None, 4))
 
 
