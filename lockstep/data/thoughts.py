@@ -52,9 +52,10 @@ def drop_thought(response: str, prompt: str = "") -> str:
     return response[end:].lstrip() if end else response
 
 
-def opens_thought(prompt: str) -> bool:
-    """True if a prompt ends with an opening mark, so that the response begins within a thought."""
-    return _final_marks(prompt) is not None
+def opening_mark(prompt: str) -> str:
+    """The opening mark that a prompt ends with, so that the response begins within a thought; empty if it has none."""
+    marks = _final_marks(prompt)
+    return "" if marks is None else marks.opening
 
 
 def _end_of_thoughts(response: str, prompt: str) -> int:

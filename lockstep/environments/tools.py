@@ -14,6 +14,7 @@ from typing import Any, assert_never, get_type_hints
 
 from lockstep.config.environment import ToolFormat
 from lockstep.config.user_code import show
+from lockstep.data.thoughts import drop_thought
 from lockstep.errors import InputError
 
 Function = Callable[..., Any]
@@ -22,7 +23,13 @@ Schema = Mapping[str, Any]
 MARKS: dict[ToolFormat, str] = {"hermes": "<tool_call>", "llama3_json": "{"}
 """Text with which a call begins."""
 
-_HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_CLOSING = "</tool_call>"
+_KEYS = ("arguments", "parameters")
+"""Keys of a call's arguments; models write either in either format."""
+_OTHER_KEYS = {"name", "id", "type"}
+_MOST_MALFORMED = 16
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SEPARATORS = re.compile(r"[; \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -49,48 +56,101 @@ class ToolTurn:
     malformed: int
 
 
-def parse_calls(response: str, tool_format: ToolFormat) -> list[ToolCall | Malformed]:
-    """Reads the calls in a response; none where it makes none."""
+def parse_calls(response: str, tool_format: ToolFormat, opened: str = "") -> list[ToolCall | Malformed]:
+    """Reads the calls in a response, after its thought; none where it makes none.
+
+    Args:
+        response: What the model wrote.
+        tool_format: How it writes calls.
+        opened: The opening mark of a thought that ends its prompt, if one does.
+    """
+    begins_with_call = not opened and response.lstrip().startswith(MARKS[tool_format])  # and may hold a mark as text
+    answer = response if begins_with_call else drop_thought(response, opened)
     match tool_format:
         case "hermes":
-            return list(_parse_hermes(response))
+            return list(_parse_hermes(answer))
         case "llama3_json":
-            return list(_parse_llama(response)) if response.lstrip().startswith("{") else []
+            return list(_parse_llama(answer)) if answer.lstrip().startswith(MARKS[tool_format]) else []
         case _:
             assert_never(tool_format)
 
 
-def _parse_hermes(response: str) -> Iterator[ToolCall | Malformed]:
-    for body, end in _HERMES.findall(response):
-        if not end:
-            yield Malformed("the call is not closed by </tool_call>")
+def _parse_hermes(answer: str) -> Iterator[ToolCall | Malformed]:
+    """Yields calls between marks; each is read to the end of its JSON, which may hold the marks as text."""
+    end, malformed = 0, 0
+    while (start := answer.find(MARKS["hermes"], end)) >= 0:
+        if malformed == _MOST_MALFORMED:
+            yield Malformed(f"{malformed} calls are malformed; what follows them is not read")
             return
-        try:
-            yield _read_call(json.loads(body), "arguments")
-        except (ValueError, RecursionError) as error:
-            yield Malformed(f"the call is no JSON ({show(error, str)})")
+        call, end = _read_marked(answer, start + len(MARKS["hermes"]))
+        malformed += isinstance(call, Malformed)
+        yield call
 
 
-def _parse_llama(response: str) -> Iterator[ToolCall | Malformed]:
+def _read_marked(answer: str, start: int) -> tuple[ToolCall | Malformed, int]:
+    """The call that begins here, and the index after it; nothing in a malformed one is read as another."""
+    closing = answer.find(_CLOSING, start)
+    if closing < 0:
+        return Malformed(f"the call is not closed by {_CLOSING}"), len(answer)
+    after = closing + len(_CLOSING)
+    try:
+        found, end = _DECODER.raw_decode(answer, _skip(_SPACE, answer, start))
+    except (ValueError, RecursionError) as error:
+        return Malformed(f"the call is no JSON ({show(error, str)})"), after
+    end = _skip(_SPACE, answer, end)
+    if answer.startswith(_CLOSING, end):
+        return _read_call(found, "arguments"), end + len(_CLOSING)
+    if answer.startswith(MARKS["hermes"], end):
+        return Malformed(f"the call is not closed by {_CLOSING}"), end
+    after = answer.find(_CLOSING, end)
+    return Malformed("text follows the JSON of the call"), len(answer) if after < 0 else after + len(_CLOSING)
+
+
+def _parse_llama(answer: str) -> Iterator[ToolCall | Malformed]:
     """Yields objects of JSON, with a semicolon or white space between them."""
-    decoder, rest = json.JSONDecoder(), response.lstrip()
-    while rest:
+    end = _skip(_SPACE, answer, 0)
+    while end < len(answer):
         try:
-            found, end = decoder.raw_decode(rest)
+            found, end = _DECODER.raw_decode(answer, end)
         except (ValueError, RecursionError) as error:
             yield Malformed(f"the call is no JSON ({show(error, str)})")
             return
         yield _read_call(found, "parameters")
-        rest = rest[end:].lstrip("; \t\r\n")
+        end = _skip(_SEPARATORS, answer, end)
+
+
+def _skip(pattern: re.Pattern[str], text: str, start: int) -> int:
+    """The index after what a pattern, which also matches nothing, finds here."""
+    found = pattern.match(text, start)
+    return start if found is None else found.end()
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    read = dict(pairs)
+    if len(read) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return read
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_read_object, parse_constant=_refuse_constant)
 
 
 def _read_call(found: object, key: str) -> ToolCall | Malformed:
     name = found.get("name") if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(name, str):
         return Malformed(f'a call is {{"name": …, "{key}": {{…}}}}')
-    arguments = found.get(key, {})
+    given = [known for known in _KEYS if known in found]
+    unknown = found.keys() - _OTHER_KEYS - set(_KEYS)
+    if unknown or len(given) > 1:
+        wrong = min(unknown) if unknown else "both arguments and parameters"
+        return Malformed(f'the call of {name} has {wrong}; a call is {{"name": …, "{key}": {{…}}}}', name)
+    arguments = found[given[0]] if given else {}
     if not isinstance(arguments, dict):
-        return Malformed(f"{key} of {name} is no object", name)
+        return Malformed(f"{given[0]} of {name} is no object", name)
     return ToolCall(name, arguments)
 
 

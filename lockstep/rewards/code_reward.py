@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +13,15 @@ from typing import Any, assert_never
 from lockstep.config import CodeSection
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
+from lockstep.data.thoughts import drop_thought
 from lockstep.helpers.sandbox.jail import Limits
 from lockstep.helpers.sandbox.results import ProgramResult
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 from lockstep.rewards.base import DetailedReward, Verdicts
+from lockstep.rewards.code_blocks import find_code_blocks
 from lockstep.types import Prompt
 
-_BLOCK = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE)
-_PYTHON = ("", "python", "python3", "py")
+_PYTHON = ("python", "python3", "py")
 
 Test = Callable[[Sandbox, str], ProgramResult]
 """Returns whether a program passes."""
@@ -104,17 +104,17 @@ class CodeReward(DetailedReward):
         finally:
             sandbox.close()
 
-    def _program(self, response: str) -> str | None:
+    def _program(self, answer: str) -> str | None:
         match self.section.program:
             case "text":
-                return response.lstrip()  # Python reads the space between prompt and response as an indent
+                return answer.lstrip()  # Python reads the space between prompt and response as an indent
             case "fenced":
-                return extract_code_block(response)
+                return extract_code_block(answer)
             case _:
                 assert_never(self.section.program)
 
     def _score(self, sandbox: Sandbox, prompt: Prompt, response: str) -> CodeVerdict:
-        program = self._program(response)
+        program = self._program(drop_thought(response, prompt.text))
         if program is None:
             return CodeVerdict(0.0, tampering=False)
         tests = [_test(item) for item in read_field(prompt.row, self.section.tests)]
@@ -128,10 +128,12 @@ class CodeReward(DetailedReward):
         return CodeVerdict(reward, any(verdict.tampering for verdict in verdicts))
 
 
-def extract_code_block(response: str) -> str | None:
-    """The last fenced block that is marked as Python or not marked; None where there is none."""
-    blocks = [text for mark, text in _BLOCK.findall(response) if mark.strip().lower() in _PYTHON]
-    return blocks[-1] if blocks else None
+def extract_code_block(answer: str) -> str | None:
+    """The last fenced block that is marked as Python, or else the last that is not marked; None if there is none."""
+    blocks = list(find_code_blocks(answer))
+    marked = [block.text for block in blocks if block.language in _PYTHON]
+    unmarked = [block.text for block in blocks if not block.language]
+    return next(reversed(marked or unmarked), None)
 
 
 def fault(row: Row, name: str) -> str | None:

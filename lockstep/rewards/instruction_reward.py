@@ -16,13 +16,14 @@ from lockstep.config import InstructionSection
 from lockstep.config.errors import format_value
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
+from lockstep.data.thoughts import drop_thought
 from lockstep.rewards.instruction_kinds import KINDS, Instruction, Kind
 from lockstep.types import Prompt
 
 
 @dataclass(frozen=True)
 class InstructionReward:
-    """The share of a row's instructions that the response follows.
+    """The share of a row's instructions that the answer in a response follows; its thought does not count.
 
     Attributes:
         section: The field of the instructions, and the choice between a share and all or nothing.
@@ -37,7 +38,8 @@ class InstructionReward:
         return [self._score(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
 
     def _score(self, prompt: Prompt, response: str) -> float:
-        followed = [each.is_followed(response) for each in _instructions(prompt.row, self.section.field)]
+        answer = drop_thought(response, prompt.text)
+        followed = [each.is_followed(answer) for each in _instructions(prompt.row, self.section.field)]
         return float(all(followed)) if self.section.all_or_nothing else sum(followed) / len(followed)
 
 

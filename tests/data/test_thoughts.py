@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.data.thoughts import THOUGHT_MARKS, Marks, drop_thought, opens_thought
+from lockstep.data.thoughts import THOUGHT_MARKS, Marks, drop_thought, opening_mark
 
 ANSWERS = {
     "two and two is <think>": "two and two is <think>",
@@ -45,7 +45,7 @@ def test_each_kind_of_marks_is_known(marks: Marks) -> None:
 
 
 def test_a_prompt_that_closes_its_thought_opens_none() -> None:
-    assert opens_thought("<think>\n")
-    assert not opens_thought("<think>\n\n</think>\n\n")
+    assert opening_mark("<think>\n") == "<think>"
+    assert opening_mark("<think>\n\n</think>\n\n") == ""
     assert drop_thought("4", "<think>\n\n</think>\n\n") == "4"
     assert drop_thought("<think>a</think>4", "<think>") == "4", "it is opened twice"

@@ -56,11 +56,53 @@ def test_calls_are_read_in_order_and_what_is_wrong_with_one_is_said() -> None:
     assert isinstance(parse_calls("<tool_call>" + "[" * 100_000 + "</tool_call>", "hermes")[0], Malformed)
 
 
+def call(name: str, arguments: str = "{}", key: str = "arguments") -> str:
+    return f'<tool_call>{{"name": "{name}", "{key}": {arguments}}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("response", "calls"),
+    [
+        (call("a", '{"t": "use </tool_call> to close"}') + call("b"), [("a", {"t": "use </tool_call> to close"}), "b"]),
+        (call("a", '{"t": "the <tool_call> mark"}'), [("a", {"t": "the <tool_call> mark"})]),
+        (call("a", '{"t": "say </think> first"}'), [("a", {"t": "say </think> first"})]),
+        (call("a", '{"q": "x"}', "parameters"), [("a", {"q": "x"})]),
+        (call("a", '{"q": "x"}', "args"), ["the call of a has args; a call is"]),
+        (call("a", '{}, "parameters": {}'), ["the call of a has both arguments and parameters"]),
+        (call("a", '{"q": 1, "q": 2}'), ["the call is no JSON (a key stands twice"]),
+        (call("a", '{"q": NaN}'), ["the call is no JSON (NaN is no number"]),
+        (call("a").replace("}}<", "}} now<") + call("b"), ["text follows the JSON of the call", "b"]),
+        (call("a").removesuffix("</tool_call>") + call("b"), ["the call is not closed by </tool_call>", "b"]),
+        (f"<think>Maybe {call('a')}.</think>It is 4.", []),
+        (f"Maybe {call('a')}.\n</think>\n\n{call('b')}", ["b"]),
+        (f"<think>the tag <tool_call> opens a call</think>{call('a')}", ["a"]),
+        (f"<think>{call('a')}", []),
+        ("<tool_call>x</tool_call>" * 20 + call("a"), ["the call is no JSON"] * 16 + ["16 calls are malformed"]),
+    ],
+)
+def test_calls_are_read_to_the_end_of_their_json(response: str, calls: list[str | tuple[str, Any]]) -> None:
+    found = parse_calls(response, "hermes")
+    for one, expected in zip(found, calls, strict=True):
+        if isinstance(one, Malformed):
+            assert one.why.startswith(str(expected))
+        else:
+            assert (one.name, one.arguments) == (expected if isinstance(expected, tuple) else (expected, {}))
+
+
+def test_a_call_in_a_thought_that_the_prompt_opened_is_not_made() -> None:
+    assert parse_calls(call("a"), "hermes", "<think>") == []
+    assert parse_calls(f"{call('a')}</think>{call('b')}", "hermes", "<think>") == [ToolCall("b", {})]
+
+
 def test_llama_writes_json_alone() -> None:
     text = '{"name": "add", "parameters": {"a": 1}}; {"name": "now"}'
     assert parse_calls(text, "llama3_json") == [ToolCall("add", {"a": 1}), ToolCall("now", {})]
     assert parse_calls("It is {3}.", "llama3_json") == []
     assert isinstance(parse_calls('{"name": ', "llama3_json")[0], Malformed)
+    assert parse_calls('{"name": "add", "arguments": {"a": 1}}', "llama3_json") == [ToolCall("add", {"a": 1})]
+    assert parse_calls('<think>{"name": "a"}</think>\n{"name": "b"}', "llama3_json") == [ToolCall("b", {})]
+    for wrong in ('{"name": "add", "parameters": {"a": 1, "a": 2}}', '{"name": "add", "parameters": {"a": Infinity}}'):
+        assert isinstance(parse_calls(wrong, "llama3_json")[0], Malformed)
 
 
 def add(a: int, b: int = 0) -> int:

@@ -48,6 +48,9 @@ def score(response: str, tests: Any, **options: Any) -> float | None:
     return value
 
 
+SEEN_IN_DOCSTRING = 'def f():\n    """Like\n\n    ```\n    f()\n    ```\n    """\n'
+
+
 @pytest.mark.parametrize(
     ("response", "program"),
     [
@@ -63,6 +66,21 @@ def score(response: str, tests: Any, **options: Any) -> float | None:
         ("Use `a` or ```b```", None),
         ("```bash\nls\n```", None),
         ("```python\nnever closed", None),
+        ("```python\na\n```\nprints\n```\n1\n```", "a\n"),
+        ("```python\na\n```\nRun it:\n```bash\npython a.py\n```", "a\n"),
+        ("1. Do:\n\n   ```python\n   if a:\n       b\n   ```\n", "if a:\n    b\n"),
+        ("10. Do:\n\n    ```python\n    if a:\n        b\n    ```", "if a:\n    b\n"),
+        ("- ```python\n  a\n  ```", "a\n"),
+        ("-\t```python\n\ta\n\t\tb\n\t```", "a\n    b\n"),
+        ("1. Do:\n   ```python\na\n   ```", "a\n"),
+        ("~~~python\na\n```\n~~~", "a\n```\n"),
+        ("````python\na\n```\n````", "a\n```\n"),
+        ("> ```python\n> a\n>   b\n> ```\n", "a\n  b\n"),
+        ("> 1. Do\n>    ```python\n>    a\n>    ```\n", "a\n"),
+        ("> ```python\n> a\nThe quotation ends.\n```\n", None),
+        ('```python\ndef f():\n    """Like\n\n    ```\n    f()\n    ```\n    """\n```\n', SEEN_IN_DOCSTRING),
+        ('```python title="a.py"\na\n```', "a\n"),
+        ("```{.python .numberLines}\na\n```", "a\n"),
     ],
 )
 def test_the_program_stands_in_the_last_block(response: str, program: str | None) -> None:
@@ -95,6 +113,11 @@ def test_the_share_of_tests_or_all_or_nothing() -> None:
     assert score(DOUBLE, TESTS, all_or_nothing=True) == 0.0
     assert score(DOUBLE, TESTS[:2], all_or_nothing=True) == 1.0
     assert score("I do not know.", TESTS) == 0.0
+
+
+def test_a_program_in_a_thought_is_not_the_answer() -> None:
+    assert score(f"<think>\n{DOUBLE}\n</think>\nI do not know.", TESTS) == 0.0
+    assert score("<think>x</think>print(int(input()) * 2)", TESTS[:2], program="text") == 1.0
 
 
 def test_both_kinds_of_test() -> None:

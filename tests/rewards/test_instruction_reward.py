@@ -98,6 +98,22 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("asked", "response", "right"),
+    [
+        ({"id": "words", "at_most": 5}, "<think>\nI say hello to them and no more.\n</think>\n\nHello there.", 1.0),
+        ({"id": "lowercase"}, "<think>\nOK.\n</think>\n\nhello there.", 1.0),
+        ({"id": "keywords", "words": ["snow"], "at_most": 0}, "I must not say snow.\n</think>\n\nIt is white.", 1.0),
+        ({"id": "starts_with", "text": "Dear"}, "[THINK]To whom?[/THINK]Dear all", 1.0),
+        ({"id": "words", "at_least": 3}, "<think>I have not come to an end", 0.0),
+    ],
+)
+def test_instructions_are_about_the_answer_and_not_about_the_thought(
+    asked: dict[str, Any], response: str, right: float
+) -> None:
+    assert score(response, asked) == right
+
+
 @pytest.mark.parametrize(("name", "arguments", "followed", "not_followed"), CASES)
 def test_a_kind_means_what_it_says(
     name: str, arguments: dict[str, Any], followed: list[str], not_followed: list[str]
