@@ -10,9 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, ClassVar
 
 from lockstep.config import (
     AgreementSection,
@@ -26,6 +24,7 @@ from lockstep.config import (
     Sampling,
 )
 from lockstep.config.backends import INFERENCE
+from lockstep.config.section import rule
 from lockstep.types import Head, SamplingParams
 
 if TYPE_CHECKING:
@@ -147,19 +146,18 @@ class Algorithm(Common, ABC):
     then reports what is missing.
     """
 
-    @model_validator(mode="after")
-    def _what_is_required_is_exact(self) -> Self:
+    @rule
+    def _what_is_required_is_exact(self) -> None:
         inference = self.inference
         if inference is not None and inference.agreement.requires_exact:
             reason = inference.explain_inexact(self.learner)
             if reason is not None:
                 raise ValueError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
-        return self
 
-    @model_validator(mode="after")
-    def _the_engine_takes_weights_and_lengths(self) -> Self:
+    @rule
+    def _the_engine_takes_weights_and_lengths(self) -> None:
         if self.inference is None:
-            return self
+            return
         sampler = self.inference.sampler
         reason = INFERENCE.find(sampler.backend).explain_fixed_weights(sampler)
         if reason is not None:
@@ -169,7 +167,6 @@ class Algorithm(Common, ABC):
                 raise ValueError(
                     f"{option} is {tokens}, but the sampler's longest sequence is set to {sampler.context_limit} tokens"
                 )
-        return self
 
     @property
     def idle_options(self) -> dict[str, str]:
@@ -182,18 +179,17 @@ class Algorithm(Common, ABC):
             idle["cluster.offload_idle"] = "with learner.device: cpu"
         return idle
 
-    @model_validator(mode="after")
-    def _a_pass_has_room_for_its_rows(self) -> Self:
+    @rule
+    def _a_pass_has_room_for_its_rows(self) -> None:
         rows, room, longest = self.learner.rows_per_pass, self.learner.micro_batch_tokens, self.largest_step.shortest
         if rows is not None and rows > 1 and rows * longest > room:
             raise ValueError(
                 f"learner.rows_per_pass is {rows}, whose longest rows take {rows * longest} tokens, and "
                 f"learner.micro_batch_tokens is {room}; lower the former or raise the latter"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _every_layout_has_all_ranks(self) -> Self:
+    @rule
+    def _every_layout_has_all_ranks(self) -> None:
         there = self.learner.parallel.ranks
         for learner in (role.learner for role in self.own_layouts):
             if learner.parallel.ranks != there:
@@ -201,7 +197,6 @@ class Algorithm(Common, ABC):
                     f"{learner.layout_key} asks for {learner.parallel.ranks} ranks and {self.learner.layout_key} for "
                     f"{there}, and both share devices; make their products the same"
                 )
-        return self
 
     purpose: ClassVar[str] = ""
     """A phrase for what the model learns, `learns to …`, which the run's output shows; may be empty."""

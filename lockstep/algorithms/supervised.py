@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import model_validator
-
 from lockstep.algorithms.base import Algorithm
+from lockstep.config.section import rule
 
 
 class Supervised(Algorithm):
@@ -19,19 +18,17 @@ class Supervised(Algorithm):
     def idle_options(self) -> dict[str, str]:
         return super().idle_options | {"data.answer": "where nothing is rewarded"}
 
-    @model_validator(mode="after")
-    def _rows_are_whole(self) -> Supervised:
+    @rule
+    def _rows_are_whole(self) -> None:
         if self.data.truncates:
             raise ValueError(
                 f"data.overlong_prompts=truncate is for prompts that a sampler answers; {self.learned} is learned "
                 "whole, so say error or skip"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _nothing_samples(self) -> Supervised:
+    @rule
+    def _nothing_samples(self) -> None:
         if self.run.require_doctor:
             raise ValueError(
                 "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
             )
-        return self

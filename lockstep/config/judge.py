@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Literal, assert_never
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from lockstep.config.hub_name import ModelPath
 from lockstep.config.machinery import SamplerSection
 from lockstep.config.sampling import Sampling
-from lockstep.config.section import Probability, Section
+from lockstep.config.section import Probability, Section, rule
 from lockstep.config.sources import TemplateArgs
 
 SCALE = (0.0, 5.0)
@@ -84,8 +84,8 @@ class AskedSection(Section):
         """The engine of the model in `path`, or the server."""
         return SamplerSection() if self.sampler is None else self.sampler
 
-    @model_validator(mode="after")
-    def _a_judge_has_one_engine(self) -> AskedSection:
+    @rule
+    def _a_judge_has_one_engine(self) -> None:
         served = self.sampler is not None and self.sampler.is_server
         if self.sampler is not None and self.path is None and not served:
             raise ValueError(
@@ -103,7 +103,6 @@ class AskedSection(Section):
                 if served
                 else "template_args are of a chat template; set chat: true"
             )
-        return self
 
 
 class JudgeSection(AskedSection):
@@ -129,8 +128,8 @@ class JudgeSection(AskedSection):
     def _an_expression(cls, pattern: str) -> str:
         return expression(pattern)
 
-    @model_validator(mode="after")
-    def _scores_differ(self) -> JudgeSection:
+    @rule
+    def _scores_differ(self) -> None:
         if self.judge_score_low >= self.judge_score_high:
             raise ValueError("judge_score_low must be below judge_score_high")
         if self.template is None and (self.judge_score_low, self.judge_score_high) != SCALE:
@@ -139,7 +138,6 @@ class JudgeSection(AskedSection):
             raise ValueError(
                 "sampling.temperature 0 gives the same judgement every time, so num_evals_to_average must be 1"
             )
-        return self
 
 
 class ComparisonSection(Section):

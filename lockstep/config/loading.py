@@ -28,8 +28,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from lockstep import yaml12
 from lockstep.config import Common, Recipe, RewardServer, Section, old_names, registry
 from lockstep.config.backends import list_own_sections
@@ -40,25 +38,15 @@ from lockstep.config.errors import (
     algorithm_sentence,
     kinds_at,
     section_of,
-    sentences,
 )
 from lockstep.config.hub_name import read_pins
-from lockstep.config.named_code import say_changed_code
+from lockstep.config.named_code import note, say_changed_code
+from lockstep.config.overlay import add_reward_type, overlay
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
 from lockstep.config.user_code import refuse_code
+from lockstep.config.validation import FaultyTree, give_way, validate
 from lockstep.errors import shorten
 
-_EXCLUSIVE = (
-    ("model", ("path", "from_recipe", "scratch")),
-    ("data", ("train", "task")),
-    ("data", ("prompt", "messages")),
-    ("data", ("ranks", "best", "tree")),
-    ("reward", ("marker", "function", "parts")),
-)
-_NAMED = (("data", "task"),)
-"""Sections whose `name` decides which options they have: another name drops the options set before."""
-_LENGTH = ("run", ("max_steps", "max_epochs"))
-"""Exclusive as well, where a recipe has `steps_and_epochs = False`; -1 means not given."""
 Keys = yaml12.Keys
 R = TypeVar("R", bound=Recipe)
 S = TypeVar("S", bound=Section)
@@ -199,7 +187,7 @@ def load_section(kind: type[S], said: Layer) -> S:
     Raises:
         RecipeError: One sentence for each option that is wrong.
     """
-    return _validate(kind, said.tree, [said], [])
+    return _validate(kind, said.tree, [said], [])[0]
 
 
 def load_run(folder: Path) -> Loaded:
@@ -231,14 +219,15 @@ def _resolve(
     kind = _kind(layers, overriding)
     layers, overriding = _expand(layers, kind), _expand(overriding, kind)
     _refuse_buried(overriding)
-    exclusive = _EXCLUSIVE if kind.steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
     for layer in [*layers, Layer("override", _join(overriding))]:
-        tree = _overlay(tree, layer.tree, exclusive)
-        origins |= dict.fromkeys(_options(layer.tree), layer.source)
-    standing = {keys: source for keys, source in origins.items() if _says(tree, keys)}
-    return Loaded(path.stem, _validate(kind, tree, layers, overriding), standing, arguments, distrusted)
+        above = add_reward_type(tree, layer.tree)
+        tree = overlay(tree, above, kind.steps_and_epochs)
+        origins |= dict.fromkeys(_options(above), layer.source)
+    found, taken = _validate(kind, tree, layers, overriding)
+    standing = {keys: source for keys, source in origins.items() if _says(tree, keys) and keys not in taken}
+    return Loaded(path.stem, found, standing, arguments, distrusted)
 
 
 def _refuse_buried(overriding: Sequence[Layer]) -> None:
@@ -409,43 +398,36 @@ def _join(layers: Iterable[Layer]) -> dict[str, Any]:
     return tree
 
 
-def _overlay(
-    below: dict[str, Any], above: dict[str, Any], exclusive: Sequence[tuple[str, tuple[str, ...]]]
-) -> dict[str, Any]:
-    """`above` over `below`, where an option that is given takes back the others of its group."""
-    for section, group in exclusive:
-        given, taken = above.get(section), below.get(section)
-        if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(k) not in (None, -1) for k in group):
-            kept = {key: value for key, value in taken.items() if key not in group or key in given}
-            below = below | {section: kept}
-    for section, part in _NAMED:
-        given, taken = above.get(section), below.get(section)
-        if isinstance(given, dict) and isinstance(taken, dict) and _renames(given.get(part), taken.get(part)):
-            below = below | {section: taken | {part: None}}
-    return yaml12.lay_over(below, above)
+def _validate(
+    kind: type[S], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]
+) -> tuple[S, list[Keys]]:
+    """Validates a tree; an option of a recipe that ships gives way to what is written over it.
 
-
-def _renames(given: Any, taken: Any) -> bool:
-    """True if a section is given another `name` than it had."""
-    return (
-        isinstance(given, dict)
-        and isinstance(taken, dict)
-        and given.get("name", taken.get("name")) != taken.get("name")
-    )
-
-
-def _validate(kind: type[S], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]) -> S:
-    """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number."""
-    try:
-        return kind.model_validate_json(json.dumps(tree), strict=True)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
+    Returns:
+        The section, and the options that gave way.
+    """
 
     def layer_of(path: KeyPath) -> Layer:
         return _last(layers, overriding, path)
 
-    told = sentences(problems, Shape(kind, tree), lambda path: layer_of(path).in_yaml)
-    raise RecipeError("\n".join(f"{layer_of(path).source}: {text}" for path, text in told))
+    def is_in_yaml(path: KeyPath) -> bool:
+        return layer_of(path).in_yaml
+
+    try:
+        return validate(kind, tree, is_in_yaml), []
+    except FaultyTree as error:
+        faults = error.faults
+    from_base = [keys for keys in _options(tree) if layer_of(keys).ships]
+    tree, taken = give_way(kind, tree, faults, from_base, is_in_yaml)
+    try:
+        found = validate(kind, tree, is_in_yaml)
+    except FaultyTree as error:
+        told = [f"{layer_of(path).source}: {text}" for path, text in error.faults]
+        raise RecipeError("\n".join(told)) from None
+    for keys in taken:
+        value = yaml12.value_at(_join(layers), keys)
+        note(f"{'.'.join(keys)}={json.dumps(value)} of {layer_of(keys).source} gives way to your options")
+    return found, taken
 
 
 def _last(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> Layer:

@@ -14,13 +14,12 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
     field_validator,
-    model_validator,
 )
 
 from lockstep.config.address import require_address
 from lockstep.config.backends import INFERENCE, TRAINING, list_engines
 from lockstep.config.parallel import Parallel
-from lockstep.config.section import Section
+from lockstep.config.section import Section, rule
 from lockstep.errors import InputError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -163,49 +162,43 @@ class LearnerSection(Computation):
             return "learner.compile writes kernels of its own"
         return None
 
-    @model_validator(mode="after")
-    def _backend_supports_options(self) -> LearnerSection:
+    @rule
+    def _backend_supports_options(self) -> None:
         TRAINING.find(self.backend).refuse_options(self)
-        return self
 
-    @model_validator(mode="after")
-    def _what_is_compiled_holds_its_weights_whole(self) -> LearnerSection:
+    @rule
+    def _what_is_compiled_holds_its_weights_whole(self) -> None:
         if self.compile and self.parallel.tp > 1:
             raise ValueError(
                 "torch.compile cannot follow what tp cuts while the lengths of batches vary; leave compile out, "
                 "or use parallel.dp and parallel.cp"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _adapters_are_of_whole_maps(self) -> LearnerSection:
+    @rule
+    def _adapters_are_of_whole_maps(self) -> None:
         if self.lora is not None and self.parallel.tp > 1:
             raise ValueError("lora has adapters of whole linear maps, which tp cuts; use parallel.dp and parallel.cp")
-        return self
 
-    @model_validator(mode="after")
-    def _passes_are_of_one_process(self) -> LearnerSection:
+    @rule
+    def _passes_are_of_one_process(self) -> None:
         if self.rows_per_pass is not None and self.parallel.ranks > 1:
             raise ValueError(
                 "rows_per_pass fixes the order in which one process adds gradients up, and ranks add theirs in "
                 "another; leave it out, or parallel"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _what_is_offloaded_is_cut(self) -> LearnerSection:
+    @rule
+    def _what_is_offloaded_is_cut(self) -> None:
         if self.cpu_offload and self.parallel.dp * self.parallel.cp == 1:
             raise ValueError("cpu_offload is of what ranks share; set parallel.dp or parallel.cp above 1, too")
-        return self
 
-    @model_validator(mode="after")
-    def _what_is_summed_is_of_several(self) -> LearnerSection:
+    @rule
+    def _what_is_summed_is_of_several(self) -> None:
         if self.sync_every_pass and self.parallel.dp_replicate * self.parallel.dp * self.parallel.cp == 1:
             raise ValueError(
                 "sync_every_pass is of gradients that ranks sum; set parallel.dp, parallel.cp or "
                 "parallel.dp_replicate above 1, too"
             )
-        return self
 
 
 class VLLM(Section):
@@ -306,8 +299,8 @@ class SamplerSection(Section):
         """True if the engine can run in the caller's process."""
         return INFERENCE.find(self.backend).in_process(self)
 
-    @model_validator(mode="after")
-    def _options_of_the_backend(self) -> SamplerSection:
+    @rule
+    def _options_of_the_backend(self) -> None:
         for name, backend in INFERENCE.every():
             own = backend.own_section
             if own is None or name == self.backend:
@@ -319,7 +312,6 @@ class SamplerSection(Section):
                     f"{', '.join(_list_set_options(f'sampler.{own.name}', value, default))}"
                 )
         INFERENCE.find(self.backend).refuse_options(self)
-        return self
 
 
 def _list_set_options(key: str, value: object, default: object) -> list[str]:
@@ -387,11 +379,10 @@ class ClusterSection(Section):
             case _:
                 assert_never(self.backend)
 
-    @model_validator(mode="after")
-    def _options_of_the_backend(self) -> ClusterSection:
+    @rule
+    def _options_of_the_backend(self) -> None:
         if self.backend != "ray" and self.ray != RaySection():
             raise ValueError(f"cluster.ray has options of Ray, but cluster.backend is {self.backend}")
-        return self
 
 
 class Cluster(ClusterSection):

@@ -29,7 +29,7 @@ def name_code(option: str, reference: str) -> None:
     """Tells the user, before an import, which file an option runs; once per content, and not for Lockstep's own."""
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
-        _say(f"{option} {reference} runs {describe_file(file)}")
+        note(f"{option} {reference} runs {describe_file(file)}")
 
 
 def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
@@ -63,13 +63,13 @@ def say_changed_code(folder: Path, code: Mapping[str, Path]) -> None:
     """
     noted = _read(folder / CODE)
     if noted is None:
-        _say(f"{folder / CODE} cannot be read, so whether code has changed since {folder} was made is not known")
+        note(f"{folder / CODE} cannot be read, so whether code has changed since {folder} was made is not known")
         return
     for name, file in code.items():
         before = noted.get(name)
         if isinstance(before, dict) and before.get("sha256") != digest_content(file.read_bytes()):
             was = str(before.get("sha256"))[:16]
-            _say(f"{name} has changed since {folder} was made (sha256 was {was}): {describe_file(file)}")
+            note(f"{name} has changed since {folder} was made (sha256 was {was}): {describe_file(file)}")
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -84,5 +84,6 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 @cache
-def _say(text: str) -> None:
+def note(text: str) -> None:
+    """Prints a note, once."""
     print(f"note: {text}", file=sys.stderr, flush=True)

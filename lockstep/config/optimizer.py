@@ -14,10 +14,9 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
-from lockstep.config.section import Probability, Section
+from lockstep.config.section import Probability, Section, rule
 
 OptimizerName = Literal["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD"]
 _Kind = Literal["share", "number", "switch"]
@@ -108,15 +107,14 @@ class Schedule(Section):
     )
     final_fraction: Probability = Field(default=0.0, description="the decay ends at lr times this")
 
-    @model_validator(mode="after")
-    def _decay_has_an_end(self) -> Schedule:
+    @rule
+    def _decay_has_an_end(self) -> None:
         if (self.decay == "constant") != (self.decay_steps is None):
             raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
         if self.decay == "constant" and self.final_fraction:
             raise ValueError("final_fraction goes with decay: linear and decay: cosine, and only with them")
         if self.decay_steps is not None and self.decay_steps < self.warmup_steps:
             raise ValueError(f"decay_steps includes the warm-up: it takes at least warmup_steps, {self.warmup_steps}")
-        return self
 
 
 _Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -167,8 +165,8 @@ class Optimizer(Section):
     def idle_options(self) -> dict[str, str]:
         return {name: f"with name: {self.name}" for name in _ADAM if name not in self.torch_class.takes}
 
-    @model_validator(mode="after")
-    def _options_are_of_the_class(self) -> Optimizer:
+    @rule
+    def _options_are_of_the_class(self) -> None:
         kinds = self.torch_class.options
         for name, value in self.options.items():
             if name in type(self).model_fields:
@@ -177,16 +175,14 @@ class Optimizer(Section):
                 known = f"it has: {', '.join(kinds)}" if kinds else "it has none"
                 raise ValueError(f"options: {self.name} has no option {name}; {known}")
             _require_kind(name, value, kinds[name])
-        return self
 
-    @model_validator(mode="after")
-    def _momentum_has_its_own(self) -> Optimizer:
+    @rule
+    def _momentum_has_its_own(self) -> None:
         momentum, dampening = self.options.get("momentum"), self.options.get("dampening")
         if dampening and not momentum:
             raise ValueError("options: dampening does nothing where momentum is 0; leave it out, or say momentum")
         if self.options.get("nesterov") and (dampening or not momentum):
             raise ValueError("options: nesterov needs a momentum, and no dampening")
-        return self
 
 
 def _require_kind(name: str, value: bool | float, kind: _Kind) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from lockstep.config.section import rule
 from lockstep.config.sources import DataSection
 
 
@@ -27,14 +28,12 @@ class PairSection(DataSection):
         """The fields of both scores; none where the rows have none."""
         return tuple(name for name in (self.chosen_score, self.rejected_score) if name is not None)
 
-    @model_validator(mode="after")
-    def _nothing_else_is_learned(self) -> PairSection:
+    @rule
+    def _nothing_else_is_learned(self) -> None:
         if self.completion is not None:
             raise ValueError("completion is what SFT learns; the answers of a pair are chosen and rejected")
-        return self
 
-    @model_validator(mode="after")
-    def _both_are_scored(self) -> PairSection:
+    @rule
+    def _both_are_scored(self) -> None:
         if len(self.score_fields) == 1:
             raise ValueError("chosen_score and rejected_score go together; say both, or none")
-        return self

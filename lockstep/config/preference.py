@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, assert_never
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from lockstep.config.section import Section
+from lockstep.config.section import Section, rule
 
 PreferenceLoss = Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
 
@@ -62,16 +62,14 @@ class PreferenceSection(Section):
                 idle["preference_average_log_probs"] = "where preference_loss_weight is 0"
         return idle
 
-    @model_validator(mode="after")
-    def _robust_says_against_what(self) -> PreferenceSection:
+    @rule
+    def _robust_says_against_what(self) -> None:
         if self.preference_loss == "robust" and not self.label_smoothing:
             raise ValueError("preference_loss: robust without label_smoothing is dpo; say label_smoothing, or dpo")
-        return self
 
-    @model_validator(mode="after")
-    def _something_is_learned(self) -> PreferenceSection:
+    @rule
+    def _something_is_learned(self) -> None:
         if not self.preference_loss_weight and not self.sft_loss_weight:
             raise ValueError(
                 "preference_loss_weight and sft_loss_weight are both 0, so nothing is learned; raise one of them"
             )
-        return self

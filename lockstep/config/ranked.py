@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
-from lockstep.config.section import Section
+from lockstep.config.section import Section, rule
 from lockstep.config.sources import OneSentence, Paths
 
 Responses = Annotated[
@@ -53,10 +53,9 @@ class RankedSection(Section):
         default=None, description="judge the responses to the first so many prompts"
     )
 
-    @model_validator(mode="after")
-    def _one_way_to_rank(self) -> RankedSection:
+    @rule
+    def _one_way_to_rank(self) -> None:
         if sum(way is not None for way in (self.ranks, self.best, self.tree)) != 1:
             raise ValueError("say exactly one of ranks, best and tree")
         if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:
             raise ValueError("say one of prompt and messages; a row's messages need no template")
-        return self

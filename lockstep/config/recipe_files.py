@@ -25,11 +25,13 @@ class Layer:
         source: Its name, for messages.
         tree: The options.
         in_yaml: True if its author wrote YAML, and not Python.
+        ships: True for a recipe that comes with Lockstep.
     """
 
     source: str
     tree: dict[str, Any]
     in_yaml: bool = True
+    ships: bool = False
 
 
 @cache
@@ -74,7 +76,8 @@ def _run_hint(path: Path) -> str:
 
 def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     """Returns the layers of a file: those of its base, then its own."""
-    source = path.stem if path in find_shipped().values() else str(path)
+    ships = path in find_shipped().values()
+    source = path.stem if ships else str(path)
     if path.stat().st_size > _LONGEST_BYTES:  # YAML is read slowly, and no recipe is so long
         raise RecipeError(f"{source}: this file is longer than any recipe; data go into data.train")
     try:
@@ -90,7 +93,7 @@ def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}")
     base = tree.pop("base", None)
-    layer = Layer(source, tree)
+    layer = Layer(source, tree, ships=ships)
     if base is None:
         return [layer]
     if not isinstance(base, str):

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from lockstep.config.address import require_address
 from lockstep.config.hub_name import ModelPath
 from lockstep.config.judge import JudgeSection
 from lockstep.config.ranked import RankedSection
-from lockstep.config.section import LocalPath, Section
+from lockstep.config.section import LocalPath, Section, rule
 
 
 class InstructionSection(Section):
@@ -154,27 +154,25 @@ class SingleReward(Section):
         }
         return ("math", *(name for name, option in given.items() if option is not None))
 
-    @model_validator(mode="after")
-    def _type_has_what_it_needs(self) -> SingleReward:
+    @rule
+    def _type_has_what_it_needs(self) -> None:
         if self.type not in ("by_row", "sum") and self.type not in self.verifiers:
             raise ValueError(f"type: {self.type} needs {_OPTIONS.get(self.type, self.type)}")
         if (self.type == "by_row") != (self.verifier is not None):
             raise ValueError("verifier goes with type: by_row, and only with it")
-        return self
 
-    @model_validator(mode="after")
-    def _nothing_is_left_over(self) -> SingleReward:
+    @rule
+    def _nothing_is_left_over(self) -> None:
         if self.type == "by_row":
-            return self
+            return
         for name in self.verifiers[1:]:
             if name != self.type:
                 raise ValueError(f"{_OPTIONS.get(name, name)} goes with type: {name} or by_row")
         if self.type != "math" and self.marker is not None:
             raise ValueError("marker goes with type: math or by_row; nothing else looks for an answer")
-        return self
 
-    @model_validator(mode="after")
-    def _a_function_has_its_own(self) -> SingleReward:
+    @rule
+    def _a_function_has_its_own(self) -> None:
         timed = self.function is not None or self.server is not None
         if not timed and self.timeout_s != type(self).model_fields["timeout_s"].default:
             raise ValueError("timeout_s goes with type: python or server; the others have limits of their own")
@@ -184,7 +182,6 @@ class SingleReward(Section):
             raise ValueError("batch and concurrency go with type: python; they are about your function")
         if self.batch and self.concurrency is not None:
             raise ValueError("a batch is one call, so concurrency has nothing to do; leave it out")
-        return self
 
 
 class RewardPart(SingleReward):
@@ -192,11 +189,10 @@ class RewardPart(SingleReward):
 
     weight: float = Field(default=1.0, description="factor of this reward in the sum; 0: it is logged, and not added")
 
-    @model_validator(mode="after")
-    def _a_part_is_no_sum(self) -> RewardPart:
+    @rule
+    def _a_part_is_no_sum(self) -> None:
         if self.type == "sum":
             raise ValueError("a part of a sum is no sum; name its parts beside the others")
-        return self
 
 
 class RewardSection(SingleReward):
@@ -224,16 +220,15 @@ class RewardSection(SingleReward):
         for name, part in self.parts.items():
             yield f"{option}.parts.{name}", part
 
-    @model_validator(mode="after")
-    def _a_sum_has_parts(self) -> RewardSection:
+    @rule
+    def _a_sum_has_parts(self) -> None:
         if (self.type == "sum") != (self.parts is not None):
             raise ValueError("parts goes with type: sum, and only with it")
         if not self.has_own_scale and self.pass_score is not None:
             raise ValueError("pass_score goes with type: python, server, judge or sum; with the others 1 passes")
-        return self
 
-    @model_validator(mode="after")
-    def _parts_have_names(self) -> RewardSection:
+    @rule
+    def _parts_have_names(self) -> None:
         if self.parts == {}:
             raise ValueError("a sum has parts; name at least one")
         if self.parts is not None and not any(part.weight for part in self.parts.values()):
@@ -244,4 +239,3 @@ class RewardSection(SingleReward):
                     f"{name!r} is no name of a part, which becomes the metric reward/{name}; use letters, digits "
                     f"and _, and not {' or '.join(_TAKEN)}"
                 )
-        return self

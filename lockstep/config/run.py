@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lockstep.config.machinery import Cluster, LearnerSection
 from lockstep.config.recipe import Recipe
-from lockstep.config.section import LocalPath, Section
+from lockstep.config.section import LocalPath, Section, rule
 from lockstep.config.sources import DataSection, ModelSection, OneSentence
 from lockstep.config.task import Task
 from lockstep.config.trackers import Trackers
@@ -65,12 +65,11 @@ class RunSection(Section):
             f"{self.save_every} must be a multiple of validate_every = {every}"
         )
 
-    @model_validator(mode="after")
-    def _best_is_known_when_saving(self) -> RunSection:
+    @rule
+    def _best_is_known_when_saving(self) -> None:
         fault = self.find_unknown_best()
         if fault is not None:
             raise ValueError(fault)
-        return self
 
 
 Statistic = Literal["mean", "median", "max"]
@@ -106,8 +105,8 @@ class Bound(Section):
     def idle_options(self) -> dict[str, str]:
         return {"statistic": "where the window is a single step"} if self.length == 1 else {}
 
-    @model_validator(mode="after")
-    def _a_window_and_a_range(self) -> Bound:
+    @rule
+    def _a_window_and_a_range(self) -> None:
         if self.length < 1:
             raise ValueError(f"steps are the first and the last of a window, but are {list(self.steps)}")
         if self.min_rows > self.length:
@@ -116,7 +115,6 @@ class Bound(Section):
             raise ValueError(f"a bound on {self.metric} needs min or max, or it would hold for any value")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"nothing lies between min {self.min:g} and max {self.max:g} of {self.metric}")
-        return self
 
 
 class Common(Recipe):
@@ -169,10 +167,10 @@ class Common(Recipe):
         counted = self.run.max_steps >= 0 and not self.steps_and_epochs
         return {"run.max_epochs": "where run.max_steps counts"} if counted else {}
 
-    @model_validator(mode="after")
-    def _validation_has_rows(self) -> Common:
+    @rule
+    def _validation_has_rows(self) -> None:
         if self.data.validation is not None or self.data.task is not None:
-            return self
+            return
         undone = {
             "run.validate_every=0": self.run.validate_every,
             "data.max_validation_samples=null": self.data.max_validation_samples,
@@ -185,12 +183,10 @@ class Common(Recipe):
                 f"{names} need{'s' if len(said) == 1 else ''} rows to validate on; set data.validation, or say "
                 f"{' '.join(said)}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _the_doctor_can_have_seen_it(self) -> Common:
+    @rule
+    def _the_doctor_can_have_seen_it(self) -> None:
         if self.run.require_doctor and self.model.path is None:
             raise ValueError(
                 "run.require_doctor needs a report on a model that is made only now; give a folder by model.path"
             )
-        return self

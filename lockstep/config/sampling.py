@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from lockstep.config.section import Section
+from lockstep.config.section import Section, rule
 from lockstep.types import SamplingParams
 
 
@@ -33,13 +33,12 @@ class Filters(Section):
         default=0.0, description="keep tokens at least this times as likely as the likeliest, before top_k and top_p"
     )
 
-    @model_validator(mode="after")
-    def _greedy_takes_the_likeliest(self) -> Self:
+    @rule
+    def _greedy_takes_the_likeliest(self) -> None:
         if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
             raise ValueError(
                 "temperature 0 takes the likeliest token, so top_k, top_p and min_p must be left at 0, 1 and 0"
             )
-        return self
 
 
 class Penalties(Section):
@@ -94,10 +93,9 @@ class RepeatedSampling(Sampling):
         powers = itertools.takewhile(lambda power: power < self.num_samples, (4**i for i in itertools.count()))
         return (*powers, self.num_samples)
 
-    @model_validator(mode="after")
-    def _samples_differ_and_suffice(self) -> RepeatedSampling:
+    @rule
+    def _samples_differ_and_suffice(self) -> None:
         if self.temperature == 0 and self.num_samples > 1:
             raise ValueError("temperature 0 gives the same response every time, so num_samples must be 1")
         if self.ks[-1] > self.num_samples:
             raise ValueError(f"k is {self.ks[-1]}, but each question gets num_samples={self.num_samples} responses")
-        return self

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Annotated, Self
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from lockstep.paths import expand
 
@@ -14,6 +16,42 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 LocalPath = Annotated[str, AfterValidator(expand)]
 """A path on this machine; `~` and `$NAME` in it are replaced, and what they stand for is what a run notes."""
+
+
+S = TypeVar("S", bound="Section")
+
+
+@dataclass
+class BrokenRules:
+    """The context of a validation that collects the rules that sections break, in place of ending at the first.
+
+    Attributes:
+        found: Each section that breaks a rule, and the sentence about it.
+    """
+
+    found: list[tuple[Section, str]] = field(default_factory=list)
+
+
+def rule(check: Callable[[S], None]) -> Any:
+    """Makes a method a rule of its section: it raises ValueError if the section's options break it.
+
+    A rule that fails in another way while others are broken is left out: it may read what they are about.
+    """
+
+    def keep(self: S, info: ValidationInfo) -> S:
+        broken = info.context if isinstance(info.context, BrokenRules) else None
+        try:
+            check(self)
+        except Exception as error:
+            if broken is None:
+                raise
+            if isinstance(error, ValueError):
+                broken.found.append((self, str(error)))
+            elif not broken.found:
+                raise
+        return self
+
+    return model_validator(mode="after")(keep)
 
 
 class Section(BaseModel):
@@ -34,22 +72,24 @@ class Section(BaseModel):
         """The class that validates a value in this place: this one, unless the value names another."""
         return cls
 
-    @model_validator(mode="after")
-    def _no_option_is_idle(self) -> Self:
+    @rule
+    def _no_option_is_idle(self) -> None:
         defaults: dict[str, list[str]] = defaultdict(list)  # by reason
         for key, reason in self.idle_options.items():
             value, default = self._value_and_default(key)
             if value != default:
                 shown = default if isinstance(default, str) else json.dumps(default, default=BaseModel.model_dump)
                 defaults[reason].append(f"{key}={shown}")
+        wrong: list[str] = []
         for reason, options in defaults.items():
             names = " and ".join(text.partition("=")[0] for text in options)
             one = len(options) == 1
-            raise ValueError(
-                f"{names} {'does' if one else 'do'} nothing {reason}; leave {'it' if one else 'them'} out, or say "
+            wrong.append(
+                f"{names} {'does' if one else 'do'} nothing {reason}; leave {'it' if one else 'them'} out, or set "
                 f"{' '.join(options)}"
             )
-        return self
+        if wrong:
+            raise ValueError("; ".join(wrong))
 
     def _value_and_default(self, key: str) -> tuple[object, object]:
         """Returns the value and the default of an option of this section, or of one within."""

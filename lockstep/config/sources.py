@@ -13,13 +13,12 @@ from pydantic import (
     PrivateAttr,
     SerializeAsAny,
     WrapValidator,
-    model_validator,
 )
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import custom_error_schema
 
 from lockstep.config.hub_name import ROWS, ModelPath
-from lockstep.config.section import LocalPath, Section
+from lockstep.config.section import LocalPath, Section, rule
 from lockstep.config.task import Task, validate_as_named
 
 
@@ -43,11 +42,10 @@ class ModelSection(Section):
     )
     scratch: Scratch | None = Field(default=None, description="build a new model")
 
-    @model_validator(mode="after")
-    def _one_source(self) -> ModelSection:
+    @rule
+    def _one_source(self) -> None:
         if sum(source is not None for source in (self.path, self.from_recipe, self.scratch)) != 1:
             raise ValueError("say exactly one of path, from_recipe and scratch (model.path=FOLDER names your model)")
-        return self
 
 
 class ModelFolder(Section):
@@ -165,8 +163,8 @@ class PromptSection(Section):
             max_validation_samples=max_validation_samples,
         )
 
-    @model_validator(mode="after")
-    def _one_way_to_ask(self) -> PromptSection:
+    @rule
+    def _one_way_to_ask(self) -> None:
         if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:
             raise ValueError("say one of prompt and messages; a row's messages need no template")
         if self.messages is not None and (self.chat or self.system_prompt is not None):
@@ -177,7 +175,6 @@ class PromptSection(Section):
             raise ValueError("system_prompt needs chat: true")
         if self.template_args and not self.chat and self.messages is None:
             raise ValueError("template_args are of a chat template; set chat: true, or messages")
-        return self
 
 
 class QuestionSection(PromptSection):
@@ -220,18 +217,16 @@ class DataSection(QuestionSection):
         completion = "{answer}" if self.completion is None and self.messages is None else self.completion
         return {} if completion is None else {"data.completion": completion}
 
-    @model_validator(mode="after")
-    def _one_limit(self) -> DataSection:
+    @rule
+    def _one_limit(self) -> None:
         if self.max_validation_samples is not None and self.limit_val_batches is not None:
             raise ValueError("say one of max_validation_samples (rows) and limit_val_batches (batches, or a share)")
-        return self
 
-    @model_validator(mode="after")
-    def _one_source(self) -> DataSection:
+    @rule
+    def _one_source(self) -> None:
         if (self.train is None) == (self.task is None):
             raise ValueError("say exactly one of train (a file of rows) and task (which makes them)")
         if self.task is not None and self.validation is not None:
             raise ValueError("validation does not go with a task, which makes its own")
         if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
             raise ValueError("weights needs a list of files in train, and one number for each of them")
-        return self

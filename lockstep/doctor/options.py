@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
 from lockstep.config.parallel import Parallel
 from lockstep.config.recipe import Recipe
 from lockstep.config.sampling import Distribution
-from lockstep.config.section import LocalPath, Probability, Section
+from lockstep.config.section import LocalPath, Probability, Section, rule
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
 from lockstep.errors import InputError
 
@@ -149,8 +149,8 @@ class DoctorRecipe(Recipe):
     def folder(self) -> str | None:
         return self.run.folder
 
-    @model_validator(mode="after")
-    def _each_backend_once(self) -> DoctorRecipe:
+    @rule
+    def _each_backend_once(self) -> None:
         if len(self.backends) < 2:
             raise ValueError(
                 "backends names whom to compare: two or more of hf, torch, vllm, megatron, torch-dp2tp2, vllm-tp2, "
@@ -158,4 +158,3 @@ class DoctorRecipe(Recipe):
             )
         if len(set(self.backends)) < len(self.backends):
             raise ValueError("backends names one twice; its repeats are measured anyway")
-        return self

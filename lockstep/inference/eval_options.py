@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.reward import RewardSection
 from lockstep.config.sampling import Penalties, RepeatedSampling, ResponseEnd, Sampling
-from lockstep.config.section import LocalPath, Section
+from lockstep.config.section import LocalPath, Section, rule
 from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection
 
 
@@ -68,8 +68,8 @@ class EvalRecipe(Recipe):
     def folder(self) -> str | None:
         return self.run.folder
 
-    @model_validator(mode="after")
-    def _something_is_asked(self) -> EvalRecipe:
+    @rule
+    def _something_is_asked(self) -> None:
         if self.greedy is None and self.sampling is None:
             raise ValueError("greedy and sampling are both null, so there is nothing to evaluate; set one of them")
         if self.reward is None and self.environment is None:
@@ -88,7 +88,6 @@ class EvalRecipe(Recipe):
                 )
         if self.sampling is not None and self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0; greedy responses have a section of their own, greedy")
-        return self
 
     def _settings(self) -> Iterator[tuple[str, Sampling]]:
         """Yields the settings' names and distributions."""

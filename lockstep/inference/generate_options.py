@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, assert_never
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.sampling import Sampling
-from lockstep.config.section import LocalPath, Section
+from lockstep.config.section import LocalPath, Section, rule
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
 
 
@@ -84,17 +84,15 @@ class GenerateRecipe(Recipe):
             case _:
                 assert_never(self.logprobs)
 
-    @model_validator(mode="after")
-    def _a_server_tells_one_kind_of_logprobs(self) -> GenerateRecipe:
+    @rule
+    def _a_server_tells_one_kind_of_logprobs(self) -> None:
         if self.sampler.is_server and self.logprobs_are_wanted and not self.sampling.params().unshaped:
             raise ValueError(
                 "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
                 "1, top_k 0, top_p 1, min_p 0 and no penalties, where both are the same"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _responses_differ(self) -> GenerateRecipe:
+    @rule
+    def _responses_differ(self) -> None:
         if self.sampling.temperature == 0 and self.num_generations > 1:
             raise ValueError("sampling.temperature 0 gives the same response every time, so num_generations must be 1")
-        return self

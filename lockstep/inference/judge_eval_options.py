@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lockstep.config.judge import ComparisonSection, JudgeSection
 from lockstep.config.machinery import ClusterSection, Computation
 from lockstep.config.ranked import RankedSection
 from lockstep.config.recipe import Recipe
-from lockstep.config.section import LocalPath, Section
+from lockstep.config.section import LocalPath, Section, rule
 
 
 class JudgeEvalRun(Section):
@@ -40,10 +40,9 @@ class JudgeEvalRecipe(Recipe):
     def folder(self) -> str | None:
         return self.run.folder
 
-    @model_validator(mode="after")
-    def _require_judge(self) -> JudgeEvalRecipe:
+    @rule
+    def _require_judge(self) -> None:
         if self.judge.path is None and self.judge.sampler is None:
             raise ValueError(
                 "there is no policy here that could judge; set judge.path, or name a server by judge.sampler"
             )
-        return self

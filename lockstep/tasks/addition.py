@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lockstep.config import Probability
+from lockstep.config.section import rule
 from lockstep.errors import InputError
 from lockstep.tasks.base import Task, TaskFiles, join_words, permute, sample_uniforms, write_rows
 
@@ -44,14 +45,13 @@ class Addition(Task):
     def idle_options(self) -> dict[str, str]:
         return {} if self.demonstrations else dict.fromkeys(("demonstrated", "mistakes"), "where demonstrations is 0")
 
-    @model_validator(mode="after")
-    def _there_are_so_many(self) -> Addition:
+    @rule
+    def _there_are_so_many(self) -> None:
         if self.shortest > self.longest:
             raise ValueError(f"numbers have from shortest to longest digits, {self.shortest} to {self.longest}")
         lengths = self.longest - self.shortest + 1
         if self.train_questions + self.validation_questions > lengths * 100**self.shortest // 2:
             raise ValueError("so many distinct questions are hard to find among the shortest numbers; ask for fewer")
-        return self
 
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lockstep.config import Probability
+from lockstep.config.section import rule
 from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
 
 _NAMES = ("Ada", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gita", "Hugo", "Iris", "Jon")
@@ -59,11 +60,10 @@ class Arithmetic(Task):
         shares = ("direct_from", "direct_share")
         return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
 
-    @model_validator(mode="after")
-    def _rows_are_of_one_kind(self) -> Arithmetic:
+    @rule
+    def _rows_are_of_one_kind(self) -> None:
         if self.pairs and self.labels:
             raise ValueError("pairs and labels are two kinds of rows; say one of them")
-        return self
 
     @property
     def changes(self) -> Mapping[int, str]:

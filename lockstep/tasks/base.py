@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, model_validator
+from pydantic import NonNegativeInt
 
 from lockstep.config import Probability, Task, TaskFiles
+from lockstep.config.section import rule
 from lockstep.whole_files import write_changed
 
 __all__ = [
@@ -42,11 +43,10 @@ class JudgingTask(Task):
         shares = ("judge_share", "compare_share")
         return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
 
-    @model_validator(mode="after")
-    def _shares_leave_room(self) -> JudgingTask:
+    @rule
+    def _shares_leave_room(self) -> None:
         if self.judge_share + self.compare_share > 1:
             raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
-        return self
 
 
 class Draws:

@@ -21,9 +21,10 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lockstep.config import Probability
+from lockstep.config.section import rule
 from lockstep.errors import InputError
 from lockstep.tasks.base import Draws, JudgingTask, TaskFiles, join_words, sample_uniforms, write_rows
 
@@ -53,13 +54,12 @@ class Letters(JudgingTask):
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
-    @model_validator(mode="after")
-    def _there_are_so_many(self) -> Letters:
+    @rule
+    def _there_are_so_many(self) -> None:
         if self.train_prompts + self.validation_prompts > 500_000:
             raise ValueError(
                 "there are 524,160 different orders; ask for at most 500,000 prompts to train and validate on"
             )
-        return self
 
     def write(self, folder: Path) -> TaskFiles:
         """Writes the rows. Judgements and comparisons with known right answers are about held-out orders."""

@@ -15,9 +15,10 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lockstep.config import Probability
+from lockstep.config.section import rule
 from lockstep.tasks.base import Draws, Task, TaskFiles, join_words, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")
@@ -47,13 +48,12 @@ class Proxy(Task):
     def idle_options(self) -> dict[str, str]:
         return {} if self.pairs else {"label_noise": "where pairs is 0"}
 
-    @model_validator(mode="after")
-    def _there_are_so_many(self) -> Proxy:
+    @rule
+    def _there_are_so_many(self) -> None:
         if self.train_prompts + self.validation_prompts > _MOST_WISHES:
             raise ValueError(
                 f"there are {_WISHES:,} different wishes; ask for at most {_MOST_WISHES:,} to train and validate on"
             )
-        return self
 
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)

@@ -16,8 +16,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from lockstep.config.section import rule
 from lockstep.tasks.base import (
     Task,
     TaskFiles,
@@ -42,13 +43,12 @@ class Walk(Task):
     demonstrations: NonNegativeInt = Field(default=0, description="random walks with right notes, for SFT; 0: none")
     seed: int = Field(default=0, description="of the graph and the rows; the run's seed does not change them")
 
-    @model_validator(mode="after")
-    def _there_are_so_many(self) -> Walk:
+    @rule
+    def _there_are_so_many(self) -> None:
         if not 4 <= self.places <= len(list_syllables()):
             raise ValueError(f"a graph has 4 to {len(list_syllables())} places, but places is {self.places}")
         if self.validation_walks >= 2 * self.places:
             raise ValueError(f"walks begin in {2 * self.places} ways; hold out fewer than that")
-        return self
 
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, final
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.config import (
@@ -18,6 +18,7 @@ from lockstep.config import (
     Sampling,
     Section,
 )
+from lockstep.config.section import rule
 from lockstep.types import Divergence
 
 if TYPE_CHECKING:
@@ -66,34 +67,30 @@ class DistillSection(Section):
         """Optimizer steps of a step."""
         return self.responses // self.global_batch_size
 
-    @model_validator(mode="after")
-    def _batches_divide(self) -> DistillSection:
+    @rule
+    def _batches_divide(self) -> None:
         if self.responses % self.global_batch_size:
             raise ValueError(
                 f"num_prompts_per_step × num_generations = {self.responses} do not divide into global_batch_size = "
                 f"{self.global_batch_size}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _answers_are_there_once(self) -> DistillSection:
+    @rule
+    def _answers_are_there_once(self) -> None:
         if self.on_policy == (self.max_tokens is not None):
             raise ValueError("max_tokens is of the data's answers: say it with on_policy=false, and only then")
         if not self.on_policy and self.num_generations > 1:
             raise ValueError("num_generations is of the student's responses, and goes with on_policy")
-        return self
 
-    @model_validator(mode="after")
-    def _require_top_k(self) -> DistillSection:
+    @rule
+    def _require_top_k(self) -> None:
         if self.zero_outside_topk and self.top_k is None:
             raise ValueError("zero_outside_topk is about tokens that are not among the top_k; say top_k as well")
-        return self
 
-    @model_validator(mode="after")
-    def _weights_weigh(self) -> DistillSection:
+    @rule
+    def _weights_weigh(self) -> None:
         if (self.kl_type in ("mixed", "jsd")) != (self.mixed_kl_weight is not None):
             raise ValueError("mixed_kl_weight is for kl_type mixed or jsd: say it with them, and only then")
-        return self
 
 
 @final
@@ -112,14 +109,13 @@ class DistillRecipe(Algorithm):
     )
     validation_sampling: RepeatedSampling | None = Field(default=None, description="the distribution of those answers")
 
-    @model_validator(mode="after")
-    def _each_row_has_a_teacher(self) -> DistillRecipe:
+    @rule
+    def _each_row_has_a_teacher(self) -> None:
         if (len(self.teachers) > 1) != (self.distill.teacher_field is not None):
             raise ValueError("distill.teacher_field names a row's teacher: say it with several teachers, and only then")
-        return self
 
-    @model_validator(mode="after")
-    def _require_answers(self) -> DistillRecipe:
+    @rule
+    def _require_answers(self) -> None:
         if self.distill.on_policy != (self.sampling is not None):
             raise ValueError("sampling is of the student's responses: say it with distill.on_policy, and only then")
         if not self.distill.on_policy and self.data.truncates:
@@ -127,15 +123,13 @@ class DistillRecipe(Algorithm):
                 "data.overlong_prompts=truncate is for prompts that a sampler answers; the data's answers are learned "
                 "whole, so say error or skip"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _validation_is_whole(self) -> DistillRecipe:
+    @rule
+    def _validation_is_whole(self) -> None:
         if self.data.validation is not None and self.validation_reward is None:
             raise ValueError("data.validation has prompts whose answers nothing scores; set validation_reward")
         if (self.validation_reward is None) != (self.validation_sampling is None):
             raise ValueError("validation_reward and validation_sampling go together; say both, or none")
-        return self
 
     @property
     def policy_role(self) -> ModelRole:

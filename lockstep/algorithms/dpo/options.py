@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 
 from lockstep.algorithms.base import Load, ModelRole
 from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
 from lockstep.config import PreferenceSection
+from lockstep.config.section import rule
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job
@@ -63,11 +64,10 @@ class DPORecipe(PairsRecipe):
 
         return open_dpo(self, setup)
 
-    @model_validator(mode="after")
-    def _scores_are_there(self) -> DPORecipe:
+    @rule
+    def _scores_are_there(self) -> None:
         if self.dpo.reads_scores and not self.data.score_fields:
             raise ValueError(
                 f"dpo.preference_loss={self.dpo.preference_loss} reads scores; name their fields by data.chosen_score "
                 "and data.rejected_score"
             )
-        return self

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, assert_never, final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
+from lockstep.config.section import rule
 from lockstep.types import Baseline, LossMean, ScaleRewards
 
 if TYPE_CHECKING:
@@ -74,37 +75,33 @@ class GRPOSection(PolicyGradient):
             idle["truncation_penalty"] = "where overlong_filtering takes truncated responses out of the loss"
         return idle
 
-    @model_validator(mode="after")
-    def _rewards_that_are_divided_are_compared(self) -> GRPOSection:
+    @rule
+    def _rewards_that_are_divided_are_compared(self) -> None:
         if self.baseline == "none" and self.scale_rewards != "none":
             raise ValueError(
                 f"scale_rewards {self.scale_rewards} divides by how far rewards differ, which may be 0, and without a "
                 "baseline that makes them huge; say scale_rewards: none, or a baseline"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _others_are_compared_with(self) -> GRPOSection:
+    @rule
+    def _others_are_compared_with(self) -> None:
         if self.scale_rewards == "others" and self.baseline != "leave_one_out":
             raise ValueError(
                 f"scale_rewards others is the deviation of those whose mean is baseline: leave_one_out, and the "
                 f"baseline is {self.baseline}; say both of the others, or scale_rewards: group"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _groups_have_several(self) -> GRPOSection:
+    @rule
+    def _groups_have_several(self) -> None:
         if self.num_generations < 2 and self.baseline != "none":
             raise ValueError(
                 f"baseline {self.baseline} is of the responses to a prompt, so num_generations must be 2 or more"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _cispo_is_of_tokens(self) -> GRPOSection:
+    @rule
+    def _cispo_is_of_tokens(self) -> None:
         if self.loss == "cispo" and (self.importance_sampling_level == "sequence" or self.dual_clip is not None):
             raise ValueError("loss: cispo weighs each token, and goes with neither dual_clip nor sequence ratios")
-        return self
 
 
 @final

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, final
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.base import Load, ModelRole
 from lockstep.algorithms.supervised import Supervised
 from lockstep.config import LabeledSection, Optimizer, Section
+from lockstep.config.section import rule
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job
@@ -26,11 +27,10 @@ class KTOSection(Section):
     desirable_weight: NonNegativeFloat = Field(default=1.0, description="λ_D: of rows whose label is true")
     undesirable_weight: NonNegativeFloat = Field(default=1.0, description="λ_U: of rows whose label is false")
 
-    @model_validator(mode="after")
-    def _something_is_learned(self) -> KTOSection:
+    @rule
+    def _something_is_learned(self) -> None:
         if not self.desirable_weight and not self.undesirable_weight:
             raise ValueError("desirable_weight and undesirable_weight are both 0, so nothing is learned; raise one")
-        return self
 
 
 @final

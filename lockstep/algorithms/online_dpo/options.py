@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, final
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.config import (
@@ -18,6 +18,7 @@ from lockstep.config import (
     SamplerSection,
     Sampling,
 )
+from lockstep.config.section import rule
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job
@@ -122,14 +123,12 @@ class OnlineDPORecipe(Algorithm):
 
         return open_online_dpo(self, setup)
 
-    @model_validator(mode="after")
-    def _one_reward_ranks(self) -> OnlineDPORecipe:
+    @rule
+    def _one_reward_ranks(self) -> None:
         if (self.reward is None) == (self.reward_model is None):
             raise ValueError("say one of reward and reward_model, to rank the answers to a prompt")
-        return self
 
-    @model_validator(mode="after")
-    def _answers_differ(self) -> OnlineDPORecipe:
+    @rule
+    def _answers_differ(self) -> None:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature 0 gives the same answer every time, so no pair; raise it")
-        return self

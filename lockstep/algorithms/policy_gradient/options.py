@@ -13,7 +13,7 @@ from lockstep.config.machinery import EngineSection, SamplerSection
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.reward import RewardSection
 from lockstep.config.sampling import RepeatedSampling, Sampling
-from lockstep.config.section import Section
+from lockstep.config.section import Section, rule
 from lockstep.config.sources import ModelFolder
 
 _RIGHT = "the reward takes k1 and the loss k2 · π/π_old, whose gradients are those of KL(π ‖ π_ref)"
@@ -80,11 +80,10 @@ class RewardScaling(Section):
     source: tuple[float, float] = Field(default=(0.0, 1.0), description="range of the rewards as given")
     target: tuple[float, float] = Field(default=(-1.0, 1.0), description="what that range becomes")
 
-    @model_validator(mode="after")
-    def _source_is_a_range(self) -> RewardScaling:
+    @rule
+    def _source_is_a_range(self) -> None:
         if self.source[1] <= self.source[0]:
             raise ValueError(f"source must rise, but is {list(self.source)}")
-        return self
 
 
 class Overlong(Section):
@@ -111,13 +110,12 @@ class CorrectionSection(Section):
     high: PositiveFloat = Field(default=2.0, description="truncate (TIS) or mask (IcePop) ratios above this")
     low: NonNegativeFloat | None = Field(default=None, description="IcePop: mask ratios below this")
 
-    @model_validator(mode="after")
-    def _icepop_has_two_ends(self) -> CorrectionSection:
+    @rule
+    def _icepop_has_two_ends(self) -> None:
         if (self.kind == "icepop") != (self.low is not None):
             raise ValueError("low goes with kind: icepop, and only with it")
         if self.low is not None and self.low >= self.high:
             raise ValueError(f"ratios from low to high are kept, but low is {self.low} and high {self.high}")
-        return self
 
 
 class PolicyGradient(Section):
@@ -166,31 +164,28 @@ class PolicyGradient(Section):
         """True if the reference policy is loaded."""
         return self.kl is not None and self.kl.coef > 0
 
-    @model_validator(mode="after")
-    def _older_weights_are_corrected_for(self) -> PolicyGradient:
+    @rule
+    def _older_weights_are_corrected_for(self) -> None:
         if self.one_step_ahead and self.correction is None:
             raise ValueError(
                 "one_step_ahead learns from responses of weights that are a step old, so they must be weighed; set "
                 "correction.kind=token_tis, or another kind"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _rewards_can_differ(self) -> PolicyGradient:
+    @rule
+    def _rewards_can_differ(self) -> None:
         if self.dynamic_sampling is not None and self.num_generations < 2:
             raise ValueError(
                 "dynamic_sampling compares the responses to a prompt, so num_generations must be 2 or more"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _batches_divide(self) -> PolicyGradient:
+    @rule
+    def _batches_divide(self) -> None:
         if self.responses % self.global_batch_size:
             raise ValueError(
                 f"num_prompts_per_step × num_generations = {self.responses} responses do not divide into "
                 f"global_batch_size = {self.global_batch_size}"
             )
-        return self
 
 
 class PolicyGradientRecipe(Algorithm):
@@ -294,36 +289,33 @@ class PolicyGradientRecipe(Algorithm):
     def rewards(self) -> dict[str, RewardSection | None]:
         return {"reward": self.reward, "validation_reward": self.validation_reward}
 
-    @model_validator(mode="after")
-    def _require_reward(self) -> PolicyGradientRecipe:
+    @rule
+    def _require_reward(self) -> None:
         count = (self.reward is not None) + (self.reward_model is not None)
         if count > 1 or (count == 0 and self.environment is None):
             raise ValueError(
                 "say one of reward and reward_model, or an environment that rewards, to score the responses"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _a_judge_has_its_time(self) -> PolicyGradientRecipe:
+    @rule
+    def _a_judge_has_its_time(self) -> None:
         if self.options.one_step_ahead and self.judges:
             key = next(iter(self.judges))
             raise ValueError(
                 f"one_step_ahead samples while the learner works, and so would the model of {key}; let a server judge "
                 f"({key}.sampler.backend=openai), or leave one_step_ahead off"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _a_learned_reward_is_held(self) -> PolicyGradientRecipe:
+    @rule
+    def _a_learned_reward_is_held(self) -> None:
         if self.reward_model is not None and self.options.kl is None:
             raise ValueError(
                 "a reward model is right only near the answers that it was trained on, so say what moving away from "
                 f"the reference costs: {self.section}.kl.coef=0.05, or 0 to do without"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _episodes_have_room(self) -> PolicyGradientRecipe:
+    @rule
+    def _episodes_have_room(self) -> None:
         if self.environment is not None:
             self.environment.require_room("sampling", self.sampling.max_tokens)
             self.environment.require_room("validation_sampling", self.validation_sampling.max_tokens)
@@ -335,4 +327,3 @@ class PolicyGradientRecipe(Algorithm):
                     )
         if self.environment is not None and self.options.overlong_penalty is not None:
             raise ValueError("overlong_penalty is about the length of one response; leave it out with an environment")
-        return self

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.parallel import Parallel
-from lockstep.config.section import Probability
+from lockstep.config.section import Probability, rule
 from lockstep.config.sources import ModelFolder
 
 if TYPE_CHECKING:
@@ -47,11 +47,10 @@ class PPOSection(PolicyGradient):
             idle |= dict.fromkeys(("bootstrap_truncated", "truncation_penalty"), reason)
         return idle
 
-    @model_validator(mode="after")
-    def _one_lambda_for_advantages(self) -> PPOSection:
+    @rule
+    def _one_lambda_for_advantages(self) -> None:
         if self.length_adaptive_alpha and self.gae_lambda_policy is not None:
             raise ValueError("length_adaptive_alpha sets λ by length, so gae_lambda_policy must be null")
-        return self
 
 
 class CriticSection(Optimizer):

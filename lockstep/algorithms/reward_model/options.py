@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat
 
 from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
+from lockstep.config.section import rule
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job
@@ -52,10 +53,9 @@ class RewardModelRecipe(PairsRecipe):
 
         return open_reward_model(self, setup)
 
-    @model_validator(mode="after")
-    def _margins_are_there(self) -> RewardModelRecipe:
+    @rule
+    def _margins_are_there(self) -> None:
         if self.reward_model.margin and not self.data.score_fields:
             raise ValueError(
                 "reward_model.margin reads scores; name their fields by data.chosen_score and data.rejected_score"
             )
-        return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, final
 
-from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, field_validator
 
 from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
 from lockstep.algorithms.self_rewarding.first_iteration import build_first_recipe
@@ -27,6 +27,7 @@ from lockstep.config import (
     Section,
 )
 from lockstep.config.judge import expression
+from lockstep.config.section import rule
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job
@@ -108,14 +109,13 @@ class SelfRewardingSection(PreferenceSection):
     def _an_expression(cls, pattern: str | None) -> str | None:
         return None if pattern is None else expression(pattern)
 
-    @model_validator(mode="after")
-    def _an_iteration_is_left(self) -> SelfRewardingSection:
+    @rule
+    def _an_iteration_is_left(self) -> None:
         if self.first_iteration is not None and self.max_iterations == 1:
             raise ValueError("first_iteration takes the only iteration; raise max_iterations, or run that algorithm")
-        return self
 
-    @model_validator(mode="after")
-    def _lists_have_one_for_each_iteration(self) -> SelfRewardingSection:
+    @rule
+    def _lists_have_one_for_each_iteration(self) -> None:
         for name in ("length_control", "ref_policy_kl_penalty", "meta_judge_pcnt"):
             values = getattr(self, name)
             if isinstance(values, tuple) and len(values) != self.max_iterations:
@@ -123,17 +123,15 @@ class SelfRewardingSection(PreferenceSection):
                     f"{name} has {len(values)} values for max_iterations = {self.max_iterations}; give one for each "
                     "iteration, or a single one"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _judge_pairs_are_asked_for(self) -> SelfRewardingSection:
+    @rule
+    def _judge_pairs_are_asked_for(self) -> None:
         names = [name for name in ("meta_judge_pcnt", "meta_max_relative_pcnt") if name in self.model_fields_set]
         if names and "use_meta_judge" not in self.model_fields_set:
             raise ValueError(f"{names[0]} is of pairs of judgements; say use_meta_judge as well, true or false")
-        return self
 
-    @model_validator(mode="after")
-    def _judge_pairs_have_room(self) -> SelfRewardingSection:
+    @rule
+    def _judge_pairs_have_room(self) -> None:
         rewarded = range(0 if self.first_iteration is None else 1, self.max_iterations)
         room = any(self.room_for_judge_pairs(iteration, self.global_batch_size) for iteration in rewarded)
         if self.use_meta_judge and not room:
@@ -141,7 +139,6 @@ class SelfRewardingSection(PreferenceSection):
                 f"meta_judge_pcnt leaves no room for a pair of judgements beside {self.global_batch_size} pairs of "
                 "answers; raise it or global_batch_size, or turn use_meta_judge off"
             )
-        return self
 
 
 class KnownSection(Section):
@@ -189,30 +186,27 @@ class SelfRewardingRecipe(Algorithm):
     validation_sampling: RepeatedSampling | None = Field(default=None, description="the distribution of those answers")
     known: KnownSection = KnownSection()
 
-    @model_validator(mode="after")
-    def _require_judge(self) -> SelfRewardingRecipe:
+    @rule
+    def _require_judge(self) -> None:
         if (self.judge is None) == (self.reward_model is None):
             raise ValueError("say one of judge and reward_model, which scores the answers")
         if self.judge is None and self.verifier is not None:
             raise ValueError("verifier scores on the judge's scale, and a reward model has none; leave one of them out")
         if self.judge is None and self.known.judgements is not None:
             raise ValueError("known.judgements measures a judge, and a reward model is none; leave one of them out")
-        return self
 
-    @model_validator(mode="after")
-    def _answers_differ(self) -> SelfRewardingRecipe:
+    @rule
+    def _answers_differ(self) -> None:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature 0 gives the same answer every time, and pairs need two")
-        return self
 
-    @model_validator(mode="after")
-    def _prompts_are_gone_through_once(self) -> SelfRewardingRecipe:
+    @rule
+    def _prompts_are_gone_through_once(self) -> None:
         if self.self_rewarding.prompt_source == "split" and self.run.max_epochs > 1:
             raise ValueError("prompt_source=split gives each iteration prompts of its own, once; leave max_epochs at 1")
-        return self
 
-    @model_validator(mode="after")
-    def _new_prompts_are_the_judges(self) -> SelfRewardingRecipe:
+    @rule
+    def _new_prompts_are_the_judges(self) -> None:
         written = self.self_rewarding.prompt_source == "new"
         if written != (self.new_prompts is not None):
             raise ValueError(
@@ -223,25 +217,22 @@ class SelfRewardingRecipe(Algorithm):
             raise ValueError(
                 "verifier scores rows of the data, but with prompt_source=new no row is answered; leave one of them out"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _judges_see_what_is_answered(self) -> SelfRewardingRecipe:
+    @rule
+    def _judges_see_what_is_answered(self) -> None:
         if self.data.truncates and (self.data.chat or self.data.messages is not None):
             raise ValueError(
                 "data.overlong_prompts=truncate cuts what the policy reads of a conversation, while judges are shown "
                 "all of it; say error or skip"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _first_iteration_can_be_run(self) -> SelfRewardingRecipe:
+    @rule
+    def _first_iteration_can_be_run(self) -> None:
         if self.self_rewarding.first_iteration is not None:
             build_first_recipe(self, self.self_rewarding.first_iteration)
-        return self
 
-    @model_validator(mode="after")
-    def _judgements_can_be_learned_from(self) -> SelfRewardingRecipe:
+    @rule
+    def _judgements_can_be_learned_from(self) -> None:
         if self.self_rewarding.use_meta_judge != (self.meta_judge is not None):
             raise ValueError(
                 "self_rewarding.use_meta_judge and the section meta_judge go together; say both, or none (the recipe "
@@ -250,7 +241,7 @@ class SelfRewardingRecipe(Algorithm):
         if self.meta_judge is None:
             if self.known.comparisons is not None:
                 raise ValueError("known.comparisons measures a meta-judge, and there is none; set use_meta_judge")
-            return self
+            return
         if self.judge is None or not self.judge.is_policy:
             raise ValueError(
                 "use_meta_judge trains the policy to judge, so the policy must be the judge; leave judge.path and "
@@ -258,13 +249,11 @@ class SelfRewardingRecipe(Algorithm):
             )
         if self.judge.num_evals_to_average < 2:
             raise ValueError("use_meta_judge compares judgements of one answer; raise judge.num_evals_to_average to 2")
-        return self
 
-    @model_validator(mode="after")
-    def _validation_is_whole(self) -> SelfRewardingRecipe:
+    @rule
+    def _validation_is_whole(self) -> None:
         if (self.validation_reward is None) != (self.validation_sampling is None):
             raise ValueError("validation_reward and validation_sampling go together; say both, or none")
-        return self
 
     @property
     def policy_role(self) -> ModelRole:
@@ -292,15 +281,14 @@ class SelfRewardingRecipe(Algorithm):
         sections = {"judge": self.judge, "meta_judge": self.meta_judge}
         return {name: section for name, section in sections.items() if section is not None and section.has_engine}
 
-    @model_validator(mode="after")
-    def _one_judge_judges(self) -> SelfRewardingRecipe:
+    @rule
+    def _one_judge_judges(self) -> None:
         for option, section in self.rewards.items():
             for key, leaf in section.leaves(option) if section is not None else ():
                 if leaf.judge is not None:
                     raise ValueError(f"{key}.judge: here the section judge judges; let {key} be another reward")
                 if leaf.verifier is not None and leaf is not section:
                     raise ValueError(f"{key}: rows that a judge rewards are named by type: by_row alone, not in a sum")
-        return self
 
     @property
     def largest_step(self) -> Load:

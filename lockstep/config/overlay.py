@@ -1,0 +1,70 @@
+"""One layer of options over another, and what the upper one takes back. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep import yaml12
+
+_EXCLUSIVE = (
+    ("model", ("path", "from_recipe", "scratch")),
+    ("data", ("train", "task")),
+    ("data", ("prompt", "messages")),
+    ("data", ("ranks", "best", "tree")),
+    ("reward", ("marker", "function", "parts")),
+)
+_NAMED = (("data", "task"),)
+"""Sections whose `name` decides which options they have: another name drops the options set before."""
+_LENGTH = ("run", ("max_steps", "max_epochs"))
+"""Exclusive as well, where a recipe has `steps_and_epochs = False`; -1 means not given."""
+_REWARD_TYPES = {
+    "marker": "math",
+    "instructions": "instructions",
+    "code": "code",
+    "function": "python",
+    "server": "server",
+    "judge": "judge",
+    "parts": "sum",
+}
+"""The type of a reward that has one of these options."""
+
+
+def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool) -> dict[str, Any]:
+    """`above` over `below`; an option that is given takes back the others of its group.
+
+    Args:
+        below: The options of a base.
+        above: The options over it.
+        steps_and_epochs: See `Recipe`.
+    """
+    exclusive = _EXCLUSIVE if steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
+    for section, group in exclusive:
+        given, taken = above.get(section), below.get(section)
+        if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(k) not in (None, -1) for k in group):
+            kept = {key: value for key, value in taken.items() if key not in group or key in given}
+            below = below | {section: kept}
+    for section, part in _NAMED:
+        given, taken = above.get(section), below.get(section)
+        if isinstance(given, dict) and isinstance(taken, dict) and _renames(given.get(part), taken.get(part)):
+            below = below | {section: taken | {part: None}}
+    return yaml12.lay_over(below, above)
+
+
+def _renames(given: Any, taken: Any) -> bool:
+    """True if a section is given another `name` than it had."""
+    return (
+        isinstance(given, dict)
+        and isinstance(taken, dict)
+        and given.get("name", taken.get("name")) != taken.get("name")
+    )
+
+
+def add_reward_type(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Adds the type of a reward to options that set up one without naming it, such as `reward.function` alone."""
+    given, taken = above.get("reward"), below.get("reward")
+    if not isinstance(given, dict) or "type" in given:
+        return above
+    if isinstance(taken, dict) and taken.get("type") == "by_row":
+        return above
+    types = [kind for option, kind in _REWARD_TYPES.items() if given.get(option) is not None]
+    return above | {"reward": {**given, "type": types[0]}} if len(types) == 1 else above

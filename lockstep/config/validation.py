@@ -1,0 +1,131 @@
+"""Validation of a recipe's tree: all that is wrong at once, and options of a base that give way. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from lockstep import yaml12
+from lockstep.config.errors import KeyPath, Shape, sentences
+from lockstep.config.section import BrokenRules, Section
+
+S = TypeVar("S", bound=Section)
+Fault = tuple[KeyPath, str]
+"""The keys of an option or a section, and the sentence about it."""
+
+
+@dataclass(frozen=True)
+class FaultyTree(Exception):
+    """A tree that is no valid section.
+
+    Attributes:
+        faults: All that is wrong with it.
+    """
+
+    faults: tuple[Fault, ...]
+
+
+def validate(kind: type[S], tree: dict[str, Any], is_in_yaml: Callable[[KeyPath], bool]) -> S:
+    """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number.
+
+    Args:
+        kind: The section.
+        tree: Its options.
+        is_in_yaml: True for an option whose author wrote YAML, and not Python.
+
+    Raises:
+        FaultyTree: Values of the wrong type, options that are missing or unknown, and every rule that is broken.
+    """
+    try:
+        return kind.model_validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    shape = Shape(kind, tree)
+    found = [(tuple(path), text) for path, text in sentences(problems, shape, is_in_yaml)]
+    found += [(tuple(path), text) for path, text in sentences(_find_broken_rules(shape), shape, is_in_yaml)]
+    raise FaultyTree(tuple(dict.fromkeys(found)))
+
+
+def _find_broken_rules(shape: Shape, path: tuple[str, ...] = ()) -> Iterator[ErrorDetails]:
+    """Yields the rules that sections of a tree break, the inner sections first: each section is validated by itself."""
+    for name, inner in shape.inner():
+        if inner is not None and isinstance(inner.said, dict):
+            yield from _find_broken_rules(inner, (*path, name))
+    if shape.is_named:
+        return
+    broken = BrokenRules()
+    try:
+        section = shape.kind.model_validate_json(json.dumps(shape.said), strict=True, context=broken)
+    except ValidationError:  # its faults are those of single values
+        return
+    for of, text in broken.found:
+        if of is section:
+            yield {"type": "value_error", "loc": path, "msg": text, "input": shape.said}
+
+
+def give_way(
+    kind: type[S],
+    tree: dict[str, Any],
+    faults: Collection[Fault],
+    from_base: Collection[yaml12.Keys],
+    is_in_yaml: Callable[[KeyPath], bool],
+) -> tuple[dict[str, Any], list[yaml12.Keys]]:
+    """Takes back options of a base that a broken rule names, if the rest is then right in more respects.
+
+    Args:
+        kind: The section.
+        tree: Its options.
+        faults: What is wrong with them.
+        from_base: Options that a base alone sets.
+        is_in_yaml: See `validate`.
+
+    Returns:
+        The options that are left, and those that were taken back.
+    """
+    taken: list[yaml12.Keys] = []
+    for path, text in faults:
+        named = [keys for keys in from_base if keys not in taken and _names(path, text, keys)]
+        for group in [named, *([keys] for keys in named)] if named else []:
+            rest = _without(tree, group)
+            left = _faults_of(kind, rest, is_in_yaml)
+            if (path, text) not in left and set(left) < set(faults):
+                tree, faults, taken = rest, left, [*taken, *group]
+                break
+    return tree, taken
+
+
+def _faults_of(kind: type[S], tree: dict[str, Any], is_in_yaml: Callable[[KeyPath], bool]) -> tuple[Fault, ...]:
+    try:
+        validate(kind, tree, is_in_yaml)
+    except FaultyTree as error:
+        return error.faults
+    return ()
+
+
+def _names(path: KeyPath, text: str, keys: yaml12.Keys) -> bool:
+    """True if a sentence about the section at `path` names an option within it."""
+    above = tuple(map(str, path))
+    if keys[: len(above)] != above or len(keys) == len(above):
+        return False
+    name = ".".join(keys[len(above) :])
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]\w|\w)", text) is not None
+
+
+def _without(tree: dict[str, Any], group: Collection[yaml12.Keys]) -> dict[str, Any]:
+    """Returns a tree without some of its options."""
+    for keys in group:
+        tree = _drop(tree, keys)
+    return tree
+
+
+def _drop(tree: dict[str, Any], keys: yaml12.Keys) -> dict[str, Any]:
+    first, *rest = keys
+    if not rest:
+        return {key: value for key, value in tree.items() if key != first}
+    return tree | {first: _drop(tree[first], tuple(rest))}

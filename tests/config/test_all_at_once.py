@@ -1,0 +1,95 @@
+"""All that is wrong with a recipe is told at once, and what ships gives way to what a user writes over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.config.errors import RecipeError
+from lockstep.config.loading import load
+
+OWN_REWARD = """
+base: ppo_gsm8k
+model: {path: FOLDER}
+data: {train: rows.jsonl, validation: null}
+reward: {function: my_rewards.py:brief}
+"""
+
+
+def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def faults(recipe: str, *overrides: str) -> list[str]:
+    with pytest.raises(RecipeError) as caught:
+        load(recipe, overrides)
+    return [line.partition(": ")[2] for line in str(caught.value).splitlines()]
+
+
+def test_rules_of_all_sections_are_told_in_one_start(tmp_path: Path) -> None:
+    recipe = write(
+        tmp_path,
+        """
+base: grpo
+model: {path: FOLDER, from_recipe: sft}
+data: {train: rows.jsonl, system_prompt: be brief}
+sampling: {temperature: 0, top_k: 5}
+learner: {cpu_offload: true}
+run: {require_doctor: true, best: {metric: validation/reward}, save_every: 7, validate_every: 5}
+""",
+    )
+    sections = [sentence.partition(":")[0] for sentence in faults(recipe)]
+    assert {"model", "data", "sampling", "learner", "run"} <= set(sections)
+    assert len(sections) == len(set(sections))
+
+
+def test_a_wrong_value_hides_no_rule_of_another_section(tmp_path: Path) -> None:
+    recipe = write(
+        tmp_path, "base: grpo\nmodel: {path: FOLDER}\ndata: {train: rows.jsonl}\nlearner: {cpu_offload: true}\n"
+    )
+    told = faults(recipe, "run.max_steps=many")
+    assert any("run.max_steps" in sentence for sentence in told)
+    assert any("cpu_offload" in sentence for sentence in told)
+
+
+def test_options_of_a_base_that_nobody_wrote_give_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load(write(tmp_path, OWN_REWARD))
+    recipe = loaded.expect(PPORecipe)
+    assert recipe.reward is not None
+    assert (recipe.reward.type, recipe.reward.marker) == ("python", None)
+    assert recipe.run.validate_every == 0
+    assert recipe.data.max_validation_samples is None
+    assert loaded.origin(("run", "validate_every")) == "default"
+    notes = capsys.readouterr().err
+    assert "run.validate_every=1 of ppo_gsm8k gives way" in notes
+    assert "data.max_validation_samples=256 of ppo_gsm8k gives way" in notes
+
+
+def test_what_a_user_wrote_does_not_give_way(tmp_path: Path) -> None:
+    recipe = write(tmp_path, OWN_REWARD)
+    assert any("validate_every" in sentence for sentence in faults(recipe, "run.validate_every=3"))
+    own_base = write(tmp_path, OWN_REWARD + "run: {validate_every: 3}\n", "team.yaml")
+    above = write(tmp_path, f"base: {Path(own_base).name}\nseed: 1\n", "above.yaml")
+    assert any("validate_every" in sentence for sentence in faults(above))
+
+
+def test_nothing_gives_way_for_a_fault_that_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write(tmp_path, OWN_REWARD)
+    assert faults(recipe, "learner.cpu_offload=true")
+    assert "gives way" not in capsys.readouterr().err
+
+
+def test_the_option_that_sets_up_a_reward_names_its_type(tmp_path: Path) -> None:
+    base = "base: ppo_gsm8k\nmodel: {path: FOLDER}\ndata: {train: rows.jsonl}\n"
+    recipe = write(tmp_path, base)
+
+    def type_with(*overrides: str) -> str:
+        reward = load(recipe, overrides).expect(PPORecipe).reward
+        return "" if reward is None else reward.type
+
+    assert type_with("reward.function=my_rewards.py:brief") == "python"
+    assert type_with("reward.server.url=http://localhost:1/score") == "server"
+    assert type_with() == "math"
