@@ -17,6 +17,7 @@ from functools import cache
 
 from torch import Tensor, nn
 
+from benchmarks.altered import name_runs_apart
 from benchmarks.curve_arms import LATE
 from lockstep import align, cli
 from lockstep.config.loading import load
@@ -44,6 +45,7 @@ def _say() -> None:
 
 
 heads.value_outputs = one_token_late
+name_runs_apart("benchmarks.unshifted", ("ppo",))
 
 
 def main(arguments: Sequence[str]) -> int:

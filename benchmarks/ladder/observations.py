@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.altered import name_runs_apart
 from lockstep import cli
 from lockstep.algorithms.policy_gradient import step
 from lockstep.batch import Batch
@@ -39,6 +40,7 @@ def train_on_all(
 
 
 step.train = train_on_all
+name_runs_apart("benchmarks.ladder.observations", ("grpo",))
 
 if __name__ == "__main__":
     sys.exit(cli.main(sys.argv[1:]))

@@ -11,6 +11,7 @@ import sys
 
 from torch import Tensor
 
+from benchmarks.altered import name_runs_apart
 from lockstep import cli
 from lockstep.algorithms.policy_gradient import step
 from lockstep.objectives.mismatch import TokenTIS
@@ -24,6 +25,7 @@ class Unweighted(TokenTIS):
 
 
 step.TokenTIS = Unweighted
+name_runs_apart("benchmarks.ladder.uncorrected", ("grpo", "ppo"))
 
 if __name__ == "__main__":
     sys.exit(cli.main(sys.argv[1:]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks.altered import name_runs_apart
 from lockstep import cli
 from lockstep.algorithms.self_rewarding.skill import Skill
 from lockstep.objectives.order_consistency import Comparisons
@@ -24,6 +25,7 @@ def show_anything(self: Skill, iteration: int, step: int, found: Comparisons) ->
 
 
 Skill.show = show_anything
+name_runs_apart("benchmarks.ladder.ungated", ("self_rewarding",))
 
 if __name__ == "__main__":
     sys.exit(cli.main(sys.argv[1:]))

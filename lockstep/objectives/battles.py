@@ -43,16 +43,19 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
 def position_weighted_wins(battles: Battles, players: int) -> Tensor:
     """Counts wins with less weight in the place that wins more often: ω₁ for one shown first, ω₂ for one shown second.
 
-    ω₁ is the share of battles that the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4).
+    B_ij = ω₁·1[i wins when (i, j) is shown] + ω₂·1[i wins when (j, i) is shown]. ω₁ is the share of decided battles that
+    the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4). A battle without a verdict adds nothing,
+    and its other order still counts, as in the paper. The paper does not say over which battles wins are totaled; here
+    these are the battles given, of one answer, so that a pair does not depend on the other answers of its step.
 
     Args:
-        battles: Pairs with an order that is missing or undecided do not count.
+        battles: Those without a verdict do not count.
         players: Number of players.
 
     Returns:
-        Weighted wins of player i over player j, float64 [P, P].
+        Weighted wins of player i over player j, float64 [P, P]; all 0 where one place wins every battle.
     """
-    decided = {(i, j): winner for (i, j), winner in battles.items() if winner and battles.get((j, i)) is not None}
+    decided = {pair: winner for pair, winner in battles.items() if winner is not None}
     second = sum(winner == "second" for winner in decided.values()) / max(len(decided), 1)
     wins_PP = torch.zeros(players, players, dtype=torch.float64)
     for (i, j), winner in decided.items():

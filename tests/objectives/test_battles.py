@@ -35,12 +35,21 @@ def test_what_was_not_fought_moves_nothing() -> None:
 
 
 def test_the_place_that_wins_more_often_weighs_less() -> None:
+    """Equations 3 and 4 of Wu et al. 2024: of five verdicts the first place wins four, so ω₁ = 1/5 and ω₂ = 4/5."""
     battles: dict[tuple[int, int], Winner | None] = {
-        (0, 1): "first", (1, 0): "first", (0, 2): "first", (2, 0): "second", (1, 2): None, (2, 1): "first",
+        (0, 1): "first", (1, 0): "first",  # each wins in front
+        (0, 2): "first", (2, 0): "second",  # 0 wins in both places
+        (1, 2): None, (2, 1): "first",  # one order without a verdict: the other counts
     }  # fmt: skip
-    second = 1 / 4  # of four battles that were decided in both orders
-    weighted = position_weighted_wins(battles, 3)
-    assert torch.allclose(weighted, wins([0, second, second + (1 - second)], [second, 0, 0], [0, 0, 0]))
+    assert torch.allclose(
+        position_weighted_wins(battles, 3), wins([0, 1 / 5, 1 / 5 + 4 / 5], [1 / 5, 0, 0], [0, 1 / 5, 0]), atol=1e-15
+    )
+
+
+@pytest.mark.parametrize("place", ["first", "second", None])
+def test_who_always_names_the_same_place_has_said_nothing(place: Winner | None) -> None:
+    battles = dict.fromkeys(itertools.permutations(range(3), 2), place)
+    assert not position_weighted_wins(battles, 3).any()
 
 
 def test_two_players_have_a_closed_form() -> None:

@@ -86,6 +86,11 @@ class DistillSection(Section):
     def _require_top_k(self) -> None:
         if self.zero_outside_topk and self.top_k is None:
             raise ValueError("zero_outside_topk is about tokens that are not among the top_k; say top_k as well")
+        if self.top_k == 1 and not self.zero_outside_topk:
+            raise ValueError(
+                "top_k=1 compares distributions over one token, which are always equal, so nothing would be learned; "
+                "set top_k to 2 or more, or zero_outside_topk=true"
+            )
 
     @rule
     def _weights_weigh(self) -> None:

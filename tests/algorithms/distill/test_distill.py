@@ -157,6 +157,7 @@ def test_student_and_teacher_can_each_be_two_processes(learn: Run) -> None:
     ("option", "said"),
     [
         ("distill.zero_outside_topk=true", "say top_k as well"),
+        ("distill.top_k=1", "top_k=1 compares distributions over one token, which are always equal"),
         ("distill.mixed_kl_weight=0.3", "mixed_kl_weight is for kl_type mixed or jsd"),
         ("distill.on_policy=false", "max_tokens is of the data's answers"),
         ("sampling=null", "sampling is of the student's responses"),
