@@ -43,10 +43,10 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
 def position_weighted_wins(battles: Battles, players: int) -> Tensor:
     """Counts wins with less weight in the place that wins more often: ω₁ for one shown first, ω₂ for one shown second.
 
-    B_ij = ω₁·1[i wins when (i, j) is shown] + ω₂·1[i wins when (j, i) is shown]. ω₁ is the share of decided battles that
-    the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4). A battle without a verdict adds nothing,
-    and its other order still counts, as in the paper. The paper does not say over which battles wins are totaled; here
-    these are the battles given, of one answer, so that a pair does not depend on the other answers of its step.
+    B_ij = ω₁·1[i wins when (i, j) is shown] + ω₂·1[i wins when (j, i) is shown]; ω₁ is the share of decided battles
+    that the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4). A battle without a verdict adds
+    nothing, and its other order still counts, as in the paper. The paper does not say over which battles wins are
+    totaled; here these are the battles given, of one answer, so that no pair depends on other answers of its step.
 
     Args:
         battles: Those without a verdict do not count.
