@@ -149,14 +149,17 @@ class Common(Recipe):
         return self.data.task
 
     def hand_down(self, first: Recipe) -> dict[str, Any]:
-        """Seed, backend, device, dtype and layout; of the same task also the options that decide what is held out.
+        """Seed, device and dtype; of the same task also the options that decide what is held out.
 
-        Otherwise the recipe that is trained first could learn rows that this one validates on.
+        Otherwise the recipe that is trained first could learn rows that this one validates on. Its backend and its
+        layout are its own, so that every layout of this recipe begins with the same model, which is trained once.
         """
         learner = self.learner
-        same: dict[str, Any] = {"seed": self.seed, "learner.backend": learner.backend}
-        same |= {"learner.device": learner.device, "learner.dtype": learner.dtype}
-        same |= {f"learner.parallel.{name}": size for name, size in learner.parallel.model_dump().items()}
+        same: dict[str, Any] = {
+            "seed": self.seed,
+            "learner.device": learner.device,
+            "learner.dtype": learner.dtype,
+        }
         if self.task is not None and first.task is not None and self.task.name == first.task.name:
             options = self.task.model_dump(mode="json", include=set(self.task.shared)).items()
             same |= {f"data.task.{name}": value for name, value in options}

@@ -374,3 +374,22 @@ def test_recipes_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(find_shipped())
     assert all(line.endswith(".") and ". " not in line.replace("al. ", "") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "layout", ["learner.parallel.dp=2", "learner.parallel.tp=2", "learner=megatron", "cluster=ray"]
+)
+def test_every_layout_begins_with_the_same_warm_start(layout: str) -> None:
+    alone, laid_out = load("ppo_arithmetic").warm_start, load("ppo_arithmetic", [layout]).warm_start
+    assert alone is not None
+    assert laid_out is not None
+    assert laid_out.digest == alone.digest
+
+
+def test_a_warm_start_has_the_seed_and_the_type_of_its_run() -> None:
+    digests = {
+        first.digest
+        for override in ("seed=1", "seed=2", "learner.dtype=bf16")
+        if (first := load("ppo_arithmetic", [override]).warm_start) is not None
+    }
+    assert len(digests) == 3
