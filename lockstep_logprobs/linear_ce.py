@@ -54,6 +54,7 @@ def _gpt_forward_with_linear_ce_fusion(
     loss_mask: Tensor | None = None,
     padding_mask: Tensor | None = None,
     return_logprobs_for_linear_ce_fusion: bool = False,
+    is_spec_decode: bool | None = None,
 ) -> Tensor:
     """Replaces `GPTModel.forward`; where requested, returns log-probabilities of `labels`.
 
@@ -72,22 +73,29 @@ def _gpt_forward_with_linear_ce_fusion(
         loss_mask: Same as in Megatron.
         padding_mask: Same as in Megatron.
         return_logprobs_for_linear_ce_fusion: Return log-probabilities.
+        is_spec_decode: Same as in newer versions of Megatron, without the request for log-probabilities.
 
     Returns:
         log π(labels[:, t+1]), fp32 [B, S−1], on the last pipeline stage, and hidden states on earlier ones; without
         the request, what Megatron returns.
 
     Raises:
-        ValueError: If log-probabilities are requested without labels.
+        ValueError: If log-probabilities are requested without labels, or with `is_spec_decode`.
     """
     given = {"inference_context": inference_context, "packed_seq_params": packed_seq_params}
     if not return_logprobs_for_linear_ce_fusion:
         rest = {"runtime_gather_output": runtime_gather_output, "inference_params": inference_params}
-        masks = {"loss_mask": loss_mask, "padding_mask": padding_mask}
+        masks: dict[str, Any] = {"loss_mask": loss_mask, "padding_mask": padding_mask}
+        if is_spec_decode is not None:  # older versions do not know it
+            masks["is_spec_decode"] = is_spec_decode
         first = (input_ids, position_ids, attention_mask, decoder_input, labels)
         return _patched.plain(self, *first, extra_block_kwargs=extra_block_kwargs, **given, **rest, **masks)
     if labels is None:
         raise ValueError("return_logprobs_for_linear_ce_fusion needs labels: the token ids that are scored")
+    if is_spec_decode:
+        raise ValueError(
+            "is_spec_decode=True is for generation, and return_logprobs_for_linear_ce_fusion scores labels"
+        )
     made = self._preprocess(input_ids, position_ids, decoder_input, padding_mask=padding_mask, **given)
     states, rotary, cosine, sine, offset, padding = made[:6]
     hidden = self.decoder(

@@ -7,6 +7,10 @@ temperature: callers have divided the logits already (docs/adr/0006).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,6 +28,10 @@ from lockstep_logprobs.shard import Shard, even_shard
 from lockstep_logprobs.softmax import Scoring
 from lockstep_logprobs.support import support_floor
 from lockstep_logprobs.vocab import vocab_logprobs
+
+P = ParamSpec("P")
+_PLACE = 2
+"""Place of `output_weight` among the arguments of `from_parallel_hidden_states_to_logprobs`."""
 
 
 def from_parallel_logits_to_logprobs(
@@ -216,6 +224,34 @@ def get_next_token_logprobs_from_logits(
     )
 
 
+def _accept_both_calls(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Accepts calls without `output_weight` too, which NeMo RL's newest version no longer has."""
+
+    plain: Callable[..., Tensor] = function
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Tensor:
+        if "output_weight" in keywords or _has_output_weight(args, keywords):
+            return plain(*args, **keywords)
+        if len(args) <= _PLACE:
+            return plain(*args, **keywords, output_weight=None)
+        return plain(*args[:_PLACE], None, *args[_PLACE:], **keywords)
+
+    return call
+
+
+def _has_output_weight(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    """True if positional arguments have `output_weight` in its place, and not `runtime_gather_output`."""
+    if len(args) <= _PLACE or isinstance(args[_PLACE], bool):
+        return False
+    if isinstance(args[_PLACE], Tensor):
+        return True
+    if len(args) == _PLACE + 1:
+        return "runtime_gather_output" in keywords
+    return not isinstance(args[_PLACE + 1], Tensor)  # which the targets are
+
+
+@_accept_both_calls
 def from_parallel_hidden_states_to_logprobs(
     tensor_parallel_hidden_states: Tensor,
     output_weight_layer: Tensor,
@@ -234,7 +270,8 @@ def from_parallel_hidden_states_to_logprobs(
     Args:
         tensor_parallel_hidden_states: Positions first and in shards over the group [S/CP/TP, B, H].
         output_weight_layer: This rank's rows of the head [v, H].
-        output_weight: Used instead where it is given, such as the weight shared with the embedding [v, H].
+        output_weight: Used instead where it is given, such as the weight shared with the embedding [v, H]. Calls may
+            leave it out, also by position.
         runtime_gather_output: Not used; there are no logits to gather.
         target: Token ids, not shifted [B, S].
         vocab_start_index: This rank's first token id.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -93,6 +94,7 @@ def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}")
     base = tree.pop("base", None)
+    _find_first_recipe(tree, path.parent)
     layer = Layer(source, tree, ships=ships)
     if base is None:
         return [layer]
@@ -105,3 +107,17 @@ def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     if len(above) > _MOST_BASES:
         raise RecipeError(f"{source}: base: {base} is the base of a base more than {_MOST_BASES} times; join some")
     return [*read_layers(base_path, above), layer]
+
+
+def _find_first_recipe(tree: dict[str, Any], folder: Path) -> None:
+    """Makes `model.from_recipe` in a recipe's tree the path of a file in the recipe's folder, if there is one.
+
+    Otherwise it stays what it is: the name of a recipe, or a path relative to the working directory.
+    """
+    model = tree.get("model")
+    named = model.get("from_recipe") if isinstance(model, dict) else None
+    if not isinstance(named, str) or folder == Path():
+        return
+    meant = os.path.normpath(folder / named)
+    if named.endswith((".yaml", ".yml")) and os.path.isfile(meant):
+        tree["model"]["from_recipe"] = meant

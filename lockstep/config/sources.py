@@ -38,7 +38,8 @@ class ModelSection(Section):
         default=None, description="a Hugging Face folder on this machine, or hf:owner/name on the hub"
     )
     from_recipe: LocalPath | None = Field(
-        default=None, description="a recipe that is trained first, with the same seed"
+        default=None,
+        description="a recipe that is trained first, with the same seed; a file is found from the recipe's own folder",
     )
     scratch: Scratch | None = Field(default=None, description="build a new model")
 

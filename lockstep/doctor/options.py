@@ -107,7 +107,9 @@ class DoctorGrid(Section):
 class DoctorLimits(Section):
     """Limits of agreement."""
 
-    max_mult_prob_error: PositiveFloat = Field(default=1.05, description="mean of e^|Δ|; the field's usual limit")
+    max_mult_prob_error: Annotated[float, Field(ge=1.0)] = Field(
+        default=1.05, description="mean of e^|Δ|, which is never below 1; the field's usual limit"
+    )
     floor_factor: PositiveFloat = Field(
         default=3.0, description="how many times the mismatch may be what rounding alone makes of the same tokens"
     )

@@ -121,7 +121,7 @@ class Hooks:
 
     def _warn(self, event: StepEvent) -> None:
         if event.values.get("train/trained_tokens") == 0:
-            why = describe_taken_out(event.values, self.job.section)
+            why = describe_taken_out(event.values, self.job.section, self.job.filters_truncated)
             self.progress.note(f"step {event.step} trained on nothing, every response was taken out: {why}")
 
     def _save(self, event: StepEvent) -> None:

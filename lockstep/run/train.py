@@ -192,17 +192,18 @@ def describe_nothing_trained(folder: Path) -> str | None:
     final = folder / "final"
     if has_trained(folder) or not final.is_dir():
         return None
-    causes = describe_causes(read_metrics(folder), _find_section(folder, "overlong_filtering"))
+    causes = describe_causes(read_metrics(folder), *_find_filter(folder))
     return (
         f"{folder} is finished, and no step of it trained on anything: {final} has learned nothing, since {causes}; "
         "read samples.jsonl"
     )
 
 
-def _find_section(folder: Path, option: str) -> str:
-    """The section of a run's recipe that has an option, for hints; empty if none has."""
+def _find_filter(folder: Path) -> tuple[str, bool]:
+    """The section of a run's recipe that has `overlong_filtering`, empty if none has, and whether it is on."""
     tree = yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))
-    return next((key for key, value in tree.items() if isinstance(value, dict) and option in value), "")
+    sections = {key: value for key, value in tree.items() if isinstance(value, dict) and "overlong_filtering" in value}
+    return next(((key, bool(value["overlong_filtering"])) for key, value in sections.items()), ("", False))
 
 
 def _run_with_restarts(

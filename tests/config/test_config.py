@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.sft.options import SFTRecipe
@@ -15,6 +16,7 @@ from lockstep.cli import main
 from lockstep.config.help import explain_options
 from lockstep.config.loading import Loaded, RecipeError, describe, load
 from lockstep.config.recipe_files import find_shipped
+from lockstep.doctor.options import DoctorLimits
 from lockstep.tasks.arithmetic import Arithmetic
 
 PPO = """
@@ -393,3 +395,26 @@ def test_a_warm_start_has_the_seed_and_the_type_of_its_run() -> None:
         if (first := load("ppo_arithmetic", [override]).warm_start) is not None
     }
     assert len(digests) == 3
+
+
+def test_a_recipe_that_is_trained_first_is_found_from_the_recipe_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or from the working directory, as in the recipe that a run folder keeps."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rungs").mkdir()
+    (tmp_path / "rungs" / "first.yaml").write_text("base: sft_arithmetic\n")
+    for folder, named in {"rungs": "first.yaml", "beside": "../rungs/first.yaml", "kept": "rungs/first.yaml"}.items():
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "later.yaml").write_text(f"base: ppo_arithmetic\nmodel: {{from_recipe: {named}}}\n")
+        loaded = load(f"{folder}/later.yaml")
+        assert loaded.training.model.from_recipe == "rungs/first.yaml"
+        assert loaded.warm_start is not None
+    assert load(str(tmp_path / "rungs/later.yaml")).warm_start is not None
+    monkeypatch.chdir(tmp_path / "rungs")
+    assert load("later.yaml").training.model.from_recipe == "first.yaml"
+
+
+def test_no_limit_is_below_what_can_be_measured() -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        DoctorLimits(max_mult_prob_error=0.9)

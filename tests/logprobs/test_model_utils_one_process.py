@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import dense
 import pytest
@@ -80,6 +81,28 @@ CASES: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
     "vp2sq": (lambda: facade.all_to_all_vp2sq(LOGITS.view(-1, V), None), LOGITS.view(-1, V)),
     "sq2vp": (lambda: facade.all_to_all_sq2vp(LOGITS.view(-1, V), None), LOGITS.view(-1, V)),
 }
+
+
+RANGE = {"vocab_start_index": 0, "vocab_end_index": V, "tp_group": None}
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords"),
+    [
+        ((HIDDEN, WEIGHT, False, TARGET, 0, V, None), {}),
+        ((HIDDEN, WEIGHT, None, TARGET, 0, V, None), {}),
+        ((HIDDEN, WEIGHT, None, TARGET, 0, V, None, True), {"chunk_size": 2}),
+        ((HIDDEN, WEIGHT, None), {"target": TARGET, **RANGE}),
+        ((HIDDEN, WEIGHT), {"runtime_gather_output": False, "target": TARGET, **RANGE}),
+        ((HIDDEN, WEIGHT, None), {"runtime_gather_output": None, "target": TARGET, **RANGE}),
+        ((HIDDEN, -WEIGHT, WEIGHT, None, TARGET, 0, V, None), {}),
+        ((HIDDEN, -WEIGHT), {"output_weight": WEIGHT, "runtime_gather_output": None, "target": TARGET, **RANGE}),
+    ],
+)
+def test_hidden_states_are_scored_with_and_without_output_weight(args: Any, keywords: Any) -> None:
+    """The page of NeMo RL has the argument, and its newest version has dropped it."""
+    found = facade.from_parallel_hidden_states_to_logprobs(*args, **keywords)
+    close(found, CASES["hidden"][1], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

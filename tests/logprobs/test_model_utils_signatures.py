@@ -159,6 +159,10 @@ MORE_AT_THE_END = {"get_next_token_logprobs_from_logits": (("chunk_size", None),
 """What later versions of the reference added, and the facade may take too: optional, after all that the page has."""
 
 
+MORE_BY_KEYWORD = {"_gpt_forward_with_linear_ce_fusion": [("is_spec_decode", None)]}
+"""Likewise, by keyword only."""
+
+
 def parameters(name: str) -> dict[str, list[tuple[str, object]]]:
     found = vars(model_utils)[name]
     if inspect.isclass(found):
@@ -190,7 +194,7 @@ def test_parameters_are_those_of_the_reference(name: str) -> None:
     extra = found["POSITIONAL_OR_KEYWORD"][len(expected) :]
     assert found["POSITIONAL_OR_KEYWORD"][: len(expected)] == expected
     assert extra in ([], list(MORE_AT_THE_END.get(name, ())))
-    assert found["KEYWORD_ONLY"] == list(BY_KEYWORD_ONLY.get(name, ()))
+    assert found["KEYWORD_ONLY"] == [*BY_KEYWORD_ONLY.get(name, ()), *MORE_BY_KEYWORD.get(name, [])]
 
 
 @pytest.mark.parametrize("name", AUTOGRAD)
@@ -204,3 +208,10 @@ def test_sampling_parameters_have_the_fields_of_the_page() -> None:
         ("top_p", 1.0),
         ("temperature", 1.0),
     ]
+
+
+def test_speculative_decoding_has_no_logprobs_of_labels() -> None:
+    forward, ids = vars(model_utils)["_gpt_forward_with_linear_ce_fusion"], torch.zeros(1, 2, dtype=torch.int64)
+    asked = {"labels": ids, "return_logprobs_for_linear_ce_fusion": True}
+    with pytest.raises(ValueError, match="is_spec_decode=True is for generation"):
+        forward(None, ids, ids, ids, is_spec_decode=True, **asked)

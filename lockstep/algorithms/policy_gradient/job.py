@@ -91,6 +91,7 @@ def open_policy_gradient(
         arithmetic=_arithmetic(recipe),
         agreement=agreement,
         section=recipe.section,
+        filters_truncated=options.overlong_filtering,
     )
     return job if beside is None else _one_step_ahead(job, its, workers, agreement, beside, setup)
 

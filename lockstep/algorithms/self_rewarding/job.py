@@ -48,6 +48,9 @@ from lockstep.rewards.row_rules import rule_of
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 
+_ADVISED_SHARE = 0.15
+"""Largest share of pairs of judgements in a step that the guide advises, where judgements are long."""
+
 
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     """Opens the acting policy, the judges, and the learners."""
@@ -60,6 +63,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     collector = RolloutCollector(actor, prompts, reward, setup.source.decode, recipe.seed)
     settings = _build_settings(recipe, prompts, setup)
     _note_rest(recipe, settings, setup.note)
+    _note_judge_pairs(recipe, setup.note)
     first = setup.attempt(lambda: open_first_iteration(recipe, policy, setup), None)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
     workers = SelfRewardingWorkers(
@@ -214,6 +218,17 @@ def _note_rest(recipe: SelfRewardingRecipe, settings: SelfRewardingSettings, not
         note(
             f"{prompts % size} of the {prompts} prompts of an iteration will not be answered, since a step takes "
             f"{size}; choose a self_rewarding.global_batch_size that divides them"
+        )
+
+
+def _note_judge_pairs(recipe: SelfRewardingRecipe, note: Callable[[str], None]) -> None:
+    """Says that pairs of judgements may be more than the guide advises."""
+    asked = recipe.self_rewarding.meta_judge_pcnt
+    share = max(asked) if isinstance(asked, tuple) else asked
+    if recipe.self_rewarding.use_meta_judge and share > _ADVISED_SHARE:
+        note(
+            f"self_rewarding.meta_judge_pcnt={share:g} is above {_ADVISED_SHARE:g}, the most that "
+            "docs/guides/self_rewarding.md advises; with long judgements these crowd out pairs of answers"
         )
 
 
