@@ -3,15 +3,21 @@
 A reply is read where it announces its verdict (`Score:`, `Winner:`), at the last such place, since a judge thinks aloud
 before it decides. What follows may be dressed up (`**Score:** <4>/5.`); anything that could be read in two ways (`4-5`,
 `3 + 1`, `A and B`, `4, perhaps 5`) is no verdict, nor is a value that is taken back (`A. Actually B`). An announcement
-that the judge quotes (`it says "Score: 5"`) is not its own. A reply that is nothing but the value needs none.
+that the judge quotes (`it says "Score: 5"`) is not its own. A reply that is nothing but the value needs none. Only what
+follows the judge's thought is read (`lockstep.data.thoughts`).
+
+Patterns are matched at one place each, and their quantifiers do not give back what they took (`*+`), so that the time
+grows with the length of the reply alone.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar, get_args
 
+from lockstep.data.thoughts import drop_thought
 from lockstep.errors import InputError
 
 Cause = Literal[
@@ -39,24 +45,24 @@ _AROUND = r"[\s*_`\"]{0,4}"
 _NUMBER = r"(?>[-−+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))"
 _INVISIBLE = r"\x00-\x08\x0e-\x1f\u200b-\u200f\u202a-\u202e\u2060-\u2069"
 _UNAMBIGUOUS = (
-    rf"(?![\w+?{_INVISIBLE}]|[.,][0-9]|[ \t]*(?:%|percent\b|[×÷^±→⇒⟶<>≤≥]|[-−–—+=]+(?:>|[ \t]*[0-9]))"
-    r"|\s+(?:or|and)\s+(?:higher|more|above|better|up|lower|less|below|worse|down)\b)"
+    rf"(?![\w+?{_INVISIBLE}]|[.,][0-9]|[ \t]*+(?:%|percent\b|[×÷^±→⇒⟶<>≤≥]|[-−–—+=]++(?:>|[ \t]*+[0-9]))"
+    r"|\s++(?:or|and)\s++(?:higher|more|above|better|up|lower|less|below|worse|down)\b)"
 )
-_SCALE = r"(?:stars?|points?|pts)?\s*(?:/|(?:out )?of\b|on an? scale (?:of|from) [0-9.]+ ?(?:to|-|–) ?)"
+_SCALE = r"(?:stars?|points?|pts)?+\s*+(?:/|(?:out )?of\b|on an? scale (?:of|from) [0-9.]+ ?(?:to|-|–) ?)"
 _SCALE_IN_PARENTHESES = re.compile(
     r"(?:\b(?:of|to|max(?:imum)?|scale)\b[ :]*|[0-9.][ \t]*[-–—/][ \t]*|^\s*/?\s*)((?:[0-9]+\.)?[0-9]+)"
     r"(?![\w.]|\s*[-–—/=]|\s+to\b)",
     re.IGNORECASE,
 )
 _SCORE = re.compile(
-    rf"{_BEFORE}(?P<number>{_NUMBER})(?>{_AFTER})(?:\s*\(?\s*{_SCALE}\s*{_BEFORE}(?P<scale>{_NUMBER})(?>{_AFTER}))?"
-    rf"{_UNAMBIGUOUS}(?!\s*/)",
+    rf"{_BEFORE}(?P<number>{_NUMBER})(?>{_AFTER})(?:\s*+\(?+\s*+{_SCALE}\s*+{_BEFORE}(?P<scale>{_NUMBER})(?>{_AFTER}))?"
+    rf"{_UNAMBIGUOUS}(?!\s*+/)",
     re.IGNORECASE,
 )
 _NAME = re.compile(
     rf"{_BEFORE}(?i:(?:judge?ment|response|answer|assistant|output|option)\b)?{_BEFORE}(?P<name>[AB])(?>{_AFTER})"
-    r"(?=\s*$|\s*\n|[.,;:!]|\s+(?i:because|since|is|wins)\b|\s*[-–—(])(?!,?\s*(?:(?i:and|or)\b|[AB]\b))"
-    r"(?!!=|\s*[-–—]+\s*>|\s+(?i:is\s+(?:\w+\s+){0,2}(?:not|worse|worst|loser|losing|wrong|weaker|inferior)\b))"
+    r"(?=\s*+$|[^\S\n]*+\n|[.,;:!]|\s++(?i:because|since|is|wins)\b|\s*+[-–—(])(?!,?+\s*+(?:(?i:and|or)\b|[AB]\b))"
+    r"(?!!=|\s*+[-–—]++\s*+>|\s++(?i:is\s++(?:\w++\s++){0,2}(?:not|worse|worst|loser|losing|wrong|weaker|inferior)\b))"
 )
 # Bounded, so that no reply takes long.
 _FILLERS = (
@@ -77,10 +83,12 @@ _SECOND_SCORE = re.compile(
     rf"(?:{_FILLERS}{_OTHER_NUMBER}|{_CASE}[^\n]{{0,200}}?{_OTHER_NUMBER}{_CASE})", re.IGNORECASE
 )
 _CORRECTED_SCORE = re.compile(rf"{_TAKES_BACK}{_FILLERS}{_OTHER_NUMBER}", re.IGNORECASE)
-_SECOND_NAME = re.compile(rf"(?:\s*\([^()\n]{{0,40}}\))?(?i:{_FILLERS})(?-i:\b[AB]\b)")
+_SECOND_NAME = re.compile(rf"(?:\s*+\([^()\n]{{0,40}}\))?(?i:{_FILLERS})(?-i:\b[AB]\b)")
 _CORRECTED_NAME = re.compile(rf"(?i:{_TAKES_BACK}{_FILLERS})(?-i:\b[AB]\b)")
 _SENTENCE = re.compile(r"[^\n.!?]*(?:(?:(?<=vs)\.|[.!?](?!\s|$))[^\n.!?]*)*")
 _PAIRED = (("“", "”"), ("«", "»"), ("‘", "’"))
+_QUOTE_MARKS = '"`“”«»‘’'
+_LEADING = " \t>*_#\"'`“‘«"
 _DRESS = " *_`#\n"
 _CLOSING = re.compile(r"[\s.!*_~`\"'“”‘’)\]}>$\\]*")
 
@@ -126,6 +134,7 @@ class ScoreParser:
 
     def __call__(self, reply: str) -> Verdict[float]:
         """See `Parser`."""
+        reply = drop_thought(reply)
         said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_number")
@@ -139,19 +148,20 @@ class ScoreParser:
 
     def announces_verdict(self, text: str) -> bool:
         """See `Parser`."""
-        return self._announced.search(text) is not None
+        return self._announced.search(drop_thought(text)) is not None
 
     def _parenthesis(self, reply: str) -> str:
         """The text in parentheses of the score's announcement: its scale, if anything."""
         own = _find_own(self._announced, reply)
-        return own[-1]["parenthesis"] or "" if own else ""
+        return "" if own is None else own["parenthesis"] or ""
 
     def without_score(self, reply: str) -> str:
-        """A reply without its last score and its announcement: the reasons alone; empty if it is only a score."""
-        announcements = _find_own(self._announced, reply)
-        if not announcements:
-            return "" if self(reply).value is not None else reply
-        last = announcements[-1]
+        """A reply without thought, last score and its announcement: the reasons alone; empty if it is only a score."""
+        scored = self(reply).value is not None
+        reply = drop_thought(reply)
+        last = _find_own(self._announced, reply)
+        if last is None:
+            return "" if scored else reply
         value = _SCORE.match(reply, last.end())
         end = last.end() if value is None else value.end()
         return f"{reply[: last.start()].rstrip(_DRESS)}\n{reply[end:].lstrip(_DRESS + '.')}".strip()
@@ -172,14 +182,14 @@ class WinnerParser:
 
     def __call__(self, reply: str) -> Verdict[Winner]:
         """See `Parser`."""
-        said = _find_value(self._announced, _NAME, reply, _SECOND_NAME, _CORRECTED_NAME)
+        said = _find_value(self._announced, _NAME, drop_thought(reply), _SECOND_NAME, _CORRECTED_NAME)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_name")
         return Verdict("A" if said["name"] == "A" else "B")
 
     def announces_verdict(self, text: str) -> bool:
         """See `Parser`."""
-        return self._announced.search(text) is not None
+        return self._announced.search(drop_thought(text)) is not None
 
 
 def _announcement(word: str) -> re.Pattern[str]:
@@ -211,8 +221,8 @@ def _find_value(
         corrected: Pattern of a value that replaces one said before.
     """
     own = _find_own(announced, reply)
-    if own:
-        found = value.match(reply, own[-1].end())
+    if own is not None:
+        found = value.match(reply, own.end())
         if found is None:
             return None
         sentence = _SENTENCE.match(reply, found.end())
@@ -224,16 +234,55 @@ def _find_value(
     return alone if alone is not None and _CLOSING.fullmatch(reply, alone.end()) else "no_match"
 
 
-def _find_own(announced: re.Pattern[str], reply: str) -> list[re.Match[str]]:
-    """Finds the judge's own announcements: unquoted ones, or else quoted ones with a line to themselves."""
-    places = [
-        (place, reply[reply.rfind("\n", 0, place.start()) + 1 : place.start()]) for place in announced.finditer(reply)
-    ]
-    own = [place for place, before in places if not _opens_quotation(before)]
-    return own or [place for place, before in places if not before.strip(" \t>*_#\"'`“‘«")]
+def _find_own(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:
+    """Finds the judge's own announcement: the last that is not quoted, or else the last that begins its line."""
+    unquoted: re.Match[str] | None = None
+    leading: re.Match[str] | None = None
+    before = _LineBefore()
+    for place in announced.finditer(reply):
+        before.extend(reply, place.start())
+        if not before.opens_quotation:
+            unquoted = place
+        elif before.is_marks_alone:
+            leading = place
+    return unquoted or leading
 
 
-def _opens_quotation(before: str) -> bool:
-    """True if what stands before something on its line makes that a quotation."""
-    straight = any(before.count(mark) % 2 for mark in '"`') or before.endswith("'")
-    return straight or before.lstrip().startswith(">") or any(before.count(a) > before.count(b) for a, b in _PAIRED)
+@dataclass
+class _LineBefore:
+    """What stands before a place on its line; it is read once for all places on a line.
+
+    Attributes:
+        end: The place.
+        first: The first visible character.
+        last: The last character.
+        marks: Counts of the marks of quotations.
+        is_marks_alone: True if nothing but space, marks of quotations and of Markdown stands there.
+    """
+
+    end: int = 0
+    first: str = ""
+    last: str = ""
+    marks: Counter[str] = field(default_factory=Counter)
+    is_marks_alone: bool = True
+
+    def extend(self, reply: str, end: int) -> None:
+        """Moves on to a later place."""
+        newline = reply.rfind("\n", self.end, end)
+        if newline >= 0:
+            self.end, self.first, self.last = newline + 1, "", ""
+            self.marks.clear()
+            self.is_marks_alone = True
+        part = reply[self.end : end]
+        self.first = self.first or part.lstrip()[:1]
+        self.last = part[-1:]
+        self.marks.update({mark: part.count(mark) for mark in _QUOTE_MARKS})
+        self.is_marks_alone = self.is_marks_alone and not part.strip(_LEADING)
+        self.end = end
+
+    @property
+    def opens_quotation(self) -> bool:
+        """True if what follows is quoted."""
+        straight = any(self.marks[mark] % 2 for mark in '"`') or self.last == "'"
+        paired = any(self.marks[opening] > self.marks[closing] for opening, closing in _PAIRED)
+        return straight or paired or self.first == ">"

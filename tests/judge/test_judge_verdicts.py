@@ -252,3 +252,26 @@ def test_a_long_reply_of_brackets_is_read_at_once() -> None:
     assert SCORES("Score: 4" + " , or" * 20_000).value == 4
     assert SCORES("Score: 4." + " actually" * 20_000).value == 4
     assert WINNERS("Winner: " + "*" * 100_000).cause == "not_a_name"
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("<think>\nScore: 2 at first. Score: 3?\n</think>\nScore: 4", 4.0),
+        ("Perhaps Score: 2.\n</think>\nIt is good. Score: 5", 5.0),
+        ("<think>3 or 4?</think>\n\n4", 4.0),
+        ("<think>Score: 4", None),
+        ("<think>Score: 4</think>I cannot judge this.", None),
+    ],
+)
+def test_a_score_in_a_thought_is_none(reply: str, score: float | None) -> None:
+    parser = ScoreParser(0, 5, "score", decimals=False)
+
+    assert parser(reply).value == score
+    assert parser.announces_verdict(reply) == (score in (4.0, 5.0) and reply.endswith(f"Score: {score:g}"))
+
+
+def test_reasons_and_winners_are_those_after_the_thought() -> None:
+    assert ScoreParser(0, 5, "score", False).without_score("<think>Score: 1</think>Good.\nScore: 4") == "Good."
+    assert WinnerParser("winner")("<think>Winner: B</think>Winner: A").value == "A"
+    assert WinnerParser("winner")("Winner: B\n</think>Both are good.").value is None
