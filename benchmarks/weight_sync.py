@@ -183,7 +183,7 @@ def measure_way(folder: Path, name: str, way: Way, repeats: int) -> Row:
             copies.append(time.perf_counter() - begun)
             copies_cpu.append(time.process_time() - cpu)
             before, begun = cpu_seconds(), time.perf_counter()
-            sync_weights(learner, pool, version, probe)
+            sync_weights(learner, pool, version)
             syncs.append(time.perf_counter() - begun)
             spent.append({process: seconds - before[process] for process, seconds in cpu_seconds().items()})
         peaks = memory_mib("VmHWM")

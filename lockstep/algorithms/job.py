@@ -137,7 +137,8 @@ def measure_run_length(recipe: Common, rows: int, rows_per_step: int, trains_res
 
 def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> SamplerSession:
     """Opens a sampler session that syncs a learner's weights and verifies that they arrived."""
-    return SamplerSession(sampler, learner, random_probe(setup.source.vocabulary, setup.source.context), setup.phase)
+    probe = random_probe(setup.source.vocabulary, setup.source.context, setup.dtype)
+    return SamplerSession(sampler, learner, probe, setup.phase)
 
 
 def build_agreement(

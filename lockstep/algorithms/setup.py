@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.rows import DataFiles
-from lockstep.config import AskedSection, EnvironmentSection, RewardSection
+from lockstep.config import AskedSection, DType, EnvironmentSection, RewardSection
 from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering, Generates
 from lockstep.learners.base import Learner
@@ -58,6 +58,11 @@ class Setup(Protocol):
     @property
     def source(self) -> ModelSource:
         """The run's initial model."""
+        ...
+
+    @property
+    def dtype(self) -> DType:
+        """The type that learners and samplers compute in."""
         ...
 
     @property

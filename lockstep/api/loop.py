@@ -174,13 +174,13 @@ class SyncProof:
     Attributes:
         version: Version of the weights that the engine now holds.
         tensors: Number of tensors that were compared.
-        probe_gap: Mean |Δ log π| of a probe that both scored, nats; None where all tensors could be read back.
+        probe_gap: Mean |Δ log π| of a probe that both scored, nats.
         exact: True if learner and sampler then give each token the same log-probability to the bit.
     """
 
     version: int
     tensors: int
-    probe_gap: float | None
+    probe_gap: float
     exact: bool
 
 
@@ -190,12 +190,13 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
     Raises:
         WeightSyncError: The engine holds something else, or kept a cache of the old weights; names the tensors.
     """
-    probe = random_probe(sampler.source.vocabulary, sampler.source.context)
+    dtypes = open_models.dtype_of(learner), sampler.computation.dtype
+    probe = random_probe(sampler.source.vocabulary, sampler.source.context, *dtypes).score(learner)
     sampler.sampler.wake()
     found = sync_weights(learner, sampler.sampler, sampler.version + 1, probe).floats()
     sampler.version += 1
     exact = open_models.computes_exactly(learner, sampler.computation)
-    return SyncProof(sampler.version, int(found["refit/attested"]), found.get("refit/probe_gap"), exact)
+    return SyncProof(sampler.version, int(found["refit/attested"]), found["refit/probe_gap"], exact)
 
 
 def rollout(

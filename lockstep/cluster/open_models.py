@@ -7,7 +7,7 @@ from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
-from lockstep.config import Computation, LearnerSection
+from lockstep.config import Computation, DType, LearnerSection
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
 from lockstep.learners.rank import RankLearner
@@ -58,6 +58,11 @@ def section_of(learner: Learner) -> LearnerSection:
     if isinstance(learner, RankLearner | MeshLearner):
         return learner.section
     raise InputError("the learner is not one that open_learner opened; leave it out, and sync its weights")
+
+
+def dtype_of(learner: Learner) -> DType:
+    """The type that a learner computes in; of one that is not Lockstep's, the least precise."""
+    return learner.section.dtype if isinstance(learner, RankLearner | MeshLearner) else "bf16"
 
 
 def computes_exactly(learner: Learner, sampler: Computation) -> bool:

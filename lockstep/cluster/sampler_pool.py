@@ -183,6 +183,9 @@ class SamplerPool:
         """Log-probabilities, computed by the first worker."""
         return self._insist(lambda: self.remotes[0].call("logprobs", batch), self.remotes[:1])
 
+    def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
+        return self._insist(lambda: outcomes([one.submit("logprobs", batch) for one in self.remotes]), self.remotes)
+
     def show(self, name: str) -> Tensor:
         """Fetches a tensor as the first worker holds it."""
         return self._insist(lambda: self.remotes[0].call("show", name), self.remotes[:1])

@@ -100,6 +100,10 @@ class SamplerInTurn:
         self._leave()
         return self._sampler.logprobs(batch)
 
+    def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
+        self._leave()
+        return self._sampler.logprobs_of_each(batch)
+
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
         self._leave()
         return self._sampler.load_weights(stream, version)

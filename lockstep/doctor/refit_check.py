@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerPool, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import workers_of
-from lockstep.config import LearnerSection, Optimizer
+from lockstep.config import Computation, LearnerSection, Optimizer
 from lockstep.config.loading import Loaded
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.errors import InputError
@@ -35,7 +34,7 @@ from lockstep.models.folder import context_of, read_config
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.terminal import summary_table
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.sync import LARGEST_GAP, HasWeights, Outgoing, Sent, differing, random_probe
+from lockstep.weight_sync.sync import HasWeights, Outgoing, Probe, Sent, differing, random_probe
 from lockstep.whole_files import write_whole
 
 REPORT = "refit.json"
@@ -112,7 +111,7 @@ def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
             own = LearnerSection.of(recipe.learner)
             learner = LearnerSpec(recipe.model.path, "logits", own, _STEP, recipe.seed).build()
             engine = processes(SamplerSpec(recipe.model.path, section, recipe.learner), shown, workers)
-            results[backend] = list(check_refits(learner, engine, probe_of(recipe.model.path), shown))
+            results[backend] = list(check_refits(learner, engine, probe_of(recipe.model.path, own), shown))
     print(render_refits(results))
     if recipe.run.folder is not None:
         folder = Path(recipe.run.folder)
@@ -123,7 +122,7 @@ def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
     return results
 
 
-def check_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown: Progress) -> Iterator[RefitStage]:
+def check_refits(learner: RankLearner, engine: SamplerPool, probe: Probe, shown: Progress) -> Iterator[RefitStage]:
     """Runs the stages.
 
     Args:
@@ -142,10 +141,11 @@ def check_refits(learner: RankLearner, engine: SamplerPool, probe: Batch, shown:
 class _Check:
     """A learner, an engine, and what the engine was sent so far."""
 
-    def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Batch) -> None:
-        self._learner, self._engine, self._probe = learner, engine, probe
+    def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Probe) -> None:
+        self._learner, self._engine = learner, engine
+        self._probe, self._bound = probe.batch, probe.bound
         self._before = {"the model's folder": _fingerprint_all(learner, engine.dtype)}
-        self._answers = engine.logprobs(probe)
+        self._answers = engine.logprobs(probe.batch)
         self._now: Refitted | None = None
 
     def refit(self, name: str, source: HasWeights) -> RefitStage:
@@ -185,7 +185,7 @@ class _Check:
         """Compares log-probabilities too: they must be equal, or must not; what is found already excuses both."""
         assert self._now is not None, "a stage is behind a refit"
         gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[self._probe.mask].abs()
-        bound, names, held = LARGEST_GAP[self._engine.dtype], set(tensors), self._now.held
+        bound, names, held = self._bound, set(tensors), self._now.held
         if bool(gap.mean() <= bound) != equal and not found:
             same = "gives other log-probabilities with equal weights: positions, masks or its own tables differ"
             what = same if equal else "has other weights, and does not show it"
@@ -288,10 +288,10 @@ def _fingerprint_all(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:
     return outgoing.sent
 
 
-def probe_of(folder: str) -> Batch:
+def probe_of(folder: str, computation: Computation) -> Probe:
     """Random tokens of a model's vocabulary."""
     config = read_config(folder).get_text_config()
-    return random_probe(int(config.vocab_size), context_of(config))
+    return random_probe(int(config.vocab_size), context_of(config), computation.dtype)
 
 
 def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:

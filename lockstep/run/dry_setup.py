@@ -19,7 +19,7 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch
 from lockstep.cluster.judges import policy_answers, read_people
-from lockstep.config import AskedSection, EnvironmentSection, RewardJudge, RewardSection, SingleReward
+from lockstep.config import AskedSection, DType, EnvironmentSection, RewardJudge, RewardSection, SingleReward
 from lockstep.data.prompts import Prompts
 from lockstep.data.ranked import describe
 from lockstep.data.templates import read_field
@@ -65,6 +65,10 @@ class DrySetup:
     source: ModelSource
     inexact: str | None
     found: Findings
+
+    @property
+    def dtype(self) -> DType:
+        return self.algorithm.learner.dtype
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return skip_timing(name)
@@ -248,6 +252,9 @@ class Absent:
         return _refuse()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        return _refuse()
+
+    def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
         return _refuse()
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:

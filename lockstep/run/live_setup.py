@@ -20,7 +20,7 @@ from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
-from lockstep.config import AskedSection, EnvironmentSection, ModelFolder, RewardJudge, RewardSection
+from lockstep.config import AskedSection, DType, EnvironmentSection, ModelFolder, RewardJudge, RewardSection
 from lockstep.config.user_code import find_own_file
 from lockstep.data.prompts import Prompts
 from lockstep.judge.asking import Answering
@@ -69,6 +69,10 @@ class LiveSetup:
     learners: Mapping[ModelRole, Learner] = field(default_factory=dict)
     turns: Turns = field(default_factory=Turns)
     _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
+
+    @property
+    def dtype(self) -> DType:
+        return self.algorithm.learner.dtype
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self.progress.phase(name)

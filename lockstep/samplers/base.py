@@ -50,6 +50,10 @@ class Sampler(Protocol):
         """log π(x_t | x_<t) of the masked tokens at temperature 1, nats, fp32 [N]; 0 elsewhere."""
         ...
 
+    def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
+        """The `logprobs` of every engine, in the order of their attestations."""
+        ...
+
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
         """Loads new weights, drops every cache that depended on the old ones, and attests what each engine now holds.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.outgoing import HasWeights, Outgoing, Sender, Sent, type_for
 
 _SEQUENCES, _LENGTH = 2, 32
-LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Bounds on mean |Δ log π| of the probe, which is scored if an engine has tensors that could not be read back whole."""
+_LARGEST_GAP = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.1}
+"""Bounds on mean |Δ log π| of the probe, nats, by the type that learner and sampler compute in."""
 
 
 class WeightSyncError(BrokenPromiseError):
@@ -36,15 +36,40 @@ class WeightSource(HasWeights, Protocol):
     def logprobs(self, batch: Batch) -> Tensor: ...
 
 
+class CanScore(Protocol):
+    """Gives log-probabilities of sequences: a learner, or a snapshot of it."""
+
+    def logprobs(self, batch: Batch) -> Tensor: ...
+
+
 class Receiver(Protocol):
-    """An inference engine that takes weights: the part of a sampler that a weight sync needs."""
+    """Inference engines that take weights: the part of a sampler that a weight sync needs."""
 
     @property
     def dtype(self) -> torch.dtype: ...
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]: ...
 
-    def logprobs(self, batch: Batch) -> Tensor: ...
+    def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Sequences that learner and engines both score: equal weights have to give equal log-probabilities.
+
+    Attributes:
+        batch: The sequences.
+        bound: Bound on mean |Δ log π|, nats.
+        logprob: Log-probabilities by the learner; None: not scored yet.
+    """
+
+    batch: Batch
+    bound: float
+    logprob: Tensor | None = None
+
+    def score(self, learner: CanScore) -> Self:
+        """The same probe with the learner's log-probabilities; before engines take the memory that this needs."""
+        return replace(self, logprob=learner.logprobs(self.batch))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +79,7 @@ class Snapshot:
     Attributes:
         version: Version of the weights.
         tensors: Copies in host memory, by name, in the sampler's type.
-        probe_logprob: Log-probabilities of the probe by the learner, see `sync_weights`; empty where there is no probe.
+        probe_logprob: Log-probabilities of the probe by the learner; empty without a probe.
     """
 
     version: int
@@ -62,13 +87,13 @@ class Snapshot:
     probe_logprob: Tensor
 
     @classmethod
-    def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Batch | None) -> Snapshot:
+    def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Probe | None) -> Snapshot:
         """Copies the learner's current weights; weights in other processes are cast before they are sent."""
         leaving = learner.weights() if learner.sender is None else Outgoing(learner, dtype, learner.sender)
         copies = {name: _copy(tensor, dtype) for name, tensor in leaving}
         if learner.sender is not None:
             learner.sender.finish()
-        return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe))
+        return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe.batch))
 
     @property
     def sender(self) -> None:
@@ -87,17 +112,18 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
 
-def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: Batch | None = None) -> Metrics:
+def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: Probe | None = None) -> Metrics:
     """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
 
     Args:
         learner: The source of the weights.
         sampler: The sampler that loads them.
         version: Version of the weights.
-        probe: Sequences that both score, if an engine has tensors that cannot be read back whole; None: not scored.
+        probe: What both score; None: nothing.
 
     Raises:
-        WeightSyncError: Names the tensors that differ or are missing on one side, or the caches that were kept.
+        WeightSyncError: Names the tensors that differ or are missing on one side, or the caches that were kept; or an
+            engine scores the probe differently.
     """
     outgoing = Outgoing(learner, sampler.dtype, learner.sender)
     attestations = sampler.load_weights(outgoing, version)
@@ -118,9 +144,7 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
             "refit/received_only": Last(float(len(first.received))),
         }
     )
-    if probe is None or not (first.columns or first.received):
-        return metrics
-    return metrics + _compare_probe(learner, sampler, version, probe)
+    return metrics if probe is None else metrics + _compare_probe(learner, sampler, version, probe)
 
 
 def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
@@ -142,21 +166,31 @@ def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
     return None
 
 
-def random_probe(vocabulary: int, context: int) -> Batch:
-    """A few sequences of random tokens, the same every time."""
+def random_probe(vocabulary: int, context: int, *dtypes: str) -> Probe:
+    """A few sequences of random tokens, the same every time.
+
+    Args:
+        vocabulary: Number of tokens.
+        context: Longest sequence that both read.
+        *dtypes: The types that learner and samplers compute in, as `learner.dtype`; fp32 if none is given.
+    """
     length = min(_LENGTH, context - 1)
     draws = keyed.uniforms(torch.arange(_SEQUENCES), torch.arange(length))
     mask = (torch.arange(length) > 0).repeat(_SEQUENCES)
-    return Batch((draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask})
+    batch = Batch((draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask})
+    return Probe(batch, max(_LARGEST_GAP[dtype] for dtype in dtypes or ("fp32",)))
 
 
-def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe: Batch) -> Metrics:
-    gap = (learner.logprobs(probe) - sampler.logprobs(probe))[probe.mask].abs()
-    bound = LARGEST_GAP[sampler.dtype]
-    if not gap.mean() <= bound:
-        raise WeightSyncError(
-            f"after refit {version} the weights are equal, but learner and sampler give the same tokens other "
-            f"log-probabilities (mean |Δ| {gap.mean():.2g} nats, more than {bound:g}): positions, masks or the "
-            "sampler's own tables differ"
-        )
-    return Metrics({"refit/probe_gap": Last(gap.mean()), "refit/probe_gap_max": Last(gap.max())})
+def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe: Probe) -> Metrics:
+    """Compares log-probabilities of the learner with those of each engine."""
+    expected = learner.logprobs(probe.batch) if probe.logprob is None else probe.logprob
+    gaps = [(expected - found)[probe.batch.mask].abs() for found in sampler.logprobs_of_each(probe.batch)]
+    for engine, gap in enumerate(gaps, start=1):
+        if not gap.mean() <= probe.bound:
+            raise WeightSyncError(
+                f"after refit {version} the weights are equal, but learner and sampler {engine} give the same tokens "
+                f"other log-probabilities (mean |Δ| {gap.mean():.2g} nats, more than {probe.bound:g}): positions, "
+                "masks or the sampler's own tables differ"
+            )
+    every = torch.stack(gaps)
+    return Metrics({"refit/probe_gap": Last(every.mean()), "refit/probe_gap_max": Last(every.max())})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from diary import SAMPLING, Start
-from tiny_models import SECTION, requests, responses
+from tiny_models import CONTEXT, SECTION, VOCABULARY, requests, responses
 from torch import Tensor
 
 from lockstep.batch import Batch
@@ -21,7 +21,7 @@ from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import WorkerDied, spawn_worker
 from lockstep.types import Request
-from lockstep.weight_sync.sync import sync_weights
+from lockstep.weight_sync.sync import random_probe, sync_weights
 
 
 def answered(folder: Path) -> Counter[int]:
@@ -74,7 +74,9 @@ def test_one_that_is_started_again_gets_the_newest_weights(
     assert replicas.restarts == 1
     assert batch["version"].tolist() == [7] * len(wanted)
     torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
-    sync_weights(learner, replicas, 8)
+    probe = random_probe(VOCABULARY, CONTEXT)
+    assert sync_weights(learner, replicas, 8, probe).floats()["refit/probe_gap_max"] < 1e-5
+    assert [scored.any() for scored in replicas.logprobs_of_each(probe.batch)] == [True, True]
     assert replicas.generate(wanted, SAMPLING)["version"].unique().tolist() == [8]
 
 

@@ -37,7 +37,7 @@ def learner(models: Callable[..., Path]) -> RankLearner:
 
 def test_weights_are_attested_in_the_sampler_s_type(learner: RankLearner, sampler: SamplerPool) -> None:
     assert sampler.dtype == torch.bfloat16
-    values = sync_weights(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT)).floats()
+    values = sync_weights(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT, "bf16")).floats()
     assert values["refit/attested"] == len(dict(learner.weights()))
     assert values["refit/probe_gap"] < 0.1
 

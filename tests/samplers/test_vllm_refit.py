@@ -63,6 +63,9 @@ class Tampering(Sampler):
     def logprobs(self, batch: Batch) -> Tensor:
         return self._sampler.logprobs(batch)
 
+    def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
+        return self._sampler.logprobs_of_each(batch)
+
     def wake(self) -> None:
         self._sampler.wake()
 

@@ -72,6 +72,9 @@ class ModelSampler(ABC):
                 scores.append(head(bare.select(rows).to(self._lm.device)).logprob)
         return torch.cat(scores).float().cpu()
 
+    def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
+        return [self.logprobs(batch)]
+
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
         self.version = None
         self._begin()
