@@ -28,6 +28,8 @@ class Outputs:
         top_token: The `batch.top_k` likeliest tokens at each position, int64 [N, K]; 0 where the mask is off.
         top_logprob: log π of these, or of the tokens in the batch's column `top_token`, nats [N, K]; 0 where the mask
             is off.
+        first_token: Where the batch has `top_token`: the likeliest of all tokens at each position, int64 [N]; 0 where
+            the mask is off.
     """
 
     logprob: Tensor | None = None
@@ -36,6 +38,7 @@ class Outputs:
     final_value: Tensor | None = None
     top_token: Tensor | None = None
     top_logprob: Tensor | None = None
+    first_token: Tensor | None = None
 
 
 class Loss(Protocol):

@@ -41,6 +41,12 @@ class Distillation:
         own, some = batch.mask_indices, "top_token" in batch.token
         student_MK, teacher_MK = outputs.top_logprob[own], batch["teacher_logprob"][own].log_softmax(-1)
         named_M = student_MK.detach().exp().sum(-1)
+        first_M = student_MK.argmax(-1)
+        teachers_M = teacher_MK.argmax(-1)
+        if some:
+            assert outputs.first_token is not None, "the likeliest token may be one that the teacher does not name"
+            first_M = outputs.first_token[own]
+            teachers_M = batch["top_token"][own].gather(-1, teachers_M[:, None])[:, 0]
         entropy_M = _entropy(student_MK.detach()) if outputs.entropy is None else outputs.entropy[own]
         if some and not self.outside:
             student_MK = student_MK.log_softmax(-1)
@@ -50,7 +56,7 @@ class Distillation:
             loss=Mean(total.detach(), count),
             entropy=Mean(entropy_M.detach().sum(), count),
             named_by_teacher=Mean(named_M.sum(), count),
-            same_first_choice=Mean((student_MK.argmax(-1) == teacher_MK.argmax(-1)).sum(), count),
+            same_first_choice=Mean((first_M == teachers_M).sum(), count),
         )
 
     def _divergence(self, student_MK: Tensor, teacher_MK: Tensor, entropy_M: Tensor | None) -> Tensor:

@@ -31,11 +31,14 @@ from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.mesh import own_range
 from lockstep_logprobs.shard import WHOLE, Shard
+from lockstep_logprobs.topk import vocab_topk
 
 PLAIN = SamplingParams(max_tokens=1)
 """The model's own distribution: what a batch without sampling parameters is scored under."""
 
 _LARGE = 1e4
+_ROWS = 256
+"""Places whose logits exist at once where only the likeliest token is asked for."""
 
 
 def scores_tokens(head: Head) -> bool:
@@ -172,6 +175,10 @@ class Logits:
         """Tokens and their log-probabilities, [m, k] each, in the order of `sampling.likeliest`."""
         return likeliest(self.logits_mv, k, self.shard)
 
+    def first(self) -> Tensor:
+        """The likeliest token of the whole vocabulary, int64 [m]; without gradient."""
+        return vocab_topk(self.logits_mv, 1, self.shard)[1][:, 0]
+
 
 @dataclass(frozen=True)
 class Products:
@@ -195,6 +202,13 @@ class Products:
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
         return self._logits().likeliest(k)
+
+    @torch.no_grad()
+    def first(self) -> Tensor:
+        """The likeliest token, as of `Logits`; no more logits exist at once than those of a few hundred places."""
+        multiply, shard = product if self.exact else F.linear, self.shard
+        parts = self.hidden_mD.split(_ROWS)
+        return torch.cat([Logits(multiply(part_rD, self.weight_vD), shard).first() for part_rD in parts])
 
     def _logits(self) -> Logits:
         multiply = product if self.exact else F.linear
@@ -228,7 +242,8 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
     logprob, entropy_N = spread(logprob), None if entropy_m is None else spread(entropy_m)
     if token_m.dim() == 1:
         return Outputs(logprob=logprob, entropy=entropy_N)
-    return Outputs(logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:])
+    first_N = spread(vocabulary.first())
+    return Outputs(logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:], first_token=first_N)
 
 
 def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Module) -> Outputs:

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.distributed.ranks import ALONE
 from lockstep.losses.base import Outputs
 from lockstep.losses.distill import Distillation
+from lockstep.models.cut import Cut
+from lockstep.models.heads import Logits, Products, policy_outputs
+from lockstep.models.laid_out import LaidOut, Read
 from lockstep.objectives.distill import LOG_OUTSIDE, forward_kl, jensen_shannon, reverse_kl
 from lockstep.types import Divergence
 from lockstep_logprobs.model_utils import get_distillation_topk_logprobs_from_logits
+from lockstep_logprobs.shard import WHOLE
 
 PLACES, VOCABULARY, NAMED = 5, 9, 4
 KINDS = ("forward", "reverse", "mixed", "jsd")
@@ -57,7 +62,8 @@ def scored(kind: Divergence, logits_MV: Tensor, teacher_MV: Tensor, k: int | Non
     teacher_MK, token_MK = all_MV.topk(k)
     batch = batch.with_columns({"top_token": token_MK, "teacher_logprob": teacher_MK})
     entropy_M = -(own_MV.exp() * own_MV).sum(-1)
-    outputs = Outputs(logprob=own_MV[:, 0], entropy=entropy_M, top_logprob=own_MV.gather(1, token_MK))
+    named_MK, first_M = own_MV.gather(1, token_MK), own_MV.argmax(-1)
+    outputs = Outputs(logprob=own_MV[:, 0], entropy=entropy_M, top_logprob=named_MK, first_token=first_M)
     return Distillation(kind, 0.3, outside)(outputs, batch)[0]
 
 
@@ -109,11 +115,12 @@ def test_only_trained_tokens_count_and_metrics_tell_how_near_the_student_is() ->
     mask = torch.tensor([False, True, True, False])
     own = torch.tensor([[0.7, 0.1], [0.7, 0.1], [0.2, 0.6], [0.5, 0.5]]).log().requires_grad_()
     teacher = torch.tensor([[0.5, 0.5], [0.7, 0.1], [0.8, 0.2], [0.1, 0.9]]).log()
-    columns = {"mask": mask, "top_token": torch.zeros(4, 2, dtype=torch.int64), "teacher_logprob": teacher}
+    columns = {"mask": mask, "top_token": torch.tensor([5, 7]).expand(4, 2), "teacher_logprob": teacher}
     batch = Batch(torch.zeros(4, dtype=torch.int64), torch.tensor([4]), columns)
     entropy = torch.tensor([0.0, 0.8, 0.6, 0.0])
     loss = pickle.loads(pickle.dumps(Distillation("forward")))
-    total, metrics = loss(Outputs(logprob=own[:, 0], entropy=entropy, top_logprob=own), batch)
+    first = torch.tensor([5, 5, 7, 5])
+    total, metrics = loss(Outputs(logprob=own[:, 0], entropy=entropy, top_logprob=own, first_token=first), batch)
     assert total.item() == pytest.approx(0.8 * math.log(0.8 / 0.25) + 0.2 * math.log(0.2 / 0.75))
     assert metrics.floats() == pytest.approx(
         {"loss": total.item() / 2, "entropy": 0.7, "named_by_teacher": 0.8, "same_first_choice": 0.5}
@@ -121,3 +128,22 @@ def test_only_trained_tokens_count_and_metrics_tell_how_near_the_student_is() ->
     total.backward()
     assert own.grad is not None
     assert (own.grad[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("k", [1, 4, 16, 64, 512])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_first_choice_is_taken_among_all_tokens(k: int, fused: bool) -> None:
+    """Of distributions that have nothing to do with each other, one in 512 places has the same likeliest token."""
+    draw = torch.Generator().manual_seed(0)
+    places = torch.arange(2_000)
+    hidden, weight = torch.randn(len(places), 32, generator=draw), torch.randn(512, 32, generator=draw)
+    teacher_MK, token_MK = torch.randn(len(places), 512, generator=draw).log_softmax(-1).topk(k)
+    columns = {"mask": places >= 0, "top_token": token_MK, "teacher_logprob": teacher_MK}
+    batch = Batch(places % 512, torch.tensor([len(places)]), columns)
+    laid = LaidOut.of(batch, Cut.of(batch, ALONE), Read(places, places))
+    vocabulary = Products(hidden, weight, WHOLE) if fused else Logits(hidden @ weight.T, WHOLE)
+    outputs = policy_outputs(laid, lambda _: vocabulary)
+    _, metrics = Distillation("forward", outside=True)(outputs, batch)
+    expected = ((hidden @ weight.T).argmax(-1) == token_MK[:, 0]).double().mean().item()
+    assert metrics.floats()["same_first_choice"] == expected
+    assert expected < 0.01
