@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -10,14 +10,21 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.batch import Batch
 from lockstep.config import DataSection
 from lockstep.data import messages
-from lockstep.data.prompts import is_chat, token_ids
-from lockstep.data.rows import Row
+from lockstep.data.messages import ChatTemplateError, Message, TemplateValues
+from lockstep.data.notes import note
+from lockstep.data.prompts import converse, is_chat, token_ids, values_of
+from lockstep.data.rows import DataError, Row
 from lockstep.data.templates import fields, read_field, render
 from lockstep.errors import InputError
+from lockstep.types import Prompt
+
+_STAND_IN = "What stands for an answer"
+_IN_TEXT = {"role", "content", "weight"}
+"""Fields of a message that say nothing but its text, and whether to learn it."""
 
 
 class AnswerEncoder:
-    """Encoder of answers to tokens, each with the stop token that a sampler would stop at.
+    """Encoder of answers to tokens: what the chat template writes of a turn after the prompt, up to one stop token.
 
     Args:
         tokenizer: The model's; its end-of-sequence token ends an answer.
@@ -35,19 +42,180 @@ class AnswerEncoder:
             raise InputError(
                 "the model's tokenizer has no end-of-sequence token, and completions must end; set eos_token"
             )
-        in_talk = messages.end_of_answer(tokenizer, {end, *stops}, data.template_args) if is_chat(data) else None
-        self._stop = end if in_talk is None else in_talk
         self._tokenizer = tokenizer
+        self._data = data
+        self._eos = end
+        self._stops = {end, *stops}
+        added = tokenizer.added_tokens_decoder
+        self._marks = {str(text): token for token, text in added.items() if token in self._stops}
+        closing = messages.render_closing(tokenizer, data.template_args) if is_chat(data) else None
+        self._closing = self._token_ids([closing])[0] if closing else []
+        self._ends = 1 if closing is None else sum(token in self._stops for token in self._closing)
+        self._prepends = is_chat(data) and self._writes_spaces()
 
-    def __call__(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Token ids of answers, the stop token last."""
-        return [(*ids, self._stop) for ids in token_ids(self._tokenizer, texts, add_special_tokens=False)]
+    def __call__(self, prompts: Sequence[Prompt], answers: Sequence[Message]) -> list[tuple[int, ...]]:
+        """Token ids of answers to prompts, the stop token last."""
+        if not is_chat(self._data):
+            parts = [self._split(_text_of(answer)) for answer in answers]
+            bodies = self._token_ids([text for text, _ in parts])
+            return [(*ids, end) for ids, (_, end) in zip(bodies, parts, strict=True)]
+        texts = [self._of_prompt(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        found = self._token_ids([text for _, text in texts])
+        if self._prepends:
+            found = [self._continue(*pair, ids) for pair, ids in zip(texts, found, strict=True)]
+        return [self._end(ids) for ids in found]
+
+    def write(self, row: Row, where: str, answer: Message) -> str:
+        """Text that is learned of an answer.
+
+        Raises:
+            ChatTemplateError: The chat template does not write it after its prompt.
+        """
+        if not is_chat(self._data):
+            return self._split(_text_of(answer))[0]
+        talk, values = converse(row, where, self._data), values_of(row, self._data)
+        return self._write(talk, messages.render_prompt(talk, self._tokenizer, values), answer, values)
+
+    def fault(self, row: Row, answer: Message) -> str | None:
+        """Says why an answer cannot be learned; None if it can."""
+        weight = answer.get("weight")
+        if weight is not None and weight not in (0, 1):
+            return f"has the weight {weight} on its answer; an answer is learned (1) or not (0)"
+        if weight is not None and not weight:
+            return "has weight 0 on its answer, so it teaches nothing"
+        inside = next((mark for mark in self._marks if mark in self._split(_text_of(answer))[0]), None)
+        if inside is not None:
+            return f"has {inside} inside its answer, at which the model stops"
+        if not is_chat(self._data):
+            unread = sorted(name for name in _fields_beside(answer) if name in ("tool_calls", "reasoning_content"))
+            return f"has {unread[0]} in its answer, which data.chat=true renders" if unread else None
+        try:
+            written = self.write(row, "row", answer)
+            if answer.get("tool_calls") and written == self.write(row, "row", {**answer, "tool_calls": None}):
+                return "has tool_calls in its answer, which the tokenizer's chat template does not write"
+        except ChatTemplateError as error:
+            return f"has an answer that cannot be learned: {error}"
+        return None
+
+    def note_unread(self, rows: Iterable[tuple[Row, Sequence[Message]]]) -> None:
+        """Notes fields of some rows' answers that change nothing of what is learned."""
+        unread: dict[str, int] = {}
+        for row, answers in rows if is_chat(self._data) else ():
+            found = {name for answer in answers for name in self._find_unread(row, answer)}
+            unread |= {name: unread.get(name, 0) + 1 for name in found}
+        if unread:
+            names = ", ".join(f"{name} ({count})" for name, count in sorted(unread.items()))
+            note(
+                f"the chat template of {self._tokenizer.name_or_path} does not write all of an answer; fields left "
+                f"out, and in how many of the first rows: {names}"
+            )
+
+    def _find_unread(self, row: Row, answer: Message) -> Iterable[str]:
+        names = [name for name in _fields_beside(answer) if name != "tool_calls"]
+        if not names:
+            return []
+        whole = self.write(row, "row", answer)
+        return [
+            name
+            for name in names
+            if whole == self.write(row, "row", {key: value for key, value in answer.items() if key != name})
+        ]
+
+    def _of_prompt(self, prompt: Prompt, answer: Message) -> tuple[str, str]:
+        """The text of a prompt, not truncated, and of an answer to it."""
+        talk, values = prompt.messages or (), values_of(prompt.row, self._data)
+        try:
+            opening = messages.render_prompt(talk, self._tokenizer, values) if prompt.tokens_cut else prompt.text
+            return opening, self._write(talk, opening, answer, values)
+        except ChatTemplateError as error:
+            raise DataError(f"{prompt.id}: has an answer that cannot be learned: {error}") from error
+
+    def _write(self, talk: Sequence[Message], opening: str, answer: Message, values: TemplateValues) -> str:
+        """The text by which a template continues a prompt when the assistant's answer is added to the conversation."""
+        answer = {**answer, "content": answer.get("content") and self._split(answer["content"])[0]}
+        whole = messages.render_whole([*talk, answer], self._tokenizer, values)
+        if whole.startswith(opening):
+            return whole[len(opening) :]
+        said = messages.render_whole([*talk, {**answer, "content": _STAND_IN}], self._tokenizer, values)
+        before, _, after = said.rpartition(_STAND_IN)
+        text = _text_of(answer)
+        opened = opening[len(before) :]
+        if before and opening.startswith(before) and text.startswith(opened) and not _fields_beside(answer):
+            return text[len(opened) :] + after  # the prompt opens a thought, which the template drops once it is over
+        cut = _find_continuation(_text_of(talk[-1]).strip(), opening, before)
+        if cut is None or not whole.startswith(before[:cut]):
+            raise ChatTemplateError(
+                "the tokenizer's chat template writes its prompt in another way once it is answered, as where a prompt "
+                "opens a thought that the answer lacks; write the answer as the template would, or use another template"
+            )
+        return whole[cut:]
+
+    def _split(self, text: str) -> tuple[str, int]:
+        """A text without the stop tokens that it ends with, and the token that is to end it."""
+        length, end = len(text), self._eos
+        while True:
+            bare = length
+            while bare and text[bare - 1].isspace():
+                bare -= 1
+            mark = next((mark for mark in self._marks if text.endswith(mark, 0, bare)), None)
+            if mark is None:
+                return text[:length], end
+            length, end = bare - len(mark), self._marks[mark]
+
+    def _end(self, ids: list[int]) -> tuple[int, ...]:
+        """The tokens up to the stop token that the template writes; else followed by the end of the sequence."""
+        places = [place for place, token in enumerate(ids) if token in self._stops]
+        if self._ends and places:
+            return tuple(ids[: places[-min(self._ends, len(places))] + 1])
+        length = len(ids) - len(self._closing)
+        return (*(ids[:length] if ids[length:] == self._closing else ids), self._eos)
+
+    def _continue(self, opening: str, text: str, alone: list[int]) -> list[int]:
+        """The tokens of a text after a prompt, where the tokenizer writes a space before text that stands alone."""
+        given, whole = self._token_ids([opening, opening + text])
+        return whole[len(given) :] if whole[: len(given)] == given else alone
+
+    def _writes_spaces(self) -> bool:
+        """True if the tokenizer writes a space before a text that stands alone."""
+        return str(self._tokenizer.convert_ids_to_tokens(self._token_ids(["a"])[0])[0]).startswith("▁")
+
+    def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return token_ids(self._tokenizer, texts, add_special_tokens=False)
 
 
-def read_answer(template: str, row: Row, where: str) -> str:
-    """An answer as text: the template filled, or the last message if its only field is a conversation."""
+def _find_continuation(asked: str, opening: str, before: str) -> int | None:
+    """Finds where a prompt ends in a conversation that goes on, by what both have after the text `asked`, which the
+    template may write together with more in one of them."""
+    follows = opening.rpartition(asked)[2]
+    start = before.rfind(asked) + len(asked)
+    if not asked or asked not in opening or asked not in before or not before.startswith(follows, start):
+        return None
+    return start + len(follows)
+
+
+def _text_of(message: Message) -> str:
+    return message.get("content") or ""
+
+
+def _fields_beside(answer: Message) -> list[str]:
+    """Fields with something in them, beside the text."""
+    return [name for name, value in answer.items() if name not in _IN_TEXT and value]
+
+
+def is_empty(answer: Message) -> bool:
+    """True for an answer from which nothing can be learned."""
+    return not _text_of(answer).strip() and not answer.get("tool_calls") and not answer.get("reasoning_content")
+
+
+def read_answer(template: str, row: Row, where: str) -> Message:
+    """An answer: the template filled, or the last message if its only field is a conversation."""
     talk = _find_talk(template, row)
-    return render(template, row, where) if talk is None else messages.read_answer(row, talk)
+    return of_text(render(template, row, where)) if talk is None else messages.read_answer(row, talk)
+
+
+def of_text(text: str) -> Message:
+    """A text as the assistant's message."""
+    return {"role": "assistant", "content": text}
 
 
 def answer_fault(template: str, row: Row) -> str | None:

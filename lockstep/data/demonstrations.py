@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.batch import Batch
 from lockstep.config import DataSection
 from lockstep.data import messages
-from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, read_answer
-from lockstep.data.prompts import fault_of, prompts_of, too_long
+from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, of_text, read_answer
+from lockstep.data.messages import Message
+from lockstep.data.prompts import fault_of, note_unread_tools, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import find_messages, read_field, render
@@ -40,14 +41,14 @@ def batch_of(demonstrations: Sequence[Demonstration]) -> Batch:
     return build_batch([(row.prompt.tokens, row.completion) for row in demonstrations])
 
 
-def answer_of(row: Row, where: str, data: DataSection) -> str:
+def answer_of(row: Row, where: str, data: DataSection) -> Message:
     """Returns the template filled from a row, or the last message of the row."""
-    if data.messages is not None and not data.completion_templates:
+    templates = list(data.completion_templates.values())
+    if data.messages is not None and not templates:
         return messages.read_answer(row, data.messages)
-    return "".join(
-        render(template, row, where) if find_messages(row, template) is None else read_answer(template, row, where)
-        for template in data.completion_templates.values()
-    )
+    if len(templates) == 1 and find_messages(row, templates[0]) is not None:
+        return read_answer(templates[0], row, where)
+    return of_text("".join(render(template, row, where) for template in templates))
 
 
 class Demonstrations:
@@ -89,6 +90,9 @@ class Demonstrations:
         templates = {**data.prompt_templates, **data.completion_templates}
         needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), key)
         self.selection = Selection(rows, tokenizer, data, needs, head)
+        first = self.selection.read_first()
+        note_unread_tools(first, tokenizer, data)
+        self._answers.note_unread((row, [answer_of(row, "row", data)]) for row in first)
 
     def __len__(self) -> int:
         return len(self.selection)
@@ -123,15 +127,16 @@ class Demonstrations:
 
     def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Demonstration]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
-        texts = [answer_of(row, rows.where(i), self._data) for i, row in zip(numbers, contents, strict=True)]
-        return [Demonstration(*parts) for parts in zip(prompts, self._answers(texts), strict=True)]
+        answers = [answer_of(row, rows.where(i), self._data) for i, row in zip(numbers, contents, strict=True)]
+        return [Demonstration(*parts) for parts in zip(prompts, self._answers(prompts, answers), strict=True)]
 
     def _fault(self, row: Row) -> str | None:
         """Says what is wrong with a row that has the fields of the templates; None if nothing is."""
         data, wrong = self._data, self._prompt_fault(row)
         if wrong is None and data.messages is not None and not data.completion_templates:
             wrong = messages.answer_fault(row, data.messages)
-        return wrong or self._completion_fault(row) or self._rule.fault(row)
+        wrong = wrong or self._completion_fault(row) or self._rule.fault(row)
+        return wrong or self._answers.fault(row, answer_of(row, "row", data))
 
     def _completion_fault(self, row: Row) -> str | None:
         """Says what is wrong with what is learned of a row; None if nothing is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import threading
@@ -54,6 +55,25 @@ def read_question(row: Row, field: str) -> tuple[Message, ...]:
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
+def read_tools(row: Row) -> list[Any] | None:
+    """The schemas of tools in the field `tools` of a row, a list or JSON text; None where it has none."""
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(tools, list) or not tools:
+        return None
+    return tools if all(isinstance(tool, dict) and {"function", "name"} & tool.keys() for tool in tools) else None
+
+
+def render_plain(message: Message) -> str:
+    """A message as plain text: its content, then its calls of tools as JSON."""
+    calls = [json.dumps(call, ensure_ascii=False) for call in message.get("tool_calls") or ()]
+    return "\n".join(filter(None, (message.get("content"), *calls)))
+
+
 def render_prompt(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
 ) -> str:
@@ -63,6 +83,17 @@ def render_prompt(
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
     return _text(messages, tokenizer, True, args)
+
+
+def render_whole(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
+) -> str:
+    """A conversation that has ended, as the chat template writes it.
+
+    Raises:
+        ChatTemplateError: The tokenizer's chat template refuses the conversation.
+    """
+    return _text(messages, tokenizer, False, args)
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS, option: str = "data") -> None:
@@ -105,8 +136,38 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
 def _text(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool, args: TemplateValues
 ) -> str:
-    talk = [dict(message) for message in messages]
+    talk = [_read_calls(message) for message in messages]
     options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **args}  # the template's own, by name
+    try:
+        return _apply(talk, tokenizer, options)
+    except ChatTemplateError:
+        if all(message.get("content") is not None for message in talk):
+            raise
+    # Some templates know null content as null, and others join it as text.
+    return _apply([{**message, "content": message.get("content") or ""} for message in talk], tokenizer, options)
+
+
+def _read_calls(message: Message) -> dict[str, Any]:
+    """A message for the template: null content beside calls, and the arguments of calls, which may be JSON text, as
+    objects."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = [_read_arguments(call) for call in message["tool_calls"]]
+    return {**message, "content": message.get("content"), "tool_calls": calls}
+
+
+def _read_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _apply(talk: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
     try:
         with _limit_time():
             text = tokenizer.apply_chat_template(talk, tokenize=False, **options)
@@ -165,9 +226,9 @@ def _stop(signum: int, frame: object) -> None:
     raise TimeoutError(f"it takes more than {_LONGEST_S:g} s")
 
 
-def read_answer(row: Row, field: str) -> str:
-    """The answer that the assistant gives at the end of the messages in a field."""
-    return str(read_field(row, field)[-1]["content"])
+def read_answer(row: Row, field: str) -> Message:
+    """The message of the assistant at the end of the messages in a field."""
+    return read_field(row, field)[-1]
 
 
 def end_of_answer(
@@ -192,6 +253,14 @@ def end_of_answer(
         return None
     behind = tokenizer(text.rpartition(said)[2], add_special_tokens=False)["input_ids"]
     return next((token for token in behind if token in stops), None)
+
+
+def render_closing(tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str | None:
+    """Returns what the chat template writes after an answer; None if it needs conversations of another shape."""
+    try:
+        return _text(_TALK, tokenizer, False, args).rpartition(_ANSWER)[2]
+    except ChatTemplateError:
+        return None
 
 
 def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str:
@@ -244,9 +313,17 @@ def _shape_fault(row: Row, field: str) -> str | None:
     if wrong is not None:
         return wrong
     for number, message in enumerate(read_field(row, field), start=1):
-        texts = [message.get(name) for name in ("role", "content")] if isinstance(message, dict) else [None]
-        if not all(isinstance(text, str) for text in texts):
+        if not _is_message(message):
             return (
                 f'has in the field {field!r} a message, number {number}, that is not {{"role": text, "content": text}}'
             )
     return None
+
+
+def _is_message(message: Any) -> bool:
+    """True for a role with a text, or with calls of tools, beside which the text may be missing."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    calls = message.get("tool_calls")
+    has_calls = isinstance(calls, list) and bool(calls)
+    return isinstance(message.get("content"), str) or (has_calls and message.get("content") is None)

@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
 from lockstep.config import PairSection
-from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, read_answer
-from lockstep.data.prompts import fault_of, prompts_of, too_long
+from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, is_empty, read_answer
+from lockstep.data.messages import Message
+from lockstep.data.prompts import fault_of, note_unread_tools, prompts_of, too_long
 from lockstep.data.rows import Row, Rows, read_number
 from lockstep.data.selection import Head, Needs, Selection
 from lockstep.data.templates import complaint, read_field
@@ -78,6 +79,9 @@ class Pairs:
         templates = {**data.prompt_templates, **data.completion_templates}
         needs = Needs(templates, self._fault, lambda *read: self._lengths(rows, *read), ("pairs", max_tokens, limit))
         self.selection = Selection(rows, tokenizer, data, needs, head)
+        first = self.selection.read_first()
+        note_unread_tools(first, tokenizer, data)
+        self._answers.note_unread((row, self._read_answers(row, "row")) for row in first)
 
     def __len__(self) -> int:
         return len(self.selection)
@@ -115,12 +119,14 @@ class Pairs:
 
     def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[PreferencePair]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
-        chosen, rejected = (
-            self._answers([read_answer(template, row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)])
-            for template in (self._data.chosen, self._data.rejected)
-        )
+        answers = [self._read_answers(row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
+        chosen = self._answers(prompts, [better for better, _ in answers])
+        rejected = self._answers(prompts, [worse for _, worse in answers])
         scores = [tuple(self._scores(row).values()) for row in contents]
         return [PreferencePair(*parts) for parts in zip(prompts, chosen, rejected, scores, strict=True)]
+
+    def _read_answers(self, row: Row, where: str) -> tuple[Message, Message]:
+        return read_answer(self._data.chosen, row, where), read_answer(self._data.rejected, row, where)
 
     def _scores(self, row: Row) -> dict[str, float]:
         """Worth of the answers of a row, by its fields."""
@@ -136,9 +142,13 @@ class Pairs:
         endless = next((name for name in data.score_fields if read_number(read_field(row, name)) is None), None)
         if endless is not None:
             return f"has in the field {endless!r} {shorten(str(read_field(row, endless)))}, which is no finite number"
-        if not read_answer(data.chosen, row, "").strip():
+        answers = self._read_answers(row, "row")
+        if is_empty(answers[0]):
             return "has an empty answer as the chosen one"
-        if read_answer(data.chosen, row, "") == read_answer(data.rejected, row, ""):
+        wrong = self._answers.fault(row, answers[0]) or self._answers.fault(row, answers[1])
+        if wrong is not None:
+            return wrong
+        if self._answers.write(row, "row", answers[0]) == self._answers.write(row, "row", answers[1]):
             return "has the same answer twice, chosen and rejected, from which nothing can be learned"
         better, worse = self._scores(row).values() if data.score_fields else (0.0, 0.0)
         if better < worse:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.messages import Message
+from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import askers, complaint, fills, render
@@ -48,10 +49,10 @@ def _build_prompts(
 ) -> list[Prompt]:
     """Renders and tokenizes rows, given with their ids and their names in messages."""
     if is_chat(data):
-        talks = [_messages(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
+        talks = [converse(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
         texts = [
-            _render_prompt(talk, where, tokenizer, data.template_values)
-            for (_, where), talk in zip(names, talks, strict=True)
+            _render_prompt(talk, where, tokenizer, values_of(row, data))
+            for (_, where), talk, row in zip(names, talks, contents, strict=True)
         ]
     else:
         talks = [None] * len(names)
@@ -91,7 +92,7 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
     field = data.messages
     if field is None:
         return lambda row: messages.text_fault(row, data.prompt, "data.prompt")
-    return lambda row: messages.fault(row, field, tokenizer, data.template_values)
+    return lambda row: messages.fault(row, field, tokenizer, values_of(row, data))
 
 
 def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -110,7 +111,28 @@ def is_chat(data: DataSection) -> bool:
     return data.chat or data.messages is not None
 
 
-def _messages(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
+def values_of(row: Row, data: DataSection) -> dict[str, Any]:
+    """All arguments of the chat template for a row: those of the recipe, and the tools of the row, if it has some."""
+    tools = messages.read_tools(row)
+    return {**({} if tools is None else {"tools": tools}), **data.template_values}
+
+
+def note_unread_tools(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection) -> None:
+    """Notes that the first of some rows has tools that its prompt does not show to the model."""
+    row = next((row for row in rows if row.get("tools")), None)
+    if row is None or not is_chat(data) or "tools" in data.template_values:
+        return
+    if messages.read_tools(row) is None:
+        note("the field 'tools' of the rows is not a list of JSON schemas, so the chat template does not get it")
+        return
+    talk, values = converse(row, "row", data), values_of(row, data)
+    if messages.render_prompt(talk, tokenizer, values) == messages.render_prompt(talk, tokenizer, data.template_values):
+        note(
+            f"the chat template of {tokenizer.name_or_path} does not write the tools of the rows, so no model sees them"
+        )
+
+
+def converse(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
     """The conversation of a row: its own, or what the templates make of it."""
     if data.messages is not None:
         return messages.read_question(row, data.messages)
@@ -147,7 +169,11 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
         return []
     # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
     encoded = tokenizer(list(texts), add_special_tokens=add_special_tokens, verbose=False, return_attention_mask=False)
-    return encoded["input_ids"]
+    opening = [tokenizer.bos_token_id] * 2
+    if not add_special_tokens:
+        return encoded["input_ids"]
+    # A text may begin with the opening token itself.
+    return [ids[1:] if ids[:2] == opening else ids for ids in encoded["input_ids"]]
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
@@ -194,6 +220,7 @@ class Prompts:
             (data.answer,),
         )
         self.selection = Selection(rows, tokenizer, data, needs, head)
+        note_unread_tools(self.selection.read_first(), tokenizer, data)
 
     def __len__(self) -> int:
         return len(self.selection)

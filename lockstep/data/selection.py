@@ -25,6 +25,7 @@ from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows
 from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, read_field, render
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
+_LOOKED_AT = 64  # rows in which notes look for fields that nothing reads
 _BAD, _OVERLONG = "bad rows", "over-long"
 _REMEDIES = {
     _BAD: "correct the row, or set data.bad_rows=skip",
@@ -163,6 +164,10 @@ class Selection:
     def first(self, limit: int | None) -> list[int]:
         """The rows in the order of the data, at most the first `limit`."""
         return self.numbers(range(len(self))[:limit])
+
+    def read_first(self) -> list[Row]:
+        """The first rows, for notes on fields that nothing reads."""
+        return list(self.rows.rows(self.first(_LOOKED_AT)))
 
     def _keep_first(self, head: int | float) -> None:
         """Keeps the first rows of each part, in proportion to its size."""

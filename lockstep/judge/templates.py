@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.data.messages import Message
+from lockstep.data.messages import Message, render_plain
 from lockstep.data.templates import fields, render
 from lockstep.errors import InputError
 
@@ -149,8 +149,8 @@ def _join_names(names: Iterable[str]) -> str:
 def as_text(conversation: Sequence[Message]) -> str:
     """A conversation as plain text: one user's message alone, several with their roles."""
     if [message["role"] for message in conversation] == ["user"]:
-        return str(conversation[0]["content"])
-    return "\n\n".join(f"{_speaker(message['role'])}: {message['content']}" for message in conversation)
+        return render_plain(conversation[0])
+    return "\n\n".join(f"{_speaker(message['role'])}: {render_plain(message)}" for message in conversation)
 
 
 def _speaker(role: Any) -> str:

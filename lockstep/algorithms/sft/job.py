@@ -11,6 +11,7 @@ from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.algorithms.sft.step import SFTWorkers, measure_held_out_loss, sft_step
 from lockstep.algorithms.step import StepEvent
+from lockstep.data.answers import is_empty
 from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.files import FileGroup
 from lockstep.data.selection import Head, Rule, head
@@ -50,5 +51,5 @@ def _tell(changes: Mapping[int, str], size: int, note: Callable[[str], None], ev
 
 def _open(files: FileGroup, recipe: SFTRecipe, setup: Setup, limit: Head) -> Demonstrations:
     data, longest = recipe.data, recipe.sft.max_tokens
-    answered = Rule(lambda row: None if answer_of(row, "row", data).strip() else "has an empty answer", "answered")
+    answered = Rule(lambda row: "has an empty answer" if is_empty(answer_of(row, "row", data)) else None, "answered")
     return open_demonstrations(files, data, setup.source, longest, "sft.max_tokens", limit, answered)
