@@ -260,7 +260,9 @@ class Prompts:
             return None
         asking = askers({"data.answer": self._data.answer})
         wrong = complaint(row, dict.fromkeys(asking, "any"), asking)
-        return wrong and "; ".join(filter(None, (wrong, self._rule.unread)))
+        if wrong is not None:
+            return "; ".join(filter(None, (wrong, self._rule.unread)))
+        return self._rule.answer_fault(row, render(self._data.answer, row, "the row"))
 
     def _read(self, numbers: Sequence[int]) -> list[Prompt]:
         return read_prompts(self.selection.rows, numbers, self._tokenizer, self._data)

@@ -75,15 +75,17 @@ class Rule:
 
     Attributes:
         fault: Says what is wrong with a row, if anything.
-        key: Cache key of all that `fault` and `reads_answer` depend on besides the row.
+        key: Cache key of all that `fault`, `reads_answer` and `answer_fault` depend on besides the row.
         reads_answer: True if the reward of a row reads its right answer.
         unread: Advice on a missing answer that the reward may not read; empty: there is none.
+        answer_fault: Says what is wrong with the right answer of a row, if anything.
     """
 
     fault: Callable[[Row], str | None]
     key: object
     reads_answer: Callable[[Row], bool] = lambda row: True
     unread: str = ""
+    answer_fault: Callable[[Row, str], str | None] = lambda row, answer: None
 
 
 ANY_ROW = Rule(lambda row: None, None)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.data.rows import DataError
+from lockstep.data.thoughts import drop_thought
 from lockstep.errors import shorten
+from lockstep.rewards.math_answer import find_answer, find_marked, find_right_answer
 from lockstep.rewards.math_verifier import verify
 from lockstep.types import Prompt
 
-_BARE_LATEX = re.compile(r"[\\^]")
-_DELIMITED_LATEX = re.compile(r"(?<!\\)\$|\\boxed|\\\(|\\\[")
+READING = 1
+"""Version of the rules by which right answers are read, for caches of what was read."""
+
+_REMEMBERED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -34,41 +39,61 @@ class MathReward:
         """See `Reward`.
 
         Raises:
-            DataError: A right answer that math-verify cannot read.
+            DataError: A right answer that cannot be read whole.
         """
         judged = zip(prompts, responses, answers, strict=True)
         return [self._judge(prompt, response, answer) for prompt, response, answer in judged]
 
     def _judge(self, prompt: Prompt, response: str, answer: str) -> float | None:
-        cut = self._after_marker(answer)
-        gold = _delimit(answer if cut is None else cut)
-        if not verify(gold, gold):
-            cure = (
-                f"correct the row, data.answer or {self.option}.marker, or use {self.option}.type=python"
-                if answer
-                else f"say in data.answer where it stands; or {self.option}=null, where an environment rewards"
-            )
-            raise DataError(f"{prompt.id}: math-verify cannot read the right answer {shorten(answer)!r}; {cure}")
-        text = self.extract_answer(response)
-        if text is None:
+        right = read_right_answer(answer, self.marker)
+        if right is None:
+            raise DataError(f"{prompt.id}: {self.explain_unread(answer)}; correct the row")
+        found = self.extract_answer(response, prompt.text)
+        if found is None:
             return 0.0
-        verdict = verify(gold, text)
+        verdict = verify(right, found)
         return None if verdict is None else float(verdict)
 
-    def extract_answer(self, response: str) -> str | None:
-        """The part of a response in which math-verify looks for the answer; None if the marker is missing."""
-        text = self._after_marker(response)
-        return text if text is None or self.marker is None else _delimit(text)
+    def explain_unread(self, answer: str) -> str | None:
+        """Says that a right answer cannot be read whole, and which options to set; None if it can."""
+        if read_right_answer(answer, self.marker) is not None:
+            return None
+        cure = (
+            f"change data.answer or {self.option}.marker, use {self.option}.type=python"
+            if answer
+            else f"say in data.answer where it stands, set {self.option}=null if an environment rewards"
+        )
+        return f"math-verify cannot read the right answer {shorten(answer)!r} whole; {cure}"
 
-    def _after_marker(self, text: str) -> str | None:
-        """The text after the last marker; None if there is none."""
+    def extract_answer(self, response: str, prompt: str = "") -> str | None:
+        """The answer in a response as LaTeX, without its thought; None if there is none that can be read whole.
+
+        Args:
+            response: The response.
+            prompt: The text that it continues, which may have opened the thought.
+        """
+        text = drop_thought(response, prompt)
         if self.marker is None:
-            return text
-        _, marker, after = text.rpartition(self.marker)
-        return after.strip() if marker else None
+            return find_answer(text)
+        after = _after_marker(text, self.marker)
+        return None if after is None else find_marked(after)
 
 
-def _delimit(text: str) -> str:
-    """Puts bare LaTeX between dollars: without them math-verify reads 2 in 2\\sqrt{3}."""
-    bare = _BARE_LATEX.search(text) and not _DELIMITED_LATEX.search(text)
-    return f"${text}$" if bare else text
+@functools.lru_cache(maxsize=_REMEMBERED)
+def read_right_answer(answer: str, marker: str | None) -> str | None:
+    """Returns a right answer as LaTeX; None if it cannot be read whole."""
+    after = None if marker is None else _after_marker(answer, marker)
+    right = find_right_answer(answer if after is None else after, after is not None)
+    return right if right is not None and verify(right, right) is not False else None
+
+
+def _after_marker(text: str, marker: str) -> str | None:
+    """The text after the last marker; None if there is none. In a longer run of its sign, as #####, it is no marker."""
+    mark = re.escape(marker)
+    if len(set(marker)) == 1:
+        sign = re.escape(marker[0])
+        mark = rf"(?<!{sign}){mark}(?!{sign})"
+    end = None
+    for found in re.finditer(mark, text):
+        end = found.end()
+    return None if end is None else text[end:].strip()

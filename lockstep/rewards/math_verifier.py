@@ -11,9 +11,11 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 
 from lockstep.data.notes import note
 from lockstep.errors import InputError, RunError
@@ -22,17 +24,13 @@ from lockstep.helpers.process import Answers, Child, ChildDied, ChildError, Chil
 
 _CPU_LIMIT_S = 3.0
 _CLOCK_LIMIT_S = 600.0  # far beyond the other limit, for a child that neither computes nor answers
-_LONGEST_TEXT = 1000  # characters; the last ones are kept, where an answer stands
+_NUMBER = re.compile(r"-?\d{1,200}(?:\.\d{1,200})?")
 _CACHE_SIZE = 1 << 16
 _CHILD = Child(__name__)
 
 
-def verify(gold: str, text: str) -> bool | None:
-    """Returns true if the answer in `text` equals the one in `gold`; repeated questions are answered from a cache.
-
-    Args:
-        gold: The right answer.
-        text: A response, or the part of it that holds the answer. math-verify takes the last expression it finds.
+def verify(right: str, found: str) -> bool | None:
+    """Returns true if two answers, given as LaTeX, are equal; repeated questions are answered from a cache.
 
     Returns:
         None if the child did not finish within its time.
@@ -41,30 +39,32 @@ def verify(gold: str, text: str) -> bool | None:
         InputError: If math-verify cannot be started.
         RunError: If its process is lost for another reason than its limit.
     """
-    return _ask_cached(gold[-_LONGEST_TEXT:], text[-_LONGEST_TEXT:])
+    if _NUMBER.fullmatch(right) and _NUMBER.fullmatch(found):
+        return Decimal(right) == Decimal(found)
+    return _ask_cached(right, found)
 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
-def _ask_cached(gold: str, text: str) -> bool | None:
-    return ask(_CHILD, gold, text)
+def _ask_cached(right: str, found: str) -> bool | None:
+    return ask(_CHILD, right, found)
 
 
-def ask(child: Child, gold: str, text: str) -> bool | None:
+def ask(child: Child, right: str, found: str) -> bool | None:
     """Asks a child process that runs this module; None if it ran into its limit on CPU time."""
     attempts = Attempts("helper", note)
     while True:
         try:
             child.start()
-            with child.ask_streaming([gold, text]) as reply:
+            with child.ask_streaming([right, found]) as reply:
                 return reply(_CLOCK_LIMIT_S)
         except ChildDied as death:
             if death.signal == signal.SIGPROF:
                 return None
-            died = f"math-verify's process ended over {text!r}: {death}"
+            died = f"math-verify's process ended over {found!r}: {death}"
             if not (death.may_pass and attempts.again(died)):
                 raise RunError(f"{died}; the same command resumes the run") from None
         except ChildHangs:
-            raise RunError(f"math-verify does not answer over {text!r}; the same command resumes the run") from None
+            raise RunError(f"math-verify does not answer over {found!r}; the same command resumes the run") from None
         except ChildError as error:
             raise InputError(
                 f"math-verify could not be started ({error}); is the package math-verify installed?"
@@ -72,21 +72,19 @@ def ask(child: Child, gold: str, text: str) -> bool | None:
 
 
 def answers() -> Answers:
-    """Runs in the child: reads [gold, text], replies if they are equal."""
-    from math_verify import parse
-    from math_verify import verify as equal
-
+    """Runs in the child: reads [right, found], replies if they are equal."""
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # the parser of LaTeX talks on both
     os.dup2(quiet, 2)
     sys.stdout = os.fdopen(quiet, "w")
     logging.disable(logging.CRITICAL)
 
+    from lockstep.rewards.math_equality import are_equal
+
     def verdict(question: list[str]) -> Iterator[bool]:
-        gold, text = question
         signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT_S)  # its signal, left alone, ends the process
-        same = equal(parse(gold, parsing_timeout=0), parse(text, parsing_timeout=0), timeout_seconds=0)
+        same = are_equal(*question)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        yield bool(same)
+        yield same
 
     return verdict

@@ -13,6 +13,7 @@ from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint, read_field
 from lockstep.rewards import code_reward, instruction_reward
 from lockstep.rewards.build import SET_UP
+from lockstep.rewards.math_reward import READING, MathReward
 from lockstep.types import Prompt
 
 JUDGE, UNREWARDED = "judge", "none"
@@ -30,30 +31,35 @@ def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) ->
     return [read_field(prompt.row, section.verifier) == JUDGE for prompt in prompts]
 
 
-def rule_of(section: SingleReward | None, judge: bool = False) -> Rule:
+def rule_of(section: SingleReward | None, judge: bool = False, option: str = "reward") -> Rule:
     """The requirements of a recipe's reward on rows.
 
     Args:
         section: The reward section; None: there is no reward.
         judge: True if a judge rewards the rows that say `judge`.
+        option: Key of the section in the recipe, for messages.
     """
     if section is None:
         return NO_ANSWERS
     if isinstance(section, RewardSection) and section.parts is not None:
-        return _rule_of_sum([rule_of(part, judge) for part in section.parts.values()])
+        parts = section.parts.items()
+        return _rule_of_sum([rule_of(part, judge, f"{option}.parts.{name}") for name, part in parts])
     fields = (
         section.verifier,
         section.instructions and section.instructions.field,
         section.code and section.code.tests,
     )
     unread = "" if section.function is None and section.server is None else _UNREAD
-    key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN)
+    key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN, section.marker, READING)
+    unreadable = partial(_explain_unread, section, option)
     match section.type:
         case "by_row":
             assert section.verifier is not None, "the recipe names the field"
-            return Rule(_FaultByRow(section.verifier, section, judge), key, partial(_reads_answer, section), unread)
+            fault = _FaultByRow(section.verifier, section, judge)
+            return Rule(fault, key, partial(_reads_answer, section), unread, unreadable)
         case "math" | "instructions" | "code" | "python" | "server" | "judge":
-            return Rule(partial(_fault, section, section.type), key, partial(_reads_answer, section), unread)
+            fault = partial(_fault, section, section.type)
+            return Rule(fault, key, partial(_reads_answer, section), unread, unreadable)
         case "sum":
             raise AssertionError("a sum has parts")
         case _:
@@ -67,6 +73,9 @@ def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
         tuple(rule.key for rule in rules),
         lambda row: any(rule.reads_answer(row) for rule in rules),
         next((rule.unread for rule in rules if rule.unread), ""),
+        lambda row, answer: next(
+            (fault for rule in rules if (fault := rule.answer_fault(row, answer)) is not None), None
+        ),
     )
 
 
@@ -74,6 +83,12 @@ def _reads_answer(section: SingleReward, row: Row) -> bool:
     """True if a row's verifier reads the right answer."""
     named = section.type if section.verifier is None else read_field(row, section.verifier)
     return any(name == named and _compares(name) for name in section.verifiers)
+
+
+def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -> str | None:
+    """Says that a row's right answer cannot be read whole; None if it can, or need not be read."""
+    named = section.type if section.verifier is None else read_field(row, section.verifier)
+    return MathReward(section.marker, option).explain_unread(answer) if named == "math" else None
 
 
 def _compares(name: Verifier) -> bool:

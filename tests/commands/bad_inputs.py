@@ -63,11 +63,6 @@ class BadInput:
         """The same, for what ends a run that was in order."""
         return replace(self.late, code=exit_codes.CRASH)
 
-    @property
-    def only_when_drawn(self) -> BadInput:
-        """The same, for a row that a run meets when it comes to it, and a dry run before."""
-        return replace(self, early=False)
-
 
 def said(overrides: str) -> BadInput:
     """Of `lockstep train tiny.yaml`, with overrides."""
@@ -374,7 +369,7 @@ DATA = {
     "data: fewer rows than a step": own(overrides="ppo.num_prompts_per_step=64 run.max_steps=-1"),
     "data: an unreadable answer": own(
         add_row('{"question": "a", "answer": "many"}', first=True), "ppo.num_prompts_per_step=24"
-    ).only_when_drawn,
+    ),
 }
 
 ENVIRONMENTS = {

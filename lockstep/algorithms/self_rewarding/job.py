@@ -131,7 +131,8 @@ def _open_judges(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> _
 
 def _open_prompts(recipe: SelfRewardingRecipe, setup: Setup) -> Prompts:
     limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
-    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(recipe.verifier, True), limit)
+    rule = rule_of(recipe.verifier, True, "verifier")
+    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule, limit)
 
 
 def _open_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> Judge[float] | None:

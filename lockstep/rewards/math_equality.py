@@ -1,0 +1,180 @@
+"""Equality of two mathematical answers by math-verify, which reads them whole or not at all; runs in a child process.
+
+math-verify compares numbers to six decimals and takes an equation for its right side. So decimals become exact
+fractions here, and what it finds equal must also have equal values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols, latex2sympy, normalize_latex
+from math_verify import verify
+from math_verify.grader import should_treat_as_complex
+from sympy import Basic, Eq, Expr, Float, I, Interval, MatrixBase, Rational, Tuple
+
+_NORMAL = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
+)
+_PERCENT = re.compile(
+    r"\s*\\?%\s*$|\s*\\text\{\s*(?:percent|pct|percentage)\s*\}\s*$|\s*\b(?:percentage|percent|pct)\s*$"
+)
+_DIGITS = 40
+_NEAR = Rational(1, 10**20)
+_ROUNDED = Rational(101, 10**8)
+
+Value = Basic | MatrixBase
+
+
+def are_equal(right: str, found: str) -> bool:
+    """True if two answers, given as LaTeX, are equal; a percentage equals its number and its hundredth."""
+    right_number, right_percents = _PERCENT.subn("", right)
+    found_number, found_percents = _PERCENT.subn("", found)
+    real = not any(map(should_treat_as_complex, (right, found)))
+    first = read(right_number, real)
+    second = read(found_number, real)
+    if first is None or second is None:
+        return False
+    if right_percents == found_percents:
+        return _are_same(first, second)
+    if not isinstance(first, Expr) or not isinstance(second, Expr):
+        return False
+    if right_percents:
+        return _are_same(first, second) or _are_same(first / 100, second)
+    return _are_same(first, second) or _are_same(first, second / 100)
+
+
+def read(latex: str, real: bool = True) -> Value | None:
+    """Reads LaTeX whole; None if that is not possible."""
+    try:
+        value = latex2sympy(
+            normalize_latex(latex, _NORMAL), is_real=real, convert_degrees=False, normalization_config=None
+        )
+    except Exception:  # its parser raises bare ones, and sympy nearly all there are
+        return None
+    if not isinstance(value, Basic | MatrixBase):
+        return None
+    letters = [symbol for symbol in value.free_symbols if str(symbol) == "i"]
+    return value.xreplace(dict.fromkeys(letters, I)) if letters else value
+
+
+def _are_same(right: Value, found: Value) -> bool:
+    if _is_equation_of_zero(found) and not _holds_relations(right):
+        return False
+    exact = [_make_exact(value) for value in (right, found)]
+    if _verify(*exact) and _have_equal_values(*exact):
+        return True
+    return _is_rounded(right, found) and _verify(right, found)
+
+
+def _verify(right: Value, found: Value) -> bool:
+    return bool(verify(right, found, numeric_precision=_DIGITS, timeout_seconds=0))
+
+
+def _make_exact(value: Value) -> Value:
+    """Writes decimals as fractions."""
+    floats = value.atoms(Float)
+    return value.xreplace({number: Rational(str(number)) for number in floats}) if floats else value
+
+
+def _is_equation_of_zero(value: Value) -> bool:
+    """True for the equation of a curve, as 3x+4y=0, whose right side says nothing of an answer."""
+    return (
+        isinstance(value, Eq) and value.rhs == 0 and bool(value.free_symbols) and not is_expr_of_only_symbols(value.lhs)
+    )
+
+
+def _holds_relations(value: Value) -> bool:
+    return bool(value.atoms(sympy.Rel)) if isinstance(value, Basic) else False
+
+
+def _have_equal_values(first: Value, second: Value) -> bool:
+    """False if two answers that are said to be equal have different numbers in the same place."""
+    if isinstance(first, Eq) and isinstance(second, Eq):
+        return _have_equal_solutions(first, second)
+    if isinstance(first, MatrixBase) and isinstance(second, MatrixBase):
+        return _have_equal_elements(first.flat(), second.flat())
+    if isinstance(first, Tuple) and isinstance(second, Tuple):
+        return _have_equal_elements(first.args, second.args)
+    if isinstance(first, Interval) and isinstance(second, Interval):
+        return _have_equal_elements(first.args, second.args)
+    if isinstance(first, sympy.FiniteSet) and isinstance(second, sympy.FiniteSet):
+        return all(any(_have_equal_values(one, other) for other in second.args) for one in first.args)
+    if isinstance(first, Expr) and isinstance(second, Expr):
+        return first.free_symbols != second.free_symbols or _have_equal_numbers(first, second)
+    return True
+
+
+def _have_equal_elements(first: Sequence[Value], second: Sequence[Value]) -> bool:
+    return all(_have_equal_values(one, other) for one, other in zip(first, second, strict=False))
+
+
+def _have_equal_numbers(first: Expr, second: Expr) -> bool:
+    """Compares two expressions by their values at a point, relative to their size."""
+    one = _evaluate(first, 0)
+    other = _evaluate(second, 0)
+    if one is None or other is None or one == 0 or other == 0:
+        return True
+    return bool(abs(one - other) <= _NEAR * max(abs(one), abs(other)))
+
+
+def _have_equal_solutions(first: Eq, second: Eq) -> bool:
+    """False if two equations are no multiples of each other and have no solutions to compare."""
+    ratios = []
+    for point in range(2):
+        one = _evaluate_difference(first, point)
+        other = _evaluate_difference(second, point)
+        if one is None or other is None or other == 0:
+            return True
+        ratios.append(one / other)
+    if abs(ratios[0] - ratios[1]) <= _NEAR * abs(ratios[0]):
+        return True
+    try:
+        return bool(sympy.solve(first, first.free_symbols))
+    except Exception:
+        return False
+
+
+def _evaluate_difference(equation: Eq, point: int) -> Expr | None:
+    left = equation.lhs
+    right = equation.rhs
+    return _evaluate(left - right, point) if isinstance(left, Expr) and isinstance(right, Expr) else None
+
+
+def _evaluate(value: Value, point: int) -> Expr | None:
+    """The value of an expression at a point, given by its number; None if it has none."""
+    if not isinstance(value, Expr):
+        return None
+    names = sorted(value.free_symbols, key=str)
+    places = {name: sympy.sqrt(7 + 4 * i + 13 * point) + point for i, name in enumerate(names)}
+    try:
+        number = sympy.N(value.xreplace(places).doit(), _DIGITS)
+    except Exception:
+        return None
+    return number if isinstance(number, Expr) and number.is_number and number.is_finite else None
+
+
+def _is_rounded(first: Value, second: Value) -> bool:
+    """True if one is a decimal and the other a number that no decimal equals, of nearly the same value."""
+    if not isinstance(first, Expr) or not isinstance(second, Expr) or first.free_symbols or second.free_symbols:
+        return False
+    decimals = [_is_decimal(value) for value in (first, second)]
+    if decimals[0] == decimals[1]:
+        return False
+    one = _evaluate(first, 0)
+    other = _evaluate(second, 0)
+    return one is not None and other is not None and bool(abs(one - other) <= _ROUNDED * abs(one))
+
+
+def _is_decimal(value: Expr) -> bool:
+    """True for a number with a finite decimal."""
+    exact = _make_exact(value)
+    if not isinstance(exact, Rational):
+        return False
+    rest = int(exact.q)
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1

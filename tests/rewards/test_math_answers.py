@@ -1,0 +1,106 @@
+"""Answers of mathematics: read whole or refused, where they stand in a text, in time linear in it."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.config import RewardSection
+from lockstep.rewards.math_answer import find_answer, find_boxes, find_marked, find_right_answer
+from lockstep.rewards.math_reward import MathReward, read_right_answer
+from lockstep.rewards.row_rules import rule_of
+from lockstep.types import Prompt
+
+PAIRS = [json.loads(line) for line in (Path(__file__).parent / "math_pairs.jsonl").read_text("utf-8").splitlines()]
+PROMPT = Prompt("rows.jsonl:7", "What?", (1,), {})
+
+
+def test_pairs_of_answers_and_responses_get_the_right_reward() -> None:
+    wrong = [pair for pair in PAIRS if score(pair["answer"], pair["response"], pair["marker"]) != pair["right"]]
+    assert wrong == []
+
+
+def score(answer: str, response: str, marker: str | None = None, prompt: Prompt = PROMPT) -> float | None:
+    [value] = MathReward(marker)([prompt], [response], [answer])
+    return value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "many",
+        "about 12",
+        "18 out of 24",
+        "5 if x is odd",
+        "1, 2, …, 10",
+        "f''",
+        "x_",
+        "{1",
+        "5+",
+        r"\boxed{4",
+        r"\boxed{}",
+    ],
+)
+def test_a_right_answer_that_cannot_be_read_whole_is_refused_when_rows_are_read(answer: str) -> None:
+    rule = rule_of(RewardSection(type="math"))
+    assert "cannot read the right answer" in str(rule.answer_fault({}, answer))
+    assert rule.answer_fault({}, "5x") is None
+
+
+def test_only_rows_of_mathematics_need_a_right_answer_that_can_be_read() -> None:
+    rule = rule_of(RewardSection(type="by_row", verifier="by", function="mine.py:right", pass_score=1.0))
+    assert rule.answer_fault({"by": "python"}, "many") is None
+    assert "reward.marker" in str(rule.answer_fault({"by": "math"}, "many"))
+
+
+def test_a_prompt_that_opens_the_thought_leaves_no_answer_in_it() -> None:
+    opened = Prompt("rows.jsonl:7", "What?<think>\n", (1,), {})
+    assert score("4", r"It is \boxed{4}", prompt=opened) == 0.0
+    assert score("4", "hm \\boxed{5}\n</think>\n\\boxed{4}", prompt=opened) == 1.0
+
+
+def test_a_power_without_end_is_no_verdict() -> None:
+    assert score("4", r"\boxed{9^{9^{9^{9}}}}") is None
+
+
+HOSTILE: dict[str, Callable[[int], str]] = {
+    "boxes": lambda n: r"\boxed{1}, " * n,
+    "boxes that are not closed": lambda n: r"\boxed{" * n,
+    "boxes without braces": lambda n: r"\boxed " * n,
+    "opening braces": lambda n: r"\boxed" + "{" * n,
+    "commas": lambda n: "1," * n,
+    "newlines": lambda n: "The answer is" + "\n" * n,
+    "spaces": lambda n: "18" + " " * n + "x",
+    "dollars": lambda n: "$ 1 " * n,
+    "answers": lambda n: "answer is " * n,
+    "markers": lambda n: "#### " * n,
+    "hashes": lambda n: "#" * n,
+    "brackets": lambda n: "(1" * n,
+    "digits": lambda n: "1" * n,
+    "signs": lambda n: "-" * n + "1",
+    "delimiters": lambda n: r"\( \[ " * n,
+    "equal signs": lambda n: "1 = " * n,
+    "thousands": lambda n: "1" + ",000" * n,
+    "roots": lambda n: "√(" * n,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_reading_takes_time_linear_in_the_text(name: str) -> None:
+    def seconds(n: int) -> float:
+        text = HOSTILE[name](n)
+        start = time.process_time()
+        for find in (find_answer, find_marked, find_boxes, MathReward("####").extract_answer):
+            find(text)
+        find_right_answer(text, True)
+        return time.process_time() - start
+
+    assert seconds(40_000) < 16 * seconds(10_000) + 1.0  # quadratic would be minutes
+
+
+def test_a_right_answer_is_read_once() -> None:
+    for _ in range(100_000):
+        assert read_right_answer(r"\frac{3}{4}", None) is not None
