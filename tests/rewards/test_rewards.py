@@ -98,7 +98,7 @@ def test_every_answer_of_gsm8k_is_readable_and_equals_itself(assets: Path) -> No
 def test_an_unreadable_right_answer_names_its_row() -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:7: math-verify cannot read the right answer '#### many'"):
         score(MathReward("####"), "no marker at all", "#### many")
-    with pytest.raises(DataError, match=r"right answer ''; say in data.answer .* or reward=null, where an environment"):
+    with pytest.raises(DataError, match=r"right answer '' whole; say in data.answer .* set reward=null"):
         score(MathReward(), "12", "")
 
 
