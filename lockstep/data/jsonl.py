@@ -26,7 +26,7 @@ from lockstep.data import cache
 from lockstep.data.cache import Stamp
 from lockstep.data.notes import Ticker
 from lockstep.data.rows import NUM_NAMED, DataError, Part, Policy, RowError, Skipped, is_error, without_padding
-from lockstep.errors import shorten
+from lockstep.strict_json import StrictJsonError, refuse_constant, refuse_repeated_key
 
 _BUFFER_BYTES = 1 << 22
 _NUMBERS_AT_ONCE = 1 << 16
@@ -154,7 +154,7 @@ class AsWritten(float):
     def __new__(cls, text: str) -> AsWritten:
         number = super().__new__(cls, text)
         if not math.isfinite(number):
-            raise _NotFiniteNumber(text)
+            refuse_constant(text)
         number.text = text
         return number
 
@@ -183,10 +183,8 @@ def parse_any(text: bytes) -> Any:
         value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start + 1} ({text[error.start]:#04x}) is not UTF-8") from error
-    except _NotFiniteNumber as error:
-        raise ValueError(f"is not JSON (it holds {shorten(str(error))}, which is not a finite number)") from error
-    except _Twice as error:
-        raise ValueError(f"has the key {json.dumps(error.key, ensure_ascii=False)} twice in one object") from error
+    except StrictJsonError as error:
+        raise ValueError(str(error)) from error
     except json.JSONDecodeError as error:
         # Not `colno`, which counts from the last newline: that of a line, or any in a list.
         raise ValueError(f"is not JSON ({error.msg} at character {error.pos + 1})") from error
@@ -210,35 +208,13 @@ def _depth(value: Any) -> int:
     return depth
 
 
-class _NotFiniteNumber(ValueError):
-    """A number that JSON does not have, such as NaN, or one that a float cannot hold, such as 1e999."""
-
-
-def _refuse_constant(name: str) -> None:
-    raise _NotFiniteNumber(name)
-
-
-class _Twice(ValueError):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _Twice(next(key for key in keys if keys.count(key) > 1))
-    return row
-
-
 def _integer(text: str) -> int | AsWritten:
     """Parses a whole number; only -0 keeps its spelling, which an int would lose."""
     return AsWritten(text) if text == "-0" else int(text)
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_float=AsWritten, parse_int=_integer, parse_constant=_refuse_constant
+    object_pairs_hook=refuse_repeated_key, parse_float=AsWritten, parse_int=_integer, parse_constant=refuse_constant
 )
 
 

@@ -16,6 +16,7 @@ from lockstep.config.environment import ToolFormat
 from lockstep.config.user_code import show
 from lockstep.data.thoughts import drop_thought
 from lockstep.errors import InputError
+from lockstep.strict_json import HOOKS
 
 Function = Callable[..., Any]
 Schema = Mapping[str, Any]
@@ -125,18 +126,7 @@ def _skip(pattern: re.Pattern[str], text: str, start: int) -> int:
     return start if found is None else found.end()
 
 
-def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    read = dict(pairs)
-    if len(read) < len(pairs):
-        raise ValueError("a key stands twice in an object")
-    return read
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_read_object, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(**HOOKS)
 
 
 def _read_call(found: object, key: str) -> ToolCall | Malformed:

@@ -10,12 +10,22 @@ import anyio
 import httpx2
 import openai
 
+from lockstep.strict_json import HOOKS
+
 LARGEST_REPLY = 64 * 2**20
 """Most bytes of a reply, far more than tokens with their log-probabilities take."""
 
 
 class ReplyRefused(openai.OpenAIError):
     """A reply that is not read to its end; asking again would not help."""
+
+
+class StrictReply(httpx2.Response):
+    """A reply whose JSON has each key once, and only finite numbers."""
+
+    def json(self, **options: Any) -> Any:
+        """The value; raises StrictJsonError where only Python's parser would take it."""
+        return super().json(**HOOKS | options)
 
 
 class BoundedClient(openai.DefaultAsyncHttpxClient):
@@ -56,7 +66,7 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
                     await response.aclose()
         except TimeoutError as error:
             raise httpx2.ReadTimeout("the whole reply took too long", request=request) from error
-        return httpx2.Response(response.status_code, headers=response.headers, content=body, request=request)
+        return StrictReply(response.status_code, headers=response.headers, content=body, request=request)
 
 
 @cache

@@ -219,9 +219,9 @@ class JsonServer:
 
 
 def _read(shape: type[_Shape], answer: object) -> _Shape:
-    """Reads a reply as one of its kind; some servers tell of an error with the status of a success."""
+    """Reads a reply as one of its kind; some servers report an error with the status of a success."""
     match answer:
-        case {"error": error, **rest} if not rest:
+        case {"error": error} if error:
             raise ReplyRefused(f"it answers with an error ({_detail(error)}); look at its log")
         case _:
             return shape.model_validate(answer)

@@ -261,5 +261,5 @@ def test_a_number_of_a_table_that_is_not_finite_is_never_text(value: Any, tmp_pa
 @pytest.mark.parametrize("number", ["NaN", "1e999"])
 def test_a_list_in_one_file_refuses_what_json_does_not_have(number: str, tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(f'[{{"a": {number}}}]')
-    with pytest.raises(DataError, match=f"it holds {number}, which is not a finite number"):
+    with pytest.raises(DataError, match=f"holds {number}, which is not a finite number"):
         open_rows(FileGroup((tmp_path / "rows.json",)))

@@ -99,10 +99,10 @@ def test_line_numbers_count_every_line_of_the_file(tmp_path: Path) -> None:
         (b'{"a": "\\ud83d"}', "half a surrogate pair"),
         (b'{"a": ' + b"[" * 200_000, "is not JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON"),
-        (b'{"a": NaN}', r"is not JSON \(it holds NaN"),
-        (b'{"a": [{"b": -Infinity}]}', "it holds -Infinity"),
-        (b'{"a": 1e999}', "it holds 1e999, which is not a finite number"),
-        (b'{"a": -1E400}', "it holds -1E400"),
+        (b'{"a": NaN}', "holds NaN, which is not a finite number"),
+        (b'{"a": [{"b": -Infinity}]}', "holds -Infinity"),
+        (b'{"a": 1e999}', "holds 1e999, which is not a finite number"),
+        (b'{"a": -1E400}', "holds -1E400"),
     ],
 )
 def test_a_bad_line_is_an_error_with_its_place_or_a_counted_skip(tmp_path: Path, bad: bytes, what: str) -> None:

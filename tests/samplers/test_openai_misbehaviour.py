@@ -274,13 +274,18 @@ def test_log_probabilities_that_do_not_come_are_said(script: Script, logprobs: o
         list(script.client().replies([Request((5, 6), 7)], SAMPLING, logprobs=True))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5])
-def test_log_probabilities_that_are_none_are_refused(script: Script, value: float) -> None:
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (float("nan"), "holds NaN"),
+        (float("-inf"), "holds -Infinity"),
+        (0.5, r"not as OpenAI's protocol has it \(choices.0.logprobs.token_logprobs.2: Input"),
+    ],
+)
+def test_log_probabilities_that_are_none_are_refused(script: Script, value: float, says: str) -> None:
     logprobs = {"token_logprobs": [-1.0, -1.0, value, -1.0]}
     script.says = first(completed(token_ids=[2, 3, 4, 5], logprobs=logprobs))
-    with pytest.raises(
-        ServerError, match=r"not as OpenAI's protocol has it \(choices.0.logprobs.token_logprobs.2: Input"
-    ):
+    with pytest.raises(ServerError, match=says):
         list(script.client().replies([Request((5, 6), 7)], SAMPLING, logprobs=True))
 
 

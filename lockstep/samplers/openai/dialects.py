@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from lockstep.borders import LARGEST_LOGPROB
-from lockstep.errors import InputError
+from lockstep.errors import InputError, shorten
 from lockstep.types import SamplingParams
 
 _NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": 0}
@@ -133,8 +133,10 @@ class Logprobs(ServerWords):
 
 
 class Choice(ServerWords):
-    """A response; `stop_reason` is the stop token that ended it, where a server says so."""
+    """A response; `stop_reason` is the stop token that ended it, and `error` why there is none, if a server says so."""
 
+    index: int | None = None
+    error: Any = None
     text: Text = ""
     message: Message = Message()
     finish_reason: str | None = None
@@ -164,6 +166,10 @@ class Completion(ServerWords):
     def fault(self, max_tokens: int) -> str | None:
         """The reason why this cannot be a response of at most `max_tokens` tokens; None if it can."""
         choice = self.choices[0]
+        if choice.error:
+            return f"its choice holds an error ({shorten(str(choice.error))})"
+        if choice.index not in (None, 0):
+            return f"its only choice has the index {choice.index}, as if it answered another request"
         if self.num_tokens > max_tokens + 1:  # some servers count the stop token in addition
             return f"it answers with {self.num_tokens} tokens, where {max_tokens} were asked for at most"
         characters = len(choice.text or choice.message.content or "")
