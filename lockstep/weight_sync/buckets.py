@@ -49,12 +49,14 @@ class Bucket:
         size: Bytes.
         slots: Places of its tensors.
         handles: CUDA IPC handles of the memory that holds the bytes, by the GPU's name; empty for other carriers.
+        written: If several processes fill the bucket, the bytes of each slot that this one wrote; otherwise empty.
     """
 
     number: int
     size: int
     slots: tuple[Slot, ...]
     handles: Mapping[str, str] = field(default_factory=dict)
+    written: tuple[int, ...] = ()
 
     def json(self) -> str:
         """JSON, for engines that only take plain values."""
@@ -65,7 +67,8 @@ class Bucket:
         """Reads what `json` wrote."""
         fields = json.loads(text)
         slots = (Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots"))
-        return cls(**fields, slots=tuple(slots))
+        written = tuple(fields.pop("written"))
+        return cls(**fields, slots=tuple(slots), written=written)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +88,11 @@ class WeightPart:
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     numbers: Tensor | None
+
+    @property
+    def size(self) -> int:
+        """Bytes that this process sends."""
+        return 0 if self.numbers is None else self.numbers.numel() * self.dtype.itemsize
 
     @classmethod
     def whole(cls, name: str, tensor: Tensor, dtype: torch.dtype) -> WeightPart:

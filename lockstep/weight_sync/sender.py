@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -12,6 +13,7 @@ from lockstep.weight_sync.buckets import Bucket, Slot, WeightPart, end_of, pack
 from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, open_carrier
 from lockstep.weight_sync.fingerprints import copy_and_take, take
 from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.sync import WeightSyncError
 
 
 class OwnsFiles:
@@ -54,7 +56,7 @@ class LocalSender(OwnsFiles):
         """Fills the same buckets as other processes, each with its own parts of the weights.
 
         When the next bucket is requested, all processes have filled the previous one; then each takes the fingerprints
-        of some of its tensors.
+        of some of its tensors. These are of the shared memory, so the caller has to `require_whole` buckets.
 
         Args:
             stream: Notes what was sent.
@@ -65,10 +67,12 @@ class LocalSender(OwnsFiles):
         """
         for number, (slots, own) in enumerate(pack(parts)):
             flat = self._memory(number, slots, own)
+            written = list[int]()
             for slot, part in zip(slots, own, strict=True):
                 if part.numbers is not None:
                     part.of(slot.of(flat)).copy_(part.numbers)
-            yield self._opened.seal(number, slots)
+                written.append(part.size)
+            yield replace(self._opened.seal(number, slots), written=tuple(written))
             for slot in deal(slots, rank, ranks):
                 stream.note_taken(slot.name, take(slot.of(flat)), slot.of(flat), columns)
 
@@ -93,6 +97,23 @@ def gather_buckets(stream: Outgoing) -> Generator[Bucket]:
     """Takes part in gathering what another process sends, in the same buckets, and drops it."""
     for number, (slots, _) in enumerate(pack(stream.parts())):
         yield Bucket(number, end_of(slots), slots)
+
+
+def require_whole(filled: Sequence[Bucket]) -> None:
+    """Raises WeightSyncError if processes that fill a bucket together did not write each of its bytes once.
+
+    Args:
+        filled: The bucket as each process filled it, by rank.
+    """
+    if not any(bucket.written for bucket in filled):
+        return
+    for place, slot in enumerate(filled[0].slots):
+        each = [bucket.written[place] for bucket in filled]
+        if sum(each) != slot.size:
+            ranks = ", ".join(f"rank {rank} wrote {size:,}" for rank, size in enumerate(each))
+            raise WeightSyncError(
+                f"{slot.name} has {slot.size:,} bytes to send, and the learner's ranks wrote {sum(each):,} ({ranks})"
+            )
 
 
 def deal(slots: Sequence[Slot], rank: int, ranks: int) -> list[Slot]:
