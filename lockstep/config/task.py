@@ -63,6 +63,19 @@ class Task(Section, ABC):
         """Rows, counted from 0, at which another kind of demonstrations begins, each with a sentence about it."""
         return {}
 
+    @property
+    def best_reward(self) -> float | None:
+        """The mean reward of the best policy by the reward function or environment in the task's own file.
+
+        None: unknown.
+        """
+        return None
+
+    def find_best_reward(self, code: str | None) -> float | None:
+        """The `best_reward` if `code`, the reference of a reward function or environment, is in the task's own file."""
+        place = self.name.rpartition(":")[0] or type(self).__module__
+        return self.best_reward if code is not None and code.rpartition(":")[0] == place else None
+
     @abstractmethod
     def write(self, folder: Path) -> TaskFiles:
         """Makes the rows and writes them; the same options always give the same bytes.

@@ -37,6 +37,9 @@ class Environment(Protocol):
     is replayed with the same responses, and has to answer the same.
 
     If `step` is an `async def`, one event loop awaits all episodes of a turn at once; see `AsyncEnvironment`.
+
+    A class may have the attributes `cut_off_reward`, the reward of an episode that a limit of the recipe ends (a
+    number; "as_is": the sum so far; None: no verdict), and `best_reward`, what the best policy earns on average.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
@@ -90,8 +93,12 @@ _NO_CALLS = {"calls": 0, "malformed": 0}
 CALLED = "called"
 """A reply that only restarts the timeout: one of several calls has returned, or the event loop is alive."""
 
-SCHEMAS = "schemas"
-"""A question: the JSON schemas of the tools."""
+DECLARED = "declared"
+"""A question: what the class declares. The reply has the JSON schemas of its tools as `schemas`, and its attributes
+`cut_off_reward` and `best_reward` where it has them."""
+
+AS_IS = "as_is"
+"""The `cut_off_reward` of a class whose episodes keep the sum so far."""
 
 TOGETHER = "together"
 """The first reply if episodes are awaited together: if the process dies or hangs, the cause may be any of them."""
@@ -136,6 +143,7 @@ class _Episodes:
                     f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), and: {error}"
                 ) from None
         tools = _open_tools(first, name, tool_format)
+        self._declared = _read_attributes(first, name)
         waits = inspect.iscoroutinefunction(first.step) or (tools is not None and tools.waits)
         if tools is None or tool_format is None:
             self._schemas, self._make = [], make
@@ -147,7 +155,7 @@ class _Episodes:
 
     def __call__(self, question: list[dict[str, Any]] | str, /) -> Iterator[Any]:
         if isinstance(question, str):
-            yield self._schemas
+            yield {"schemas": self._schemas, **self._declared}
             return
         before, self._live = self._live, {}
         if self._loop is not None:
@@ -208,6 +216,27 @@ class _Episodes:
 def _find_live(move: dict[str, Any], live: dict[int, Any]) -> Any:
     """The environment of an episode; None at its first response: the number may be that of an older, truncated one."""
     return live.get(move["episode"]) if len(move["said"]) > 1 else None
+
+
+def _read_attributes(first: Any, name: str) -> dict[str, Any]:
+    """The attributes about rewards that a class of environments declares.
+
+    Raises:
+        InputError: One of them has an invalid value.
+    """
+    declared: dict[str, Any] = {}
+    for attribute, words in (("cut_off_reward", (AS_IS,)), ("best_reward", ())):
+        try:
+            if not hasattr(first, attribute):
+                continue
+            value = getattr(first, attribute)
+            declared[attribute] = value if value in words else user_code.read_reward(value)
+        except Exception:  # any error of the user's code
+            allowed = ", ".join(["a number", *map(repr, words)])
+            raise InputError(
+                f"environment.class_name {name} has an invalid {attribute}; set it to {allowed} or None"
+            ) from None
+    return declared
 
 
 def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> Tools | None:

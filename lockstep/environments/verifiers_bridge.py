@@ -34,6 +34,8 @@ _FILES_OF_AN_EPISODE, _OTHER_FILES = 2, 128
 class VerifiersEpisode:
     """Implements `environment.AsyncEnvironment` for rows of the task `verifiers_tasks`."""
 
+    cut_off_reward = None  # verifiers scores only episodes that it has ended
+
     async def reset(self, row: dict[str, Any], seed: int) -> None:
         """Begins the episode, up to its first call of the model."""
         served = await asyncio.shield(_serve(row["taskset"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 Row = Mapping[str, float]
 
@@ -14,6 +14,15 @@ EQUAL_STEPS = 5
 """Steps in a row whose rewards are all equal, before a run is said to learn nothing."""
 _CLAMPED = 0.25
 """Share of a step's rewards outside `reward_scaling.source` from which on that range is likely a mistake."""
+
+
+WINDOW = 20
+"""Steps, at most, over which rewards are compared with what cut-off responses earn and with the best policy's."""
+_LEAST = 10
+_RISE = 0.1
+"""Rise of the share of responses that were cut off, between the halves of a window, that is no chance."""
+_ERRORS = 4.0
+"""Standard errors above the best policy's reward; a run has many windows, so 3 would be reached by chance."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ _RULES = (
     ),
     _Rule(
         "train/truncated",
-        lambda row: row["train/truncated"] >= 1,
+        lambda row: row["train/truncated"] >= 1 and not row.get("train/cut_off_as_is"),
         lambda row: "every response was cut off by its limit, such as sampling.max_tokens",
     ),
 )
@@ -124,7 +133,77 @@ _RULES = (
 def find_alarms(rows: Sequence[Row]) -> list[Alarm]:
     """Reads lines of metrics; the alarms stand in the order of their first steps."""
     found = [alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _stretches(rows, rule)]
+    found += [alarm for metric, describe in WINDOW_RULES.items() for alarm in _find_windows(rows, metric, describe)]
     return sorted(found, key=lambda alarm: alarm.first)
+
+
+def _find_windows(rows: Sequence[Row], metric: str, describe: Callable[[Sequence[Row]], str]) -> Iterator[Alarm]:
+    """Yields an alarm for each stretch of steps whose windows break a rule."""
+    own = [row for row in rows if metric in row and row["step"] > 0]
+    found: Alarm | None = None
+    for end in range(1, len(own) + 1):
+        step, text = int(own[end - 1]["step"]), describe(own[max(0, end - WINDOW) : end])
+        if text:
+            found = Alarm(metric, step, step, text) if found is None else replace(found, last=step)
+        elif found is not None and step - found.last >= _LEAST:
+            yield found
+            found = None
+    if found is not None:
+        yield found
+
+
+def describe_quitting(window: Sequence[Row]) -> str:
+    """Says that being cut off may pay: its share rises with the reward, and it earns more than the worst responses do.
+
+    Empty where it does not.
+    """
+    window = [row for row in window if "train/reward_min" in row]
+    if len(window) < _LEAST:
+        return ""
+    early, late = window[: len(window) // 2], window[len(window) // 2 :]
+    before, after = (_average(half, "train/truncated") for half in (early, late))
+    if after - before < _RISE or _average(late, "train/reward") <= _average(early, "train/reward"):
+        return ""
+    cut_off = sum(row["train/truncated"] * row.get("train/reward_cut_off", 0.0) for row in late)
+    others = sum(row["train/reward"] for row in late) - cut_off
+    count = sum(row["train/truncated"] for row in late)
+    paid, earned = cut_off / count, others / max(len(late) - count, 1e-9)
+    least = _average(late, "train/reward_min")
+    if paid <= (least + earned) / 2:  # as where longer thoughts pay, and those that are cut off are wrong
+        return ""
+    return (
+        f"the share of responses that were cut off rose from {before:.0%} to {after:.0%} while the reward rose, and "
+        f"they earn {paid:.3g} on average, others {earned:.3g}, and the worst {least:.3g}: the policy may be learning "
+        "to be cut off; set what such a response is worth by reward.cut_off, or by cut_off_reward of the environment's "
+        "class"
+    )
+
+
+def describe_excess(window: Sequence[Row]) -> str:
+    """Says that the reward is above that of the best policy, by more than chance; empty where it is not."""
+    window = [row for row in window if "train/best_reward" in row and math.isfinite(row["train/reward"])]
+    if len(window) < _LEAST:
+        return ""
+    best, reward = window[-1]["train/best_reward"], _average(window, "train/reward")
+    error = math.hypot(*(row["train/reward_error"] for row in window)) / len(window)
+    if reward - best <= _ERRORS * error + 1e-6 * max(1.0, abs(best)):
+        return ""
+    return (
+        f"the sampled reward of {len(window)} steps is {reward:.3g} on average, above {best:.3g}, which the task "
+        "declares for its best policy, and by more than chance: the policy earns reward in a way that the task does "
+        "not mean"
+    )
+
+
+WINDOW_RULES: Mapping[str, Callable[[Sequence[Row]], str]] = {
+    "train/truncated": describe_quitting,
+    "train/reward": describe_excess,
+}
+"""Descriptions of what is wrong in the last steps, by the metric that tells it."""
+
+
+def _average(rows: Sequence[Row], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
 
 
 def _not_finite(rows: Sequence[Row]) -> Iterator[_Rule]:

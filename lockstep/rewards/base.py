@@ -84,6 +84,28 @@ class NoReward:
         return [None] * len(responses)
 
 
+@dataclass(frozen=True)
+class CutOffReward(DetailedReward):
+    """A reward whose recipe declares what a response is worth that was cut off; the rollouts apply it.
+
+    Attributes:
+        reward: Scores the other responses.
+        value: The reward of a response that was cut off; None: `reward` scores it as it is.
+    """
+
+    reward: Reward
+    value: float | None
+
+    @property
+    def is_as_is(self) -> bool:
+        """True if responses that were cut off are scored as they are."""
+        return self.value is None
+
+    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+        """Rewards responses as if none were cut off."""
+        return judge(self.reward, prompts, responses, answers)
+
+
 def judge(reward: Reward, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
     """Rewards responses, and says what else the reward knows of them; arguments as of `Reward`."""
     if isinstance(reward, DetailedReward):

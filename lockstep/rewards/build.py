@@ -7,7 +7,7 @@ from typing import assert_never
 
 from lockstep.config import RewardJudge, RewardSection, SingleReward, Verifier
 from lockstep.config.named_code import name_code
-from lockstep.rewards.base import NoReward, Reward
+from lockstep.rewards.base import CutOffReward, NoReward, Reward
 from lockstep.rewards.code_reward import CodeReward
 from lockstep.rewards.combined_rewards import ByRow, WeightedPart, WeightedSum
 from lockstep.rewards.instruction_reward import InstructionReward
@@ -42,6 +42,14 @@ def build(
     """
     if section is None:
         return NoReward()
+    reward = _build_whole(section, say, open_judge, option)
+    if not isinstance(section, RewardSection) or section.cut_off is None:
+        return reward
+    return CutOffReward(reward, None if section.cut_off == "as_is" else section.cut_off)
+
+
+def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option: str) -> Reward:
+    """Builds a reward as if no response were cut off."""
     match section.type:
         case "sum":
             assert isinstance(section, RewardSection), "a part is no sum"

@@ -60,13 +60,20 @@ class _Episode:
     said: list[str] = field(default_factory=list)
     heard: list[Observation] = field(default_factory=list)
     reward: float | None = 0.0
+    lowest: float = 0.0
     truncated: bool = False
     ended: bool = False
+    done: bool = False
     fault: str | None = None
     tool_calls: int = 0
     malformed_calls: int = 0
     parts: dict[str, float] = field(default_factory=dict)
     open: bool = False
+
+    @property
+    def cut_off(self) -> bool:
+        """True if a limit ended it before its environment did."""
+        return self.truncated and not self.done
 
     @property
     def length(self) -> int:
@@ -104,11 +111,13 @@ class _Episode:
             self.parts[name] = self.parts.get(name, 0.0) + (_UNKNOWN if part is None else part)
         reward: float | None = reply["reward"]
         self.reward = None if self.reward is None or reward is None else self.reward + reward
+        self.lowest = min(self.lowest, reward or 0.0)
         try:
             user_code.read_reward(self.reward)
         except ValueError:
             self.fail(f"gave rewards that add up to {self.reward:g}, which 32 bits do not hold")
-        self.ended |= reply["done"]
+        self.done = reply["done"]
+        self.ended |= self.done
 
     def fail(self, why: str) -> None:
         self.fault, self.ended, self.reward = why, True, None
@@ -130,6 +139,9 @@ class Episodes:
 
     Attributes:
         tools: JSON schemas of the environment's tools; prompts have to name them (`DataSection.with_tools`).
+        cut_off_reward: The reward of an episode that a limit ends; AS_IS: the sum so far; None: no verdict.
+        is_declared: True if the class declares that; otherwise it is 0, and no reward may be negative.
+        best_reward: What the best policy earns on average; None: the class does not say.
 
     Raises:
         EnvironmentFault: There is no such environment.
@@ -151,14 +163,39 @@ class Episodes:
             build_child(environment.__name__, section.class_name, *options) for _ in range(section.max_concurrency)
         ]
         self._start(self._children[0])
-        self.tools = self._read_tools()
+        declared = self._read_declared()
+        self.tools: list[Schema] = declared["schemas"]
+        self.is_declared = "cut_off_reward" in declared
+        self.cut_off_reward: float | str | None = declared.get("cut_off_reward", 0.0)
+        self.best_reward: float | None = declared.get("best_reward")
+        self._negative = ""
         self._observed = observed(self.tools)
 
-    def _read_tools(self) -> list[Schema]:
-        if self._section.tool_format is None:
-            return []
-        with self._children[0].ask_streaming(environment.SCHEMAS) as reply:
+    def _read_declared(self) -> dict[str, Any]:
+        with self._children[0].ask_streaming(environment.DECLARED) as reply:
             return reply(self._section.timeout_s)
+
+    @property
+    def keeps_rewards(self) -> bool:
+        """True if an episode that a limit ends keeps the sum so far."""
+        return self.cut_off_reward == environment.AS_IS
+
+    def describe_cut_off(self) -> str:
+        """Says what an episode that a limit ends is worth."""
+        if self.keeps_rewards:
+            return "an episode that a limit ends keeps its rewards so far"
+        if self.cut_off_reward is None:
+            return "an episode that a limit ends has no verdict"
+        return f"an episode that a limit ends is worth {self.cut_off_reward:g}"
+
+    def require_declared(self) -> None:
+        """Raises EnvironmentFault if a reward was negative, and the class does not declare `cut_off_reward`."""
+        if self._negative:
+            raise EnvironmentFault(
+                f"{self._negative}, so an episode that a limit ends could earn more than one that is played; set the "
+                f"class's attribute cut_off_reward to what such an episode is worth: a number, such as the lowest "
+                f'reward of an episode, "{environment.AS_IS}" to keep the sum so far, or None to not train on it'
+            )
 
     def play(
         self,
@@ -194,9 +231,25 @@ class Episodes:
         versions = self._turns(episodes, engine, sampling)
         if failures := self._failures(episodes):
             self._note(failures)
-        batch = _batch(episodes, versions, sampling)
+        negative = next((episode for episode in episodes if episode.lowest < 0), None)
+        if negative is not None and not self.is_declared:
+            self._negative = (
+                f"{negative.prompt.id}: environment.class_name {self._section.class_name} returned the reward "
+                f"{negative.lowest:g}"
+            )
+        batch = _batch(episodes, versions, sampling, [self._final_reward(episode) for episode in episodes])
         counts = _count_calls(episodes) if self.tools else {}
         return batch.with_columns(sample=counts | _part_columns(episodes))
+
+    def _final_reward(self, episode: _Episode) -> float:
+        """The reward of an episode; NaN: no verdict."""
+        reward = episode.reward
+        replaced = episode.cut_off and not self.keeps_rewards
+        if reward is None or (episode.open and not (replaced and self.is_declared)):
+            return _UNKNOWN
+        if not replaced:
+            return reward
+        return _UNKNOWN if self.cut_off_reward is None else float(self.cut_off_reward)
 
     def _turns(self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams) -> Tensor:
         """Runs turns until all episodes have ended. Returns the versions of the weights, int64 [B]."""
@@ -363,8 +416,7 @@ def _part_columns(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
     return {f"{PART}{name}": torch.tensor([parts.get(name, _UNKNOWN) for parts in named]) for name in names}
 
 
-def _batch(episodes: Sequence[_Episode], versions: Tensor, sampling: SamplingParams) -> Batch:
-    rewards = [_UNKNOWN if episode.open or episode.reward is None else episode.reward for episode in episodes]
+def _batch(episodes: Sequence[_Episode], versions: Tensor, sampling: SamplingParams, rewards: Sequence[float]) -> Batch:
     return Batch(
         torch.cat([piece for episode in episodes for piece in episode.tokens]),
         torch.tensor([episode.length for episode in episodes]),

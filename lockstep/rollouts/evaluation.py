@@ -23,6 +23,7 @@ from lockstep.config import CodeSection, EnvironmentSection, InstructionSection,
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
+from lockstep.rewards.base import CutOffReward
 from lockstep.rollouts.rollout import PART, RolloutCollector
 from lockstep.rollouts.votes import Votes, votes_of
 from lockstep.types import Prompt, SamplingParams
@@ -85,7 +86,9 @@ def sample_answers(
     scores = _read_scores(rollouts.batch["score"])
     columns = {name.removeprefix(PART): own for name, own in rollouts.batch.sample.items() if name.startswith(PART)}
     parts = {name: _read_scores(column) for name, column in columns.items()}
-    votes = _votes(votes_of(collector.reward), rollouts.responses, scores, num_samples)
+    replaced = isinstance(collector.reward, CutOffReward) and collector.reward.value is not None
+    judged = [None if replaced and cut else score for cut, score in zip(truncated, scores, strict=True)]
+    votes = _votes(votes_of(collector.reward), rollouts.responses, judged, num_samples)
     samples = [
         Sample(
             question=position + i // num_samples,

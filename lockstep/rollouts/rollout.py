@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,8 +14,8 @@ from lockstep import keyed
 from lockstep.batch import Batch, concat
 from lockstep.borders import require_finite
 from lockstep.errors import InputError
-from lockstep.metrics import Max, Mean, Metrics, Min, Sum, merge_metrics
-from lockstep.rewards.base import NoReward, Reward, judge
+from lockstep.metrics import Last, Max, Mean, Metrics, Min, Sum, merge_metrics
+from lockstep.rewards.base import CutOffReward, NoReward, Reward, judge
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.episodes import PART, Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
@@ -22,6 +23,19 @@ from lockstep.types import Prompt, Request, SamplingParams
 
 _UNKNOWN = float("nan")
 _GIVE_FINITE = "let the reward be a number that 32 bits hold, or None for no verdict"
+
+
+@dataclass(frozen=True)
+class RewardTerms:
+    """A task's declarations about its rewards.
+
+    Attributes:
+        as_is: True if a response that is cut off keeps its reward, False if it gets a declared one; None: undeclared.
+        best: The mean reward of the best policy; None: unknown.
+    """
+
+    as_is: bool | None = None
+    best: float | None = None
 
 
 @dataclass(frozen=True)
@@ -33,12 +47,16 @@ class Rollouts:
         prompts: The prompt of each row.
         responses: Text of each response; of an episode, all that follows the prompt.
         judging: Metrics of judges that were asked for rewards.
+        terms: What the task declares of its rewards.
+        group_size: Responses to one prompt.
     """
 
     batch: Batch
     prompts: list[Prompt]
     responses: list[str]
     judging: Metrics = field(default_factory=Metrics)
+    terms: RewardTerms = RewardTerms()
+    group_size: int = 1
 
     def metrics(self) -> Metrics:
         """Metrics of rewards, lengths and truncation; a response without a verdict is counted and not averaged."""
@@ -52,8 +70,34 @@ class Rollouts:
                 no_verdict=Sum((~judged).sum()),
             )
             + self.lengths()
+            + self._cut_off(judged)
+            + self._best()
             + self._episodes()
         )
+
+    def _cut_off(self, judged_B: Tensor) -> Metrics:
+        """The mean score of responses that were cut off, and whether the task declares it (`RewardTerms.as_is`)."""
+        cut_B = judged_B & self.batch["truncated"].bool()
+        metrics = Metrics()
+        if bool(cut_B.any()):
+            metrics["reward_cut_off"] = Mean(self.batch["score"][cut_B].sum(), cut_B.sum())
+        if self.terms.as_is is not None:
+            metrics["cut_off_as_is"] = Last(float(self.terms.as_is))
+        return metrics
+
+    def _best(self) -> Metrics:
+        """The reward of the best policy, if the task declares it, and the standard error of this step's mean.
+
+        Responses to one prompt may share their luck, so the error is that of the mean over prompts.
+        """
+        if self.terms.best is None:
+            return Metrics()
+        mean_P = self.batch["score"].view(-1, self.group_size).nanmean(-1)
+        mean_P = mean_P[mean_P.isfinite()]
+        if len(mean_P) < 2:
+            return Metrics()
+        error = mean_P.double().std() / math.sqrt(len(mean_P))
+        return Metrics(best_reward=Last(self.terms.best), reward_error=Last(error))
 
     def rewards(self) -> Metrics:
         """Metrics of a sum's parts, of judges, and the count of attempts to cheat, where a reward looks for that."""
@@ -115,6 +159,7 @@ class RolloutCollector:
         decode: Converts tokens to text.
         seed: Seed of the random numbers.
         environment: Answers each response, until an episode has ended; None: single-turn.
+        best_reward: The mean reward of the best policy, if the task declares it.
     """
 
     engine: SamplerSession
@@ -123,6 +168,17 @@ class RolloutCollector:
     decode: Callable[[Sequence[int]], str]
     seed: int
     environment: Episodes | None = None
+    best_reward: float | None = None
+
+    @property
+    def terms(self) -> RewardTerms:
+        """The declarations of the environment, if it rewards, or else of the reward's section and the task."""
+        if self.environment is not None and isinstance(self.reward, NoReward):
+            declared, best = self.environment.is_declared, self.environment.best_reward
+            as_is = self.environment.keeps_rewards if declared else None
+            return RewardTerms(as_is, self.best_reward if best is None else best)
+        as_is = self.reward.is_as_is if isinstance(self.reward, CutOffReward) else None
+        return RewardTerms(as_is, self.best_reward)
 
     def collect(self, position: int, count: int, sampling: SamplingParams, num_generations: int) -> Rollouts:
         """Collects `num_generations` responses to each training prompt `position` … `position + count − 1`."""
@@ -174,7 +230,8 @@ class RolloutCollector:
         ]
         responses = [self.decode(sampling.drop_stop(tokens)) for tokens in said]
         columns, judging = self._scores(batch, repeated, responses)
-        return Rollouts(batch.with_columns(sample=columns), repeated, responses, judging)
+        batch = batch.with_columns(sample=columns)
+        return Rollouts(batch, repeated, responses, judging, self.terms, num_generations)
 
     def _scores(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
@@ -187,6 +244,7 @@ class RolloutCollector:
         if self.environment is None:
             return self._score(batch, prompts, responses)
         if isinstance(self.reward, NoReward):
+            self.environment.require_declared()
             return {"score": batch["environment_reward"]}, Metrics()
         columns, judging = self._score(batch, prompts, responses)
         if both := columns.keys() & batch.sample.keys():
@@ -203,6 +261,8 @@ class RolloutCollector:
             return {"score": self.reward(batch)}, Metrics()
         verdicts = judge(self.reward, prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
         columns = {"score": _to_column(batch, verdicts.rewards)}
+        if isinstance(self.reward, CutOffReward) and self.reward.value is not None:
+            columns["score"] = columns["score"].masked_fill(batch["truncated"], self.reward.value)
         columns |= {f"{PART}{name}": _to_column(batch, own) for name, own in verdicts.parts.items()}
         columns |= {} if verdicts.tampering is None else {"tampering": torch.tensor(verdicts.tampering)}
         return columns, verdicts.metrics
@@ -248,6 +308,8 @@ def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollout
         [rollouts.prompts[row] for row in rows.tolist()],
         [rollouts.responses[row] for row in rows.tolist()],
         rollouts.judging,
+        rollouts.terms,
+        num_generations,
     )
 
 
@@ -262,4 +324,6 @@ def _join(parts: Sequence[Rollouts]) -> Rollouts:
         [prompt for part in parts for prompt in part.prompts],
         [response for part in parts for response in part.responses],
         merge_metrics(part.judging for part in parts),
+        parts[0].terms,
+        parts[0].group_size,
     )

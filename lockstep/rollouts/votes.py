@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lockstep.rewards.base import Reward
+from lockstep.rewards.base import CutOffReward, Reward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.math_verifier import verify
 from lockstep.rewards.reward_model import RewardModelScorer
@@ -15,6 +15,8 @@ Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
 
 def votes_of(reward: Reward | RewardModelScorer) -> Votes | None:
     """Returns what groups responses by their answer; None for a reward that extracts no answer."""
+    if isinstance(reward, CutOffReward):
+        return votes_of(reward.reward)
     return MathVotes(reward) if isinstance(reward, MathReward) else None
 
 

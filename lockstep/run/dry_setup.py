@@ -109,7 +109,8 @@ class DrySetup:
         with self.found.problem():
             episodes = episodes_of(section, self.algorithm.data, self.source, self.note)
             made = f"{section.class_name} can be made; it was not played with"
-            self.found.say("environment", f"{made}; {describe_rewards(judge)}")
+            worth = f"; {episodes.describe_cut_off()}" if judge is None and episodes is not None else ""
+            self.found.say("environment", f"{made}; {describe_rewards(judge)}{worth}")
             return episodes
         return None
 

@@ -26,6 +26,7 @@ from lockstep.run.faults import keep_fault
 from lockstep.run.hooks import Hooks
 from lockstep.run.identity import ChangedError, Identity, differences
 from lockstep.run.loop import Start, loop
+from lockstep.run.reward_alarms import RewardAlarms
 from lockstep.run.saver import Saver
 from lockstep.run.stop import Stop, heed_signals
 from lockstep.run.trackers.run import RunTracker
@@ -98,7 +99,8 @@ class Session:
             if job.run_length.over(0, 0):
                 saver.begin(0, hooks.state(0))
             with heed_signals(stop, progress.note):
-                every = [self._certify, hooks.all, EqualRewards(progress.note), *job.hooks]
+                warnings = EqualRewards(progress.note), RewardAlarms(progress.note)
+                every = [self._certify, hooks.all, *warnings, *job.hooks]
                 loop(job.step, start, job.run_length, progress, every, stop, partial(self._guard, hooks))
 
     def _certify(self, event: StepEvent) -> None:

@@ -48,6 +48,10 @@ class Choices(Task):
         idle = {} if self.kind == "lock" else {"trap": "where kind is not lock"}
         return idle | ({"length": "where kind is bandit"} if self.kind == "bandit" else {})
 
+    @property
+    def best_reward(self) -> float:
+        return 1.0
+
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder)
         rows = [self._row(state) for state in range(self.states)]

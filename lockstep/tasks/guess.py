@@ -32,6 +32,10 @@ class Guess(Task):
     demonstrations: NonNegativeInt = Field(default=0, description="games for SFT, played at random; 0: none")
     seed: int = Field(default=0, description="of the demonstrations")
 
+    @property
+    def best_reward(self) -> float:
+        return best_chance(self.largest, self.turns)
+
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         rows = [self._row(number) for number in range(1, self.largest + 1)]

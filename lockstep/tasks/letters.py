@@ -61,6 +61,10 @@ class Letters(JudgingTask):
                 "there are 524,160 different orders; ask for at most 500,000 prompts to train and validate on"
             )
 
+    @property
+    def best_reward(self) -> float:
+        return float(len(_ORDERS))
+
     def write(self, folder: Path) -> TaskFiles:
         """Writes the rows. Judgements and comparisons with known right answers are about held-out orders."""
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0, known=self.known > 0)

@@ -55,6 +55,10 @@ class Proxy(Task):
                 f"there are {_WISHES:,} different wishes; ask for at most {_MOST_WISHES:,} to train and validate on"
             )
 
+    @property
+    def best_reward(self) -> float:
+        return 1.0
+
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         wishes = _distinct(self.train_prompts + self.validation_prompts, self.seed)

@@ -34,6 +34,10 @@ class Stories(Task):
         default=2, description="names of children in held-out openings alone"
     )
 
+    @property
+    def best_reward(self) -> float:
+        return 1.0
+
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder)
         shown = NAMES[: -self.held_out_names]

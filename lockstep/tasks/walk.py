@@ -50,6 +50,10 @@ class Walk(Task):
         if self.validation_walks >= 2 * self.places:
             raise ValueError(f"walks begin in {2 * self.places} ways; hold out fewer than that")
 
+    @property
+    def best_reward(self) -> float:
+        return 1.0
+
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         beginnings = permute(2 * self.places, self.seed, "beginnings")

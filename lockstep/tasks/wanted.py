@@ -45,6 +45,10 @@ class Wanted(JudgingTask):
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
+    @property
+    def best_reward(self) -> float:
+        return float(_LENGTH)
+
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0, known=self.known > 0)
         asked = (f"want {LETTERS[number % len(LETTERS)]}" for number in range(self.train_prompts))

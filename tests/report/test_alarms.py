@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from lockstep.report.alarms import find_alarms
 
 
@@ -83,3 +85,53 @@ def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() 
     held_out = {"step": 2, "validation/accuracy": 0.5}
     truncated = rows(train__truncated=[1.0, 1.0])
     assert len(find_alarms([truncated[0], held_out, truncated[1]])) == 1
+
+
+def quitting(shares: list[float], reward: list[float], cut_off: float) -> list[str]:
+    constant = {"train__reward_cut_off": [cut_off] * 20, "train__reward_min": [-1.0] * 20}
+    found = find_alarms(rows(train__truncated=shares, train__reward=reward, **constant))
+    return [alarm.text for alarm in found if alarm.metric == "train/truncated"]
+
+
+RISING, RISEN = [0.02 * step for step in range(20)], [0.5 + 0.05 * step for step in range(20)]
+
+
+def test_a_policy_that_learns_to_be_cut_off_is_one() -> None:
+    (text,) = quitting(RISING, RISEN, 0.5)
+    assert text.startswith("the share of responses that were cut off rose from ")
+    assert "while the reward rose, and they earn 0.5 on average, others " in text
+
+
+@pytest.mark.parametrize(
+    ("shares", "reward", "cut_off"),
+    [
+        (RISING, RISEN, -0.9),  # longer thoughts, and those that are cut off are wrong
+        (RISING, RISEN[::-1], 2.0),
+        ([1.0] * 20, RISEN, 2.0),  # always cut off
+        ([0.3 + 0.05 * (step % 2) for step in range(20)], RISEN, 2.0),
+    ],
+)
+def test_a_policy_that_is_cut_off_and_gains_nothing_by_it_is_none(
+    shares: list[float], reward: list[float], cut_off: float
+) -> None:
+    assert [text for text in quitting(shares, reward, cut_off) if "every response" not in text] == []
+
+
+def excess(reward: list[float], error: float) -> list[tuple[int, int]]:
+    count = len(reward)
+    found = find_alarms(
+        rows(train__reward=reward, train__best_reward=[1.0] * count, train__reward_error=[error] * count)
+    )
+    return [(alarm.first, alarm.last) for alarm in found]
+
+
+def test_a_reward_above_that_of_the_best_policy_is_one() -> None:
+    assert excess([1.3] * 20, 0.25) == [(12, 20)]  # four errors of the mean of twelve steps
+    assert excess([1.01] * 10, 0.0) == [(10, 10)]
+    assert excess([1.0] * 20, 0.0) == []
+    assert excess([0.5, 1.5] * 20, 0.25) == []
+
+
+def test_a_task_that_always_fills_its_limit_and_says_so_has_none() -> None:
+    assert find_alarms(rows(train__truncated=[1.0] * 5, train__cut_off_as_is=[1.0] * 5)) == []
+    assert len(find_alarms(rows(train__truncated=[1.0] * 5, train__cut_off_as_is=[0.0] * 5))) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from lockstep.algorithms.cut_off_note import REWARD_CUT_OFF, CutOffNote
 from lockstep.algorithms.job import (
     Job,
     Validate,
@@ -60,6 +61,7 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
         ),
         agreement=agreement,
         section="online_dpo",
+        hooks=() if recipe.reward is None else (CutOffNote(setup.note, REWARD_CUT_OFF),),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from lockstep.algorithms.cut_off_note import REWARD_CUT_OFF, CutOffNote
 from lockstep.algorithms.job import (
     Checkpointable,
     Job,
@@ -30,7 +31,7 @@ from lockstep.algorithms.policy_gradient.step import (
     sample_and_read_back,
 )
 from lockstep.algorithms.setup import SamplerBeside, Setup
-from lockstep.algorithms.step import Step, StepResult
+from lockstep.algorithms.step import Hook, Step, StepResult
 from lockstep.data.prompts import Prompts
 from lockstep.monitor.agreement import Agreement
 from lockstep.rollouts.rollout import RolloutCollector
@@ -71,7 +72,8 @@ def open_policy_gradient(
     held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
     rows = open_training(recipe, setup, recipe.reward, size)
     reward = open_reward(setup, recipe.reward_role, recipe.reward, rows, "reward")
-    collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed, episodes)
+    best = _find_best_reward(recipe)
+    collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed, episodes, best)
     agreement = build_agreement(recipe, setup, policy, engine, f"{recipe.section}.correction weighs it")
     workers = PolicyGradientWorkers(
         policy=policy,
@@ -92,8 +94,27 @@ def open_policy_gradient(
         agreement=agreement,
         section=recipe.section,
         filters_truncated=options.overlong_filtering,
+        hooks=_warn_of_cut_off(recipe, setup),
     )
     return job if beside is None else _one_step_ahead(job, its, workers, agreement, beside, setup)
+
+
+def _warn_of_cut_off(recipe: PolicyGradientRecipe, setup: Setup) -> tuple[Hook, ...]:
+    """A note for recipes that say nothing of responses that are cut off."""
+    options = recipe.options
+    if options.overlong_filtering or options.truncation_penalty or options.overlong_penalty is not None:
+        return ()
+    own = f"{recipe.section}.overlong_filtering=true or {recipe.section}.truncation_penalty"
+    return (CutOffNote(setup.note, REWARD_CUT_OFF if recipe.reward_model is None else own),)
+
+
+def _find_best_reward(recipe: PolicyGradientRecipe) -> float | None:
+    """The mean reward of the best policy, if the recipe's task declares it of what rewards here."""
+    if recipe.data.task is None or recipe.reward_model is not None:
+        return None
+    if recipe.reward is not None:
+        return recipe.data.task.find_best_reward(recipe.reward.function)
+    return recipe.data.task.find_best_reward(None if recipe.environment is None else recipe.environment.class_name)
 
 
 def _validate(

@@ -10,6 +10,8 @@ from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version, ppo_step
 from lockstep.algorithms.setup import Setup
+from lockstep.errors import InputError
+from lockstep.rollouts.episodes import Episodes
 
 
 def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
@@ -17,6 +19,8 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     critic, options = setup.learner(recipe.critic_role), build_settings(recipe, setup.source.stop_token_ids)
 
     def program(shared: PolicyGradientWorkers) -> AlgorithmParts:
+        if recipe.ppo.bootstrap_truncated and recipe.episode_judge is None:
+            setup.attempt(partial(_require_rewards_so_far, shared.collector.environment), None)
         workers = PPOWorkers(
             policy=shared.policy,
             reference=shared.reference,
@@ -34,3 +38,12 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
         )
 
     return open_policy_gradient(recipe, setup, program)
+
+
+def _require_rewards_so_far(episodes: Episodes | None) -> None:
+    """Raises InputError if an episode that a limit ends has a whole reward already, to which no value may be added."""
+    if episodes is not None and not episodes.keeps_rewards:
+        raise InputError(
+            f"ppo.bootstrap_truncated adds the critic's value to the rewards so far, but {episodes.describe_cut_off()}"
+            '; set it to false, or the attribute cut_off_reward of the environment\'s class to "as_is"'
+        )

@@ -1,0 +1,49 @@
+"""Live notes on rewards: being cut off pays, rewards above the best policy's, and nothing declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from lockstep.algorithms.cut_off_note import CutOffNote
+from lockstep.algorithms.step import StepResult
+from lockstep.metrics import Metrics
+from lockstep.run.loop import StepEvent
+from lockstep.run.reward_alarms import RewardAlarms
+
+
+def follow(hook: Callable[[StepEvent], None], values: Iterable[Mapping[str, float]]) -> None:
+    for step, own in enumerate(values, 1):
+        hook(StepEvent(step, StepResult(Metrics(), 0, 0), False, False, dict(own)))
+
+
+def test_each_is_noted_once() -> None:
+    notes: list[str] = []
+    share = [0.02 * step for step in range(40)]
+    extremes = ("train/reward_min", "train/reward_max")
+    names = (*extremes, "train/reward", "train/truncated", "train/reward_cut_off", "train/best_reward")
+    constant = {"train/reward_error": 0.1}
+    follow(
+        RewardAlarms(notes.append),
+        (constant | dict(zip(names, (-1.0, 9.0, 1 + own, own, 9.0, 1.0), strict=True)) for own in share),
+    )
+    assert [note.partition(":")[0] for note in notes] == ["at step 11", "at step 13"]
+    assert "rose from " in notes[0]
+    assert "above 1, which the task declares" in notes[1]
+
+
+def noted(**values: float) -> list[str]:
+    notes: list[str] = []
+    usual = {"train/reward": 0.5, "train/reward_min": -1.0, "train/truncated": 0.25, "train/reward_cut_off": 0.0}
+    given = {name.replace("__", "/"): value for name, value in values.items()}
+    follow(CutOffNote(notes.append, "reward.cut_off"), [usual | given] * 3)
+    return notes
+
+
+def test_what_is_cut_off_where_rewards_are_negative_is_noted_once() -> None:
+    (note,) = noted()
+    assert note == (
+        "step 1: rewards can be negative (-1), and 25% of responses were cut off and scored as they are, 0 on average, "
+        "where all earn 0.5; so that being cut off does not pay, set reward.cut_off"
+    )
+    assert noted(train__reward_min=0.0) == []
+    assert noted(train__cut_off_as_is=0.0) == []
