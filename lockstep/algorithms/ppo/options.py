@@ -79,14 +79,13 @@ class PPORecipe(PolicyGradientRecipe):
     def options(self) -> PPOSection:
         return self.ppo
 
-    @model_validator(mode="after")
-    def _a_declared_reward_is_whole(self) -> PPORecipe:
+    @rule
+    def _a_declared_reward_is_whole(self) -> None:
         if self.ppo.bootstrap_truncated and self.reward is not None and isinstance(self.reward.cut_off, float):
             raise ValueError(
                 f"reward.cut_off={self.reward.cut_off:g} is the whole reward of a response that is cut off, and "
                 "ppo.bootstrap_truncated adds the critic's value to it; set one of them"
             )
-        return self
 
     @property
     def critic_role(self) -> ModelRole:
