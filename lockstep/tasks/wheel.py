@@ -73,6 +73,8 @@ class Wheel(Task):
 class Show:
     """The wheel as an environment (`environment.Environment`). Anything but the right answer's exact text is wrong."""
 
+    cut_off_reward = -2.5  # no coins and no right answer, by the defaults of the task
+
     def reset(self, row: dict[str, Any], seed: int) -> None:
         """The seed turns the wheel and draws the questions."""
         self._row, self._draws = row, Random(seed)

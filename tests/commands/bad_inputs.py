@@ -381,6 +381,9 @@ ENVIRONMENTS = {
     "environment: no room for a response": played("Broken", "environment.max_tokens=8"),
     "environment: a penalty for length": played("Broken", "ppo.overlong_penalty.buffer=2"),
     "environment: fails too often": played("Broken").late,
+    "environment: an invalid cut_off_reward": played("Vague"),
+    "environment: negative rewards, and nothing declared": played("Costly", "reward=null").late,
+    "environment: a value on top of a whole reward": played("Broken", "reward=null ppo.bootstrap_truncated=true"),
 }
 
 REWARDS = {
