@@ -45,11 +45,11 @@ def main() -> None:
     if not (folder / "model" / "final").is_dir():
         run([*MODEL, "run.max_steps=30", f"run.folder={folder / 'model'}"])
     for dtype in options.dtypes:
-        command = ["doctor", "table", str(folder / "model" / "final"), BACKENDS]
+        command = ["doctor", "table", str(folder / "model" / "final"), BACKENDS, "grid.budget_s=null"]
         if dtype != "fp32":
             command.append(f"learner.dtype={dtype}")
         with count_cpu(folder / f"{dtype}.jsonl"):
-            if not (folder / dtype / "table.md").is_file():
+            if not (folder / dtype / "report.json").is_file():
                 run([*command, f"run.folder={folder / dtype}"])
         if options.save:
             (RESULTS / f"grid_16k_{dtype}.md").write_text(describe(folder, dtype, command))

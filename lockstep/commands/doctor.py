@@ -46,7 +46,7 @@ def add(parsers: Parsers) -> None:
     doctor.set_defaults(command=run)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
     what = "measure agreement over a grid of lengths, data, methods and batch sizes"
-    _add_budget(_add_measuring(group, "table", what, _table))
+    _add_budget(_add_measuring(group, "table", what, _table, "doctor_table"))
     what = "the same over a small grid; where it fails, say where"
     _add_budget(_add_measuring(group, "quick", what, _quick, "doctor_quick"))
     _add_locate(group)
@@ -150,7 +150,7 @@ def _measure(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        named = [] if options.recipe == "doctor" else ["--recipe", options.recipe]
+        named = [] if options.recipe == "doctor_table" else ["--recipe", options.recipe]
         named += ["--trust", *options.trust] if options.trust else []
         print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides, *named])}")
     return code

@@ -14,7 +14,7 @@ from lockstep.batch import Batch
 from lockstep.doctor.base import Backend, Conditions, DType, Side
 from lockstep.doctor.options import DoctorGrid, DoctorLimits
 from lockstep.doctor.plan import Cell, clusters_of, rescore_limit
-from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, judge, judge_tails
+from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
 from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 from lockstep_doctor.statistics import Compared
@@ -24,7 +24,7 @@ REPEATED = 25
 
 Kind = Literal["shaped", "plain"]
 """Under the distribution that was drawn from · at temperature 1 and among all tokens."""
-State = Literal["measured", "beyond context", "cut by budget"]
+State = Literal["measured", "beyond context", "cut by budget", "not measured yet"]
 Pair = tuple[str, str]
 """Training side and inference side."""
 _FEWEST = 2 * LEAST_CLUSTERS
@@ -243,17 +243,32 @@ def judge_rows(
 ) -> dict[tuple[int, Pair], CellJudgement]:
     """Judges all measured cells of all pairs together, by number and pair: what is rare is counted over its cells."""
     measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
+    measured_rows = [row for _, row in measured]
+    methods = {row.cell.method.name for row in measured_rows}
     found: dict[tuple[int, Pair], CellJudgement] = {}
     for pair in pairs if measured else ():
-        tails = judge_tails([part for _, row in measured for part in _parts(row, pair)], limits)
+        tails = {method: _judge_tails(measured_rows, pair, method, limits) for method in methods}
         for number, row in measured:
             samples = samples_for(row, pair)
             drawn: dict[Side, tuple[Compared, Tensor | None]] = {
                 side: (make_independent(one.compare(*pair)), one.floor(*pair)) for side, one in samples.items()
             }
             sampling = samples["infer"].distribution(*pair)
-            found[number, pair] = judge(drawn, limits, len(measured) * len(pairs), sampling, tails)
+            found[number, pair] = judge(
+                drawn, limits, len(measured) * len(pairs), sampling, tails[row.cell.method.name]
+            )
     return found
+
+
+def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: DoctorLimits) -> Clause:
+    """The clause on outliers over all cells of a pair; if they do not pass, over those of one method.
+
+    Only under top-k and top-p does rounding move tokens over an edge, which leaves the other methods in no doubt.
+    """
+    every = judge_tails([part for row in rows for part in _parts(row, pair)], limits)
+    if every.verdict == "PASS":
+        return every
+    return judge_tails([part for row in rows if row.cell.method.name == method for part in _parts(row, pair)], limits)
 
 
 def counts_segments(row: TableRow, pair: Pair) -> bool:

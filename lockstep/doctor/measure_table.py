@@ -3,14 +3,14 @@
 report.json, columns.safetensors   for programs, see `docs/doctor_report.md`
 report.html           the page of them, with plots
 table.md              for people
-cells/               what is measured already, while the table is not whole
+cells/               what is measured already, while the table is not whole; table.md has it, too
 recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -53,7 +53,16 @@ def measure_and_report(loaded: Loaded) -> TableResult:
     """
     with open_session(loaded) as (results, backends, shown):
         cells = Cells(results.folder)
-        found = measure_table(loaded.expect(DoctorRecipe), backends, shown, cells)
+        table = results.folder / TABLE
+
+        def show(found: TableResult) -> None:
+            write_whole(table, [markdown(found).encode()])
+
+        try:
+            found = measure_table(loaded.expect(DoctorRecipe), backends, shown, cells, show)
+        except KeyboardInterrupt:
+            shown.note(f"stopped; {table} has the cells measured so far, and the same command measures the others")
+            raise
         with shown.phase("write"):
             _write(results.folder, tree_of(found, loaded, results.inputs), found)
             page = write_page(results.folder)
@@ -64,24 +73,36 @@ def measure_and_report(loaded: Loaded) -> TableResult:
 
 
 def measure_table(
-    recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress, cells: Cells | None = None
+    recipe: DoctorRecipe,
+    backends: Mapping[str, Backend],
+    shown: Progress,
+    cells: Cells | None = None,
+    show: Callable[[TableResult], None] | None = None,
 ) -> TableResult:
     """Measures and judges all cells of a recipe.
 
     Args:
+        recipe: The recipe.
         backends: What is compared, by name; the earlier of a pair is the training side.
+        shown: Progress.
         cells: Where each is kept as soon as it is measured, and those are that were measured before.
+        show: Receives the unfinished table after each cell.
     """
-    return _Measurement(recipe, backends, shown, cells).measure()
+    return _Measurement(recipe, backends, shown, cells, show).measure()
 
 
 class _Measurement:
     """Goes through the cells of a recipe, shortest first."""
 
     def __init__(
-        self, recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress, kept: Cells | None
+        self,
+        recipe: DoctorRecipe,
+        backends: Mapping[str, Backend],
+        shown: Progress,
+        kept: Cells | None,
+        show: Callable[[TableResult], None] | None,
     ) -> None:
-        self._recipe, self._backends, self._shown, self._kept = recipe, backends, shown, kept
+        self._recipe, self._backends, self._shown, self._kept, self._show = recipe, backends, shown, kept, show
         self._source = PromptSource(recipe)
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
@@ -89,44 +110,75 @@ class _Measurement:
         witness = HFBackend(recipe.model.path, device=recipe.learner.device)
         self._bench = Bench(backends, witness, recipe.grid)
         self._begun = time.monotonic()
+        read = [None if kept is None else kept.read(*cell) for cell in enumerate(self._cells)]
+        self._rows = [
+            self._unmeasured(cell) if row is None else row for cell, row in zip(self._cells, read, strict=True)
+        ]
 
     def measure(self) -> TableResult:
         """Measures and judges all."""
-        read = [None if self._kept is None else self._kept.read(*cell) for cell in enumerate(self._cells)]
+        left = [row.cell for row in self._rows if row.state == "not measured yet"]
         with self._shown.phase("estimate"):
-            predicted = self._estimate([cell for cell, known in zip(self._cells, read, strict=True) if known is None])
+            cost = self._measure_cost()
+        self._seconds = {
+            cell: cost.count_seconds(cell, count_sequences(cell, self._recipe.grid)) for cell in self._inside
+        }
+        memory = peak_bytes() + cost.count_bytes(left)
+        self._predicted = TableEstimate(sum(self._expect_s(cell) for cell in left), memory)
         beyond = len(self._cells) - len(self._inside)
-        left = f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
-        self._shown.total(len(self._inside), f"{len(self._inside)} cells{left}; {predicted.sentence}", unit="cells")
-        self._begun, rows = time.monotonic(), list[TableRow]()
-        for number, (cell, known) in enumerate(zip(self._cells, read, strict=True)):
-            rows.append(known or self._row(number, cell))
-            if rows[-1].state != "beyond context":
-                tokens = sum(int(drawn.batch.mask.sum()) for drawn in rows[-1].drawn)
-                self._shown.step(sum(row.state != "beyond context" for row in rows), {}, tokens)
+        outside = f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
+        known = len(self._inside) - len(left)
+        before = f", {known} of them measured before" if known else ""
+        note = f"{len(self._inside)} cells{before}{outside}; {self._predicted.sentence}"
+        self._shown.total(len(self._inside), note, unit="cells", left=self._expect_left_s)
+        self._begun = time.monotonic()
+        for number, cell in enumerate(self._cells):
+            if self._rows[number].state == "not measured yet":
+                self._rows[number] = self._row(number, cell)
+                self._tell(self._rows[number])
+        return self._result()
+
+    def _unmeasured(self, cell: Cell) -> TableRow:
+        return TableRow(cell, "not measured yet" if cell in self._inside else "beyond context")
+
+    def _measure_cost(self) -> TableCost:
+        folder = self._recipe.model.path
+        return TableCost.measure(self._bench, Sizes.of(skeleton(read_config(folder), folder)))
+
+    def _expect_s(self, cell: Cell) -> float:
+        """Seconds of a cell, by the speeds of single passes, and by how far these were off in the measured cells."""
+        measured = [row for row in self._rows if row.state == "measured"]
+        predicted = sum(self._seconds[row.cell] for row in measured)
+        factor = sum(row.seconds for row in measured) / predicted if predicted else 1.0
+        return factor * self._seconds[cell]
+
+    def _expect_left_s(self) -> float:
+        return sum(self._expect_s(row.cell) for row in self._rows if row.state == "not measured yet")
+
+    def _tell(self, row: TableRow) -> None:
+        """Shows a cell that is done with."""
+        done = sum(row.state in ("measured", "cut by budget") for row in self._rows)
+        self._shown.step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))
+        if self._show is not None and row.state == "measured":
+            self._show(self._result())
+
+    def _result(self) -> TableResult:
+        """The table as it is now."""
         return TableResult(
-            rows,
+            list(self._rows),
             self._pairs,
-            judge_rows(rows, self._pairs, self._recipe.limits),
+            judge_rows(self._rows, self._pairs, self._recipe.limits),
             {name: describe(backend) for name, backend in self._backends.items()},
             list(find_missing(self._recipe)),
-            self._notes(sum(row.state == "cut by budget" for row in rows)),
+            self._notes([row.cell.name for row in self._rows if row.state == "cut by budget"]),
             time.monotonic() - self._begun,
-            predicted,
+            self._predicted,
             peak_bytes(),
         )
 
-    def _estimate(self, cells: Sequence[Cell]) -> TableEstimate:
-        """Estimates the cost of some cells, those beyond the context aside."""
-        folder = self._recipe.model.path
-        cost = TableCost.measure(self._bench, Sizes.of(skeleton(read_config(folder), folder)))
-        return cost.estimate([cell for cell in cells if cell in self._inside])
-
     def _row(self, number: int, cell: Cell) -> TableRow:
         begun, grid = time.monotonic(), self._recipe.grid
-        if cell not in self._inside:
-            return TableRow(cell, "beyond context")
-        if grid.budget_s is not None and begun - self._begun >= grid.budget_s:
+        if grid.budget_s is not None and not self._fits(cell, grid.budget_s - (begun - self._begun)):
             return TableRow(cell, "cut by budget")
         prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
         requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
@@ -141,7 +193,12 @@ class _Measurement:
             self._kept.keep(number, row)
         return row
 
-    def _notes(self, cut: int) -> list[str]:
+    def _fits(self, cell: Cell, left_s: float) -> bool:
+        """True if a cell is expected to end in time; the first is always measured, unless no time is left."""
+        is_first = not any(row.state == "measured" for row in self._rows)
+        return left_s > 0 and (is_first or self._expect_s(cell) <= left_s)
+
+    def _notes(self, cut: Sequence[str]) -> list[str]:
         notes = [f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()]
         if self._source.tokenizer is None:
             path = self._recipe.model.path
@@ -155,7 +212,10 @@ class _Measurement:
             )
         if cut:
             budget = self._recipe.grid.budget_s
-            notes.append(f"{cut} cells were not begun within the budget of {budget:g} s; the verdict is on the others.")
+            notes.append(
+                f"{len(cut)} cells were left out, since they would not end within grid.budget_s={budget:g} (null: no "
+                f"limit), and the verdict is on the others: {'; '.join(cut)}."
+            )
         return notes
 
 

@@ -204,10 +204,7 @@ def markdown(found: TableResult) -> str:
     for number, row in enumerate(found.rows):
         named = [f"{row.cell.length:,}", row.cell.data, row.cell.method.name, str(row.cell.batch_size)]
         judged = [found.judged.get((number, pair)) for pair in found.pairs]
-        shown = [
-            row.state if one is None else f"{one.metric:.4f} [{one.low:.4f}, {one.high:.4f}] {one.verdict}"
-            for one in judged
-        ]
+        shown = [row.state if one is None else _show(one) for one in judged]
         rows.append([*named, *shown, *("refused" for _ in found.refused)])
     pairs = (" vs ".join(pair) for pair in found.pairs)
     head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
@@ -217,8 +214,27 @@ def markdown(found: TableResult) -> str:
     return "\n".join([markdown_table(head, rows), "", *said, "", f"**{found.verdict}**{rest}", ""])
 
 
+def _show(judged: CellJudgement) -> str:
+    """A cell: mean e^|Δ| over what the inference side drew, over what the training side drew, and their average."""
+    drawn = [
+        judged.clauses[f"{side}.mult_prob_error"].value
+        for side in ("infer", "train")
+        if f"{side}.mult_prob_error" in judged.clauses
+    ]
+    sides = " / ".join(map(_show_ratio, drawn))
+    average = f" (average {_show_ratio(sum(drawn) / 2)})" if len(drawn) == 2 else ""
+    return f"{sides}{average} [{_show_ratio(judged.low)}, {_show_ratio(judged.high)}] {judged.verdict}"
+
+
+def _show_ratio(value: float) -> str:
+    """A mean e^|Δ| with two digits of what it is above 1, where four decimals would hide it."""
+    above = value - 1
+    return f"1 + {above:.1e}" if 0 < above < 1e-3 else f"{value:.4f}"
+
+
 def _remark(found: TableResult) -> Iterator[str]:
     """Yields what was asked otherwise, what it took, and what is behind the numbers."""
+    yield "mean e^|Δ| over tokens that the inference side drew / that the training side drew, if both drew."
     yield from found.notes
     spent = f"it took {found.seconds / 60:.1f} minutes and {readable(found.memory)}"
     yield f"{found.predicted.sentence}; {spent}."

@@ -8,8 +8,8 @@ no more often than that cell (an intersection-union test, Berger 1982). Near bou
 in each among its sides and bounded figures (Bonferroni), since each more is a chance to fail wrongly.
 
 Rare tokens are the exception to far bounds of a cell's own: one too small for them passes if the bound of all cells of
-its pair together is within the limit. That certifies the rate of the pair, not of the cell, whose own must be within
-the limit as a plain figure.
+its pair together, or of those of its method, is within the limit. That certifies the rate of the pair, not of the
+cell, whose own must be within the limit as a plain figure.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def judge(
             differ by. None: it is unknown, and only the limits that need none apply.
         cells: How many cells are judged together.
         sampling: The distribution that was scored, and drawn from; None: temperature 1, all tokens.
-        tails: `judge_tails` of all cells; where it passes, so does a cell too small to bound so rare a thing, if its
-            own share is within the limit.
+        tails: `judge_tails` of all cells, or of those of its method; where it passes, so does a cell too small to
+            bound so rare a thing, if its own share is within the limit.
     """
     near_bounds = cells * len(_BOUNDED) * len(drawn)
     clauses: list[Clause] = []

@@ -13,7 +13,7 @@ from lockstep.batch import Batch
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.learner import LearnerBackend
 from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.report import Cells, columns_of
+from lockstep.doctor.report import Cells, columns_of, markdown
 from lockstep.types import Request, SamplingParams
 
 
@@ -33,10 +33,14 @@ def test_a_table_that_was_stopped_goes_on_where_it_was(models: Callable[..., Pat
     undisturbed, stopped, again = Mortal(folder), Mortal(folder), Mortal(folder)
     at_once = found(recipe, HFBackend(folder), undisturbed)
     stopped.lives = undisturbed.drawn // 2
+    unfinished: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        found(recipe, HFBackend(folder), stopped, cells)
+        found(recipe, HFBackend(folder), stopped, cells, lambda table: unfinished.append(markdown(table)))
+    assert "not measured yet" in unfinished[-1]
+    assert "PASS |" in unfinished[-1]
     in_parts = found(recipe, HFBackend(folder), again, cells)
     assert again.drawn < undisturbed.drawn
+    assert in_parts.predicted.seconds < at_once.predicted.seconds, "of the cells that are left"
     assert in_parts.judged == at_once.judged
     assert in_parts.repeats == at_once.repeats
     columns = columns_of(in_parts.rows)

@@ -125,7 +125,8 @@ def test_the_table_is_markdown(passed: tuple[Path, int]) -> None:
     lines = (passed[0] / "table.md").read_text().splitlines()
     assert lines[0] == "| Length | Data | Method | Batch | hf vs torch |"
     assert all(line.count("|") == 6 for line in lines[:8])
-    assert lines[2] == "| 12 | real | greedy | 8 | 1.0000 [1.0000, 1.0000] PASS |"
+    drawn = r"1 \+ \d\.\de-\d\d"
+    assert re.fullmatch(rf"\| 12 \| real \| greedy \| 8 \| {drawn} / {drawn} \(average {drawn}\) .* PASS \|", lines[2])
     assert lines[7] == "| 48 | real | T=0.7 top_p=0.9 | 8 | beyond context |"
     assert "- torch, asked the same again: 4 of 4 bitwise the same." in lines
     assert lines[-1] == "**PASS** of 4 of 6 rows; the others were not measured"
@@ -146,6 +147,7 @@ def test_a_budget_leaves_cells_out(models: Callable[..., Path], in_tmp: Path) ->
     states = [cell["state"] for cell in report(folder)["cells"]]
     assert states == ["cut by budget"] * 4 + ["beyond context"] * 2
     assert report(folder)["verdict"] == "INCONCLUSIVE"
+    assert "12 real, greedy, batch 8" in report(folder)["notes"][-1]
 
 
 def test_too_few_tokens_tell_nothing(models: Callable[..., Path]) -> None:
