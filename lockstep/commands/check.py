@@ -8,6 +8,7 @@ from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers
 from lockstep.errors import InputError
 from lockstep.paths import path_argument
+from lockstep.printable import print_text
 
 
 def add(parsers: Parsers) -> None:
@@ -31,5 +32,5 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
     verdicts = check(bounds, read_metrics(Path(options.run)))
     for verdict in verdicts:
-        print(verdict.sentence)
+        print_text(verdict.sentence)
     return exit_codes.OK if all(verdict.passed for verdict in verdicts) else exit_codes.BROKEN

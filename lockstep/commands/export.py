@@ -6,6 +6,7 @@ import argparse
 
 from lockstep.commands.arguments import Parsers, add_trust
 from lockstep.paths import path_argument
+from lockstep.printable import print_text
 from lockstep.process_defaults import spare_modules
 
 
@@ -30,5 +31,5 @@ def run(options: argparse.Namespace) -> int:
 
     step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter)
     what, opener = ("adapters of the policy", "peft") if options.adapter else ("the policy", "transformers")
-    print(f"{what} after {step} steps: {options.out} (opens with {opener})")
+    print_text(f"{what} after {step} steps: {options.out} (opens with {opener})")
     return 0

@@ -7,6 +7,7 @@ import argparse
 from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_recipe
 from lockstep.paths import path_argument
+from lockstep.printable import print_text
 from lockstep.process_defaults import spare_modules
 
 
@@ -34,5 +35,5 @@ def run(options: argparse.Namespace) -> int:
         from lockstep.plan.command import plan
 
     found = plan(loaded, options.gpus, options.memory, options.config, options.rates)
-    print(found.text)
+    print_text(found.text)
     return exit_codes.OK if found.fits else exit_codes.BROKEN

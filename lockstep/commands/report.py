@@ -7,6 +7,7 @@ import argparse
 from lockstep.commands.arguments import Parsers
 from lockstep.errors import InputError
 from lockstep.paths import path_argument
+from lockstep.printable import print_text
 
 
 def add(parsers: Parsers) -> None:
@@ -54,5 +55,5 @@ def run(options: argparse.Namespace) -> int:
         write_sweep_report(sweeps[0], out)
     else:
         write_report(folders, out)
-    print(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
+    print_text(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.printable import print_text
 from lockstep.process_defaults import spare_modules, spare_threads
 
 
@@ -27,6 +28,6 @@ def run(options: argparse.Namespace) -> int:
         from lockstep.sweeps.sweep import preview, run_sweep
     plan = plan_words(options.recipe, options.overrides, options.name)
     if options.dry_run:
-        print(preview(plan, options.jobs))
+        print_text(preview(plan, options.jobs))
         return 0
     return run_sweep(plan, options.jobs)

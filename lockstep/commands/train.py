@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.printable import print_text
 from lockstep.process_defaults import spare_modules
 from lockstep.unread import outlive_reader
 
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         with spare_modules():
             from lockstep.run.dry_run import dry_run
-        print(dry_run(load(options.recipe, options.overrides), options.allow_changes))
+        print_text(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
     if options.supervise:
         return _supervise(options)

@@ -76,6 +76,15 @@ class JsonlIndex:
         if stamp is None or not self.path.is_file():
             raise DataError(f"{self.path}: there is no such file; name a JSONL file that exists")
         self._stamp = stamp
+        try:
+            self._read_index(bad_rows)
+        except DataError:
+            (cache.folder() / self._unpacked).unlink(missing_ok=True)  # which may be large
+            raise
+
+    def _read_index(self, bad_rows: Policy) -> None:
+        """Checks all lines, or takes what the cache has of them; raises DataError as the constructor."""
+        stamp = self._stamp
         with self._text().open("rb") as text:
             found = cache.table(
                 cache.entry("index", stamp.path, stamp), 2, partial(_scan, text, self.path, is_error(bad_rows))
@@ -139,7 +148,12 @@ class JsonlIndex:
         """The file itself, or what a packed one holds."""
         if self.path.suffix != ".gz":
             return self.path
-        return cache.ensure_cached(cache.entry("unpacked", self._stamp.path, self._stamp), partial(_unpack, self.path))
+        return cache.ensure_cached(self._unpacked, partial(_unpack, self.path))
+
+    @property
+    def _unpacked(self) -> str:
+        """Name in the cache for what a packed file holds."""
+        return cache.entry("unpacked", self._stamp.path, self._stamp)
 
     def _check_unchanged(self) -> None:
         if Stamp.of(self.path) != self._stamp:

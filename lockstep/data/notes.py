@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import time
 
+from lockstep.printable import print_text
+
 _FIRST_AFTER_S, _EVERY_S = 1.0, 5.0
 
 
 def note(text: str) -> None:
     """Prints a note."""
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    print_text(f"note: {text}", file=sys.stderr)
 
 
 class Ticker:
@@ -30,4 +32,4 @@ class Ticker:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _EVERY_S
-            print(f"{self._what}: {done / max(1, self._total):.0%}", file=sys.stderr, flush=True)
+            print_text(f"{self._what}: {done / max(1, self._total):.0%}", file=sys.stderr)

@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 from lockstep.background import SIGNAL_CHECK_S
 from lockstep.helpers.descendants import end_children, find_descendants, kill_all
-from lockstep.helpers.printable import make_printable
 from lockstep.helpers.sandbox import linux
+from lockstep.printable import make_printable
 from lockstep.process_defaults import spare_modules
 
 _START_S = 120.0  # importing what a user's module imports may take long on a busy disk

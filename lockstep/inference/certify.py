@@ -35,6 +35,7 @@ from lockstep.models.heads import LogitsHead
 from lockstep.models.source import ModelSource, open_source
 from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
+from lockstep.printable import print_text
 from lockstep.report.certificate import ReadCertificate
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.certificate import write_certificate
@@ -323,9 +324,9 @@ def _conclude(file: Path, found: Sequence[Found]) -> int:
     changes = sum((own.changes for own in found), Resampled())
     unseen = [own.control for own in found if own.control is not None and not own.control.seen]
     again = f"{changes.tokens:,} sampled again in other batches, {changes.changed:,} changed"
-    print(f"{read.sentence}; {again} ({file})")
+    print_text(f"{read.sentence}; {again} ({file})")
     for control in unseen:
-        print(
+        print_text(
             f"the comparison is blind in {control.dtype}: {control.weight} was moved by one unit in the last place, "
             f"and none of {control.tokens:,} tokens differed; try more (--count)"
         )

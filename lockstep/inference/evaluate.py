@@ -31,6 +31,7 @@ from lockstep.inference.results import results_of
 from lockstep.inference.sample_log import Block, SampleLog, Setting
 from lockstep.judge.asking import Answering
 from lockstep.models.source import ModelSource, open_source
+from lockstep.printable import print_text
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.report.judge_reward import describe_judges
 from lockstep.report.progress import Progress, show_progress
@@ -65,7 +66,7 @@ def evaluate(loaded: Loaded) -> Path:
     with results.open() as started:
         if not (folder / RESULTS).exists():
             _examine(recipe, settings, source, folder, started)
-    print("\n".join([results_table(folder), "", *describe_judges(folder), f"evaluation: {folder}"]))
+    print_text("\n".join([results_table(folder), "", *describe_judges(folder), f"evaluation: {folder}"]))
     return folder
 
 

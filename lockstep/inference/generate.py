@@ -28,6 +28,7 @@ from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
 from lockstep.models.source import ModelSource, open_source
+from lockstep.printable import print_text
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rollouts.generation import account, line_of
 from lockstep.rollouts.rollout import requests_of
@@ -62,7 +63,7 @@ def generate(loaded: Loaded) -> Path:
             Parts(whole, 0).clear()
         else:
             _make(recipe, source, whole, started)
-    print(f"{_format_summary(whole.with_name(SUMMARY))}: {whole}")
+    print_text(f"{_format_summary(whole.with_name(SUMMARY))}: {whole}")
     return results.folder
 
 

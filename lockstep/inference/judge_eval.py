@@ -35,6 +35,7 @@ from lockstep.judge.agreement import (
 from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import Judge
 from lockstep.judge.verdicts import Winner
+from lockstep.printable import print_text
 from lockstep.report.evaluation import RESULTS
 from lockstep.report.judge_eval import JUDGEMENTS, judge_table
 from lockstep.report.progress import Progress, show_progress
@@ -63,7 +64,7 @@ def judge_eval(loaded: Loaded) -> Path:
         else:
             ranked = read_ranked(open_rows(files, recipe.data.bad_rows), recipe.data)
             _judge(recipe, ranked, results.folder, started)
-    print(f"{judge_table(results.folder)}\n\nevaluation of a judge: {results.folder}")
+    print_text(f"{judge_table(results.folder)}\n\nevaluation of a judge: {results.folder}")
     return results.folder
 
 

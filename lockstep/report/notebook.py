@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lockstep.printable import print_text
 from lockstep.report.progress_view import ProgressView
 
 
@@ -34,7 +35,7 @@ class NotebookDisplay:
         self._handle.update(_draw(view()), raw=True)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print_text(text, file=sys.stderr)
 
     def step(self, view: ProgressView) -> None:
         self._handle.update(_draw(view), raw=True)

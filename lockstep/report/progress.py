@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.helpers.printable import make_printable
+from lockstep.printable import make_printable
 from lockstep.report.notebook import NotebookDisplay, runs_in_notebook
 from lockstep.report.progress_view import ProgressView
 
@@ -62,7 +62,7 @@ class Progress:
         clock: Callable[[], float],
         record: Record | None = None,
     ) -> None:
-        self._title, self._total, self._display, self._clock = title, total_steps, display, clock
+        self._title, self._total, self._display, self._clock = make_printable(title), total_steps, display, clock
         self._record = record
         self._phase: str | None = None
         self._phase_since = self._step_since = clock()

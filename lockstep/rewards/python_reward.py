@@ -10,8 +10,8 @@ from typing import Any
 from lockstep.data.notes import note
 from lockstep.fault_policy import Attempts
 from lockstep.helpers.in_process import build_child, say_slow
-from lockstep.helpers.printable import make_printable
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
+from lockstep.printable import make_printable
 from lockstep.rewards import reward_function
 from lockstep.rewards.base import RewardError, RewardLost
 from lockstep.types import Prompt

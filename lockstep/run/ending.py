@@ -9,7 +9,7 @@ from collections.abc import Callable
 from lockstep import exit_codes
 from lockstep.disk import is_user_error
 from lockstep.errors import LockstepError
-from lockstep.helpers.printable import make_printable
+from lockstep.printable import print_text
 from lockstep.run.stop import Stopped
 from lockstep.unread import is_unread
 
@@ -26,15 +26,15 @@ def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> i
     except (LockstepError, OSError) as error:
         if show_traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
             raise
-        print(f"lockstep: {make_printable(str(error))}", file=sys.stderr)  # it may quote a stranger's file
+        print_text(f"lockstep: {error!s}", file=sys.stderr)  # it may quote a stranger's file
         if isinstance(error, LockstepError):
             return error.exit_code
         return exit_codes.INPUT if is_user_error(error) else exit_codes.CRASH
     except Stopped as stopped:
-        print(f"lockstep: {stopped}", file=sys.stderr)
+        print_text(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code
     except KeyboardInterrupt:
-        print("lockstep: interrupted; the same command resumes from the newest checkpoint", file=sys.stderr)
+        print_text("lockstep: interrupted; the same command resumes from the newest checkpoint", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except Exception:
         if show_traceback:

@@ -26,6 +26,7 @@ from lockstep.models.export import assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.models.tokenizer import has_tokenizer
+from lockstep.printable import print_text
 from lockstep.report.card import card
 from lockstep.report.held_out import Better, best, figures
 from lockstep.report.log import read_metrics, require_run
@@ -128,7 +129,7 @@ def _tell_better(run: Path, by: Best, exported: int) -> None:
     top = best(series, _BETTER[by.mode]) if series else None
     if top is None or not at or top.value == at[-1]:
         return
-    print(
+    print_text(
         f"note: {by.metric} was best at step {top.step}, {top.value:.4g}, which has no checkpoint; exported is step "
         f"{exported}, {at[-1]:.4g}; a smaller run.save_every saves more of the steps",
         file=sys.stderr,

@@ -15,6 +15,7 @@ import transformers
 import lockstep
 from lockstep.config.loading import Loaded
 from lockstep.models.device import keep_fp32
+from lockstep.printable import print_text
 from lockstep.report.log import ENVIRONMENT, read_environment
 from lockstep.run.folder import write_once
 
@@ -49,9 +50,9 @@ def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
     noted, usual = read_environment(folder), torch.get_num_threads()
     threads = int(noted.get("threads", usual))
     if threads != usual:
-        print(f"note: {folder} keeps the {threads} threads that it was begun with; it would have {usual} now")
+        print_text(f"note: {folder} keeps the {threads} threads that it was begun with; it would have {usual} now")
     if {**noted, "threads": usual} != now:
-        print(f"note: {file} is not the environment of now; continued steps may differ in their last bits")
+        print_text(f"note: {file} is not the environment of now; continued steps may differ in their last bits")
     torch.set_num_threads(threads)
     try:
         yield

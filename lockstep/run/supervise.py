@@ -14,6 +14,7 @@ from types import FrameType
 
 from lockstep import exit_codes
 from lockstep.fault_policy import Attempts
+from lockstep.printable import print_text
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.messages import add_message
 from lockstep.run.stop import SUPERVISED
@@ -95,7 +96,7 @@ class Supervisor:
         return found[-1][0] if found else -1
 
     def _tell(self, text: str) -> None:
-        print(f"supervise: {text}", file=sys.stderr, flush=True)
+        print_text(f"supervise: {text}", file=sys.stderr)
         if self._folder.is_dir():
             add_message(self._folder, None, f"supervise: {text}")
 

@@ -28,6 +28,7 @@ from lockstep.models.export import copy_frame
 from lockstep.models.families.own_code import list_own_files
 from lockstep.models.folder import read_fields
 from lockstep.models.source import ModelSource, open_source, scratch_model
+from lockstep.printable import print_text
 from lockstep.report.log import read_metrics
 from lockstep.report.nothing_trained import describe_causes
 from lockstep.report.progress import Progress, show_progress
@@ -85,8 +86,8 @@ def train(
         NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
     """
     if _run(loaded, allow_changes, deadline_s, callbacks):
-        print(f"{loaded.name} is finished: {loaded.run_folder}")
-    print(summarize_run(loaded.run_folder))
+        print_text(f"{loaded.name} is finished: {loaded.run_folder}")
+    print_text(summarize_run(loaded.run_folder))
     return loaded.run_folder
 
 
@@ -255,21 +256,21 @@ def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s
             require_same_files(first)
         require_trained(first.run_folder)
         finish_page(first.run_folder, partial(print, file=sys.stderr))
-        print(f"{name} begins with {final}, trained before", file=sys.stderr)
+        print_text(f"{name} begins with {final}, trained before", file=sys.stderr)
         return final
-    print(f"stage 1 of 2: {_purpose(first)}; {name} begins with its model", file=sys.stderr)
+    print_text(f"stage 1 of 2: {_purpose(first)}; {name} begins with its model", file=sys.stderr)
     for _ in patience(name, first.run_folder, deadline_s, partial(_say, loaded.run_folder)):
         with suppress(FolderInUseError):  # where its process ends early, this one continues
             _run(first, allow_changes, deadline_s)
             break
     require_trained(first.run_folder)
-    print(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {_purpose(loaded)}", file=sys.stderr)
+    print_text(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {_purpose(loaded)}", file=sys.stderr)
     return final
 
 
 def _say(folder: Path, text: str) -> None:
     """Tells the user what happens before a run has a display, and records it."""
-    print(text, file=sys.stderr)
+    print_text(text, file=sys.stderr)
     add_message(folder, None, text)
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.config import Common
+from lockstep.printable import print_text
 from lockstep.report.log import METRICS
 from lockstep.report.progress import HEADLINES
 from lockstep.run.checkpoint import Checkpoints
@@ -39,7 +40,7 @@ class SweepView:
     def note(self, text: str) -> None:
         """Shows a line that stays."""
         if self._live is None:
-            print(text, file=sys.stderr, flush=True)
+            print_text(text, file=sys.stderr)
         else:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -18,6 +18,7 @@ from lockstep import exit_codes
 from lockstep.config.loading import Loaded, describe
 from lockstep.config.user_code import is_in_program
 from lockstep.errors import InputError, LockstepError
+from lockstep.printable import print_text
 from lockstep.process_defaults import THREADS
 from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
@@ -245,10 +246,10 @@ def _run_jobs(
 
 
 def _finish(plan: SweepPlan, jobs: Sequence[SweepJob], asked: tuple[str, int] | None) -> int:
-    print(summarize(plan.folder))
+    print_text(summarize(plan.folder))
     failed = [job for job in jobs if job.state == "failed"]
     for job in failed:
-        print(f"{job.run.name} failed; {job.log}", file=sys.stderr)
+        print_text(f"{job.run.name} failed; {job.log}", file=sys.stderr)
     if asked is not None and any(job.state in ("waiting", "stopped") for job in jobs):
         raise Stopped(f"{plan.folder} stopped, because {asked[0]}; the same command resumes it", asked[1])
     codes = [job.code for job in jobs if job.state in ("failed", "stopped")]

@@ -241,6 +241,15 @@ def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path, monkeypatch: pyt
     assert index.row(1) == {"a": 2}
 
 
+def test_what_a_refused_file_holds_does_not_stay_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(bytes(1 << 20)))
+    for policy in ("error", "skip"):
+        with pytest.raises(DataError, match=r"is not JSON|holds no rows"):
+            JsonlIndex(tmp_path / "rows.jsonl.gz", bad_rows=policy)
+        assert not list((tmp_path / "cache/unpacked").iterdir())
+
+
 @pytest.mark.parametrize(
     "spoil", [lambda packed: packed[:-9], lambda packed: packed[:-8] + bytes(8), lambda packed: packed[:30]]
 )

@@ -16,7 +16,7 @@ from reply_strategies import changed_answers, damaged_bytes
 
 from lockstep.config import OpenAI
 from lockstep.errors import LockstepError
-from lockstep.helpers.printable import make_printable
+from lockstep.printable import make_printable
 from lockstep.samplers.openai.client import OpenAIClient
 from lockstep.servers import json_server as module
 from lockstep.types import Reply as Response

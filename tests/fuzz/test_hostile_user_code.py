@@ -10,8 +10,8 @@ from user_code_cases import IMPORTS, REWARDS, STEPS
 from lockstep.environments import environment
 from lockstep.errors import LockstepError
 from lockstep.helpers.in_process import build_child
-from lockstep.helpers.printable import make_printable
 from lockstep.helpers.process import ChildDied
+from lockstep.printable import make_printable
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.types import Prompt
 

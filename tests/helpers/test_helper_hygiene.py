@@ -16,7 +16,7 @@ import pytest
 
 from lockstep.config import RewardSection
 from lockstep.helpers import process
-from lockstep.helpers.printable import make_printable
+from lockstep.printable import make_printable
 from lockstep.rewards.base import RewardError
 from lockstep.rewards.build import build
 from lockstep.rewards.python_reward import PythonReward

@@ -144,6 +144,16 @@ def test_a_continued_run_says_where_it_goes_on(run: Run, capsys: pytest.CaptureF
     assert "continues after step 2" in capsys.readouterr().err
 
 
+def test_a_name_cannot_command_the_terminal(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in ("trained", "finished"):
+        assert main(["train", "tiny.yaml", "run.max_steps=1", r'run.folder="run\x1bc"']) in (0, 3)
+        out, err = capsys.readouterr()
+        assert "run␛c" in out
+        assert "\x1b" not in out + err
+    assert main(["train", "tiny.yaml", "--dry-run", r'run.folder="other\x1bc"']) == 0
+    assert "\x1b" not in "".join(capsys.readouterr())
+
+
 def test_a_step_that_trained_on_nothing_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]) == 3
     [out, shown] = capsys.readouterr()
