@@ -8,7 +8,12 @@ may hold the mark as text, as an argument of a tool does; the last one would cut
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase  # takes a second
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ THOUGHT_MARKS = (
     Marks("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker
     Marks("<|channel|>analysis", "<|channel|>final<|message|>"),  # gpt-oss
 )
+_BOTH_MARKS = tuple(f"{marks.opening} {marks.closing}" for marks in THOUGHT_MARKS)
 _LONGEST_TAIL = 100
 
 
@@ -56,6 +62,16 @@ def opening_mark(prompt: str) -> str:
     """The opening mark that a prompt ends with, so that the response begins within a thought; empty if it has none."""
     marks = _final_marks(prompt)
     return "" if marks is None else marks.opening
+
+
+def decode_marked(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """Decodes tokens without special ones, but for those that mark thoughts."""
+    special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    marking = {token for text, token in special if any(text in pair for pair in _BOTH_MARKS)}
+    if marking.isdisjoint(tokens):
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+    left_out = set(tokenizer.all_special_ids) - marking
+    return str(tokenizer.decode([token for token in tokens if token not in left_out], skip_special_tokens=False))
 
 
 def _end_of_thoughts(response: str, prompt: str) -> int:

@@ -10,7 +10,7 @@ import operator
 import re
 from typing import Any
 
-_EXPRESSION = re.compile(r"([\d.+\-*/() ]*)=$")
+_EXPRESSION = re.compile(r"(?<![\d.+\-*/() ])([\d.+\-*/() ]*+)=$")
 _OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

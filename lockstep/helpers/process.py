@@ -232,9 +232,11 @@ class _Running:
         self.process.kill()
 
     def _line(self, deadline: float) -> bytes:
-        while b"\n" not in self.unread:
+        parts = [self.unread]
+        while b"\n" not in parts[-1]:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
+                self.unread = b"".join(parts)
                 raise ChildHangs
             self.connection.settimeout(min(left_s, SIGNAL_CHECK_S))
             try:
@@ -245,8 +247,8 @@ class _Running:
                 received = b""
             if not received:
                 raise self._death()
-            self.unread += received
-        line, _, self.unread = self.unread.partition(b"\n")
+            parts.append(received)
+        line, _, self.unread = b"".join(parts).partition(b"\n")
         return line
 
     def _death(self) -> ChildDied:

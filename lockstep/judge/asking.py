@@ -13,11 +13,15 @@ from lockstep.config.sources import TemplateArgs
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.prompts import token_ids
+from lockstep.data.thoughts import decode_marked, opening_mark
 from lockstep.errors import InputError
 from lockstep.judge.templates import control_tokens, escaping
 from lockstep.types import Request, SamplingParams
 
 Conversation = Sequence[Message]
+
+_TAIL = 16
+"""Tokens at the end of a question that may hold the mark of a thought."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Answer:
     """A reply to a question.
 
     Attributes:
-        text: Text without its stop token.
+        text: Text without its stop token; it begins with the mark of a thought that the question's template opens.
         finished: True if it came to its end; else a limit cut it off.
         prompt_tokens: Tokens of the question, as the model read it; None where they are not known here.
         tokens: Sampled tokens, with the stop token; None likewise.
@@ -151,5 +155,6 @@ class SamplerAnswers:
 
     def _answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> Answer:
         said = drawn if cut else self.sampling.drop_stop(drawn)
-        text = self.reader.tokenizer.decode(said, skip_special_tokens=True)
-        return Answer(str(text), not cut, asked, tuple(drawn))
+        end = self.reader.tokenizer.decode(list(asked[-_TAIL:])) if self.reader.chat else ""
+        opened = opening_mark(str(end))
+        return Answer(opened + decode_marked(self.reader.tokenizer, said), not cut, asked, tuple(drawn))

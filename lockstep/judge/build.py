@@ -1,8 +1,12 @@
-"""Builders of judges from their options, and of the cases that they judge."""
+"""Builders of judges from their options, and of the cases that they judge: answers, without their thoughts.
+
+Where a response is judged, `prompt` is the text that it continues, if known; it may open the thought.
+"""
 
 from __future__ import annotations
 
 from lockstep.config import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
+from lockstep.data.thoughts import drop_thought
 from lockstep.judge.asking import Answering, Conversation
 from lockstep.judge.judge import Case, Judge, JudgeSettings
 from lockstep.judge.templates import (
@@ -67,16 +71,24 @@ def settings_of(section: AskedSection, draws: int) -> JudgeSettings:
     )
 
 
-def response_case(conversation: Conversation, response: str, key: tuple[int | str, ...]) -> Case:
+def response_case(conversation: Conversation, response: str, key: tuple[int | str, ...], prompt: str = "") -> Case:
     """A response to score."""
-    return Case(conversation, {"response": response}, key)
+    return Case(conversation, {"response": drop_thought(response, prompt)}, key)
 
 
 def pair_case(conversation: Conversation, first: str, second: str, key: tuple[int | str, ...]) -> Case:
     """Two responses to compare, A and B in this order."""
-    return Case(conversation, dict(zip(PAIR_FIELDS[1:], (first, second), strict=True)), key)
+    return Case(conversation, dict(zip(PAIR_FIELDS[1:], map(drop_thought, (first, second)), strict=True)), key)
 
 
-def meta_case(conversation: Conversation, response: str, first: str, second: str, key: tuple[int | str, ...]) -> Case:
-    """Two judgements of a response to compare, A and B in this order."""
-    return Case(conversation, dict(zip(META_FIELDS[1:], (response, first, second), strict=True)), key)
+def meta_case(
+    conversation: Conversation,
+    response: str,
+    first: str,
+    second: str,
+    key: tuple[int | str, ...],
+    prompt: str = "",
+) -> Case:
+    """Two judgements of a response to compare, A and B in this order; they come without thoughts and scores."""
+    texts = drop_thought(response, prompt), first, second
+    return Case(conversation, dict(zip(META_FIELDS[1:], texts, strict=True)), key)

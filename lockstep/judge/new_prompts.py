@@ -17,6 +17,7 @@ from lockstep.config import NewPromptsSection
 from lockstep.data.prompts import Prompts
 from lockstep.data.templates import fields
 from lockstep.data.text_field import TextField
+from lockstep.data.thoughts import drop_thought
 from lockstep.errors import RunError
 from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.judge.templates import Template
@@ -127,7 +128,8 @@ class PromptWriter:
         asked = [pair for pair, fits in zip(zip(requests, keys, strict=True), fitting, strict=True) if fits]
         replies = iter(self.answering.answers([request for request, _ in asked], [key for _, key in asked]))
         answers = [next(replies) if fits else None for fits in fitting]
-        texts = ["" if answer is None else self.answering.escape(answer.text.strip()) for answer in answers]
+        written = ["" if answer is None else drop_thought(answer.text).strip() for answer in answers]
+        texts = list(map(self.answering.escape, written))
         short = self.prompts.short_enough([self.field.row(text) for text in texts])
         return [(text, _fault(*one)) for text, one in zip(texts, zip(answers, texts, short, strict=True), strict=True)]
 

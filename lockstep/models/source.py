@@ -15,6 +15,7 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.prompts import token_ids
 from lockstep.data.selection import texts
+from lockstep.data.thoughts import decode_marked
 from lockstep.errors import InputError
 from lockstep.models.export import save_model
 from lockstep.models.folder import context_of, read_config, read_json
@@ -35,7 +36,7 @@ class ModelSource:
     vocabulary: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Decodes a response as the continuation of its prompt, without its stop token.
+        """Decodes a response as the continuation of its prompt, without special tokens but those that mark thoughts.
 
         It is decoded after a letter, because some tokenizers (Llama 2's) drop the space before the first word of a
         text.
@@ -50,7 +51,7 @@ class ModelSource:
         return tokens, self._decode(tokens)
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        return decode_marked(self.tokenizer, tokens)
 
     def token_ids(self, text: str) -> list[int]:
         """Encodes a text that continues another, without special tokens."""

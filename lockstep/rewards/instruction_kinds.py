@@ -13,12 +13,12 @@ from lockstep.config import Section
 from lockstep.errors import InputError
 
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s|$)|[。！？]+[」』”）]*")
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]]*+(?=\s|$)|[。！？]+[」』”）]*")
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 _BULLET = re.compile(r"^[ \t]*[-*•][ \t]+\S", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"(\*{1,2})(?=[^\s*])[^*\n]*(?<=[^\s*])\1")
 _PLACEHOLDER = re.compile(r"\[[^\[\]\n]+\]")
-_TITLE = re.compile(r"^\s*<<[^<>\n]*[^<>\s][^<>\n]*>>", re.MULTILINE)
+_TITLE = re.compile(r"^[^\S\n]*+<<[^\S\n]*+[^<>\s][^<>\n]*+>>", re.MULTILINE)
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
 _QUOTES = ('""', "“”", "„“", "«»", "「」")
 
@@ -119,7 +119,7 @@ class NumberOfSections(Counted):
     heading: Text
 
     def count(self, response: str) -> int:
-        return len(re.findall(rf"^[ \t#*]*{re.escape(self.heading)}\s*\d+", response, re.MULTILINE))
+        return len(re.findall(rf"^[ \t#*]*{re.escape(self.heading)}\s{{0,99}}\d", response, re.MULTILINE))
 
 
 class NumberOfHighlights(Counted):
@@ -281,7 +281,8 @@ class Postscript(Instruction):
     marker: Text = "P.S."
 
     def is_followed(self, response: str) -> bool:
-        return re.search(rf"^\s*{re.escape(self.marker)}\s*\S", response, re.MULTILINE | re.IGNORECASE) is not None
+        line = re.compile(rf"^[^\S\n]*{re.escape(self.marker)}(?!\Z)", re.MULTILINE | re.IGNORECASE)
+        return line.search(response.rstrip()) is not None
 
 
 Kind = (

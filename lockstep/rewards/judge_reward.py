@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lockstep.data.thoughts import drop_thought
 from lockstep.judge.build import response_case
 from lockstep.judge.judge import Judge, JudgeError, judge_metrics, mean_score
 from lockstep.judge.remembered import RememberedAnswers
@@ -43,7 +44,8 @@ class JudgeReward(DetailedReward):
             return Verdicts([])
         asked = zip(prompts, responses, strict=True)
         cases = [
-            response_case(prompt.conversation, response, (_digest(prompt, response),)) for prompt, response in asked
+            response_case(prompt.conversation, response, (_digest(prompt, response),), prompt.text)
+            for prompt, response in asked
         ]
         try:
             judged = self.scorer(cases)
@@ -57,5 +59,6 @@ class JudgeReward(DetailedReward):
 
 
 def _digest(prompt: Prompt, response: str) -> str:
-    shown = json.dumps([[dict(message) for message in prompt.conversation], response], sort_keys=True)
+    answer = drop_thought(response, prompt.text)
+    shown = json.dumps([[dict(message) for message in prompt.conversation], answer], sort_keys=True)
     return hashlib.sha256(shown.encode()).hexdigest()[:32]

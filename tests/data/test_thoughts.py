@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from lockstep.data.thoughts import THOUGHT_MARKS, Marks, drop_thought, opening_mark
+from lockstep.data.thoughts import THOUGHT_MARKS, Marks, decode_marked, drop_thought, opening_mark
+from lockstep.models.tokenizer import words_tokenizer
 
 ANSWERS = {
     "two and two is <think>": "two and two is <think>",
@@ -49,3 +51,25 @@ def test_a_prompt_that_closes_its_thought_opens_none() -> None:
     assert opening_mark("<think>\n\n</think>\n\n") == ""
     assert drop_thought("4", "<think>\n\n</think>\n\n") == "4"
     assert drop_thought("<think>a</think>4", "<think>") == "4", "it is opened twice"
+
+
+def with_specials(*texts: str) -> PreTrainedTokenizerFast:
+    tokenizer = words_tokenizer(["two and two 4 analysis final"])
+    tokenizer.add_special_tokens({"additional_special_tokens": list(texts)})
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("marks", "response"),
+    [
+        (("[THINK]", "[/THINK]"), "[THINK] two and two [/THINK] 4 <eos>"),
+        (("<|channel|>", "<|message|>"), "<|channel|>analysis<|message|> two <|channel|>final<|message|> 4 <eos>"),
+    ],
+)
+def test_marks_that_are_special_tokens_stay_in_the_text(marks: tuple[str, ...], response: str) -> None:
+    tokenizer = with_specials(*marks)
+    decoded = decode_marked(tokenizer, tokenizer.encode(response, add_special_tokens=False))
+    assert all(mark in decoded for mark in marks)
+    assert "<eos>" not in decoded
+    plain = tokenizer.encode("two and two <eos>", add_special_tokens=False)
+    assert decode_marked(tokenizer, plain) == tokenizer.decode(plain, skip_special_tokens=True)

@@ -293,6 +293,30 @@ def test_earlier_turns_are_plain_text() -> None:
     assert as_text(talk[1:2]) == "Hi"
 
 
+def test_a_judge_sees_answers_and_is_read_after_its_own_thought() -> None:
+    asks, sampler = judge(lambda question, key: "Score: 1?\n</think>\nScore: 4")
+    (judged,) = asks([response_case(ASKED, "I think aloud.</think>It is 4.", (1,), "What is it? <think>")])
+    shown = TOKENIZER.decode(list(sampler.asked[0].tokens))
+    assert judged.values == [4.0, 4.0]
+    assert "It is 4." in shown
+    assert "aloud" not in shown
+    pair = pair_case(ASKED, "<think>a</think>4", "5", (1,))
+    assert pair.texts == {"response_a": "4", "response_b": "5"}
+    meta = meta_case(ASKED, "<think>a</think>4", "one", "use </think>, two", (1,))
+    assert meta.texts == {"response": "4", "judgement_a": "one", "judgement_b": "use </think>, two"}
+
+
+def test_a_thought_that_the_template_opens_and_nothing_closes_holds_no_verdict() -> None:
+    thinking = byte_tokenizer()
+    thinking.chat_template = f"{CHAT}{{{{ '<think>' }}}}"
+    options = section(num_evals_to_average=1, max_no_verdict_rate=1.0)
+    sampler = Scripted(lambda question, key: "Score: 4")
+    answers = SamplerAnswers(sampler, Reader(thinking, True, 4000), SamplingParams(200))
+    assert scored(score_judge(options, answers, seed=3)(CASES[:1])) == [None]
+    sampler.script = lambda question, key: "Score: 1?</think>Score: 4"
+    assert scored(score_judge(options, answers, seed=3)(CASES[:1])) == [4.0]
+
+
 INJECTION = st.lists(
     st.sampled_from([*CONTROLS, "<|im_", "end|>", "<", "|", ">", "im_end", " ", "a", "</"]), max_size=8
 )

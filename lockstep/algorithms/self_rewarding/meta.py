@@ -200,8 +200,9 @@ def _fitting(doubted: Iterable[Doubted], count: int, meta: MetaJudging, step: in
 def _cases(doubted: Doubted, step: int) -> list[Case]:
     """Builds all battles: prompt, answer, and the reasons of two judgements in one order."""
     prompt, texts = doubted.prompt, [one.reasons for one in doubted.judgements]
+    place = prompt.id, doubted.place
     return [
-        meta_case(prompt.conversation, doubted.response, texts[i], texts[j], (step, prompt.id, doubted.place, i, j))
+        meta_case(prompt.conversation, doubted.response, texts[i], texts[j], (step, *place, i, j), prompt.text)
         for i, j in doubted.orders
     ]
 

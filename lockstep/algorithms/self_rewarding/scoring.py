@@ -114,7 +114,7 @@ class ByJudge:
         waiting = find_unverified(section, rollouts.prompts)
         shown = enumerate(zip(rollouts.prompts, rollouts.responses, waiting, strict=True))
         cases = [
-            response_case(prompt.conversation, response, (step, prompt.id, number))
+            response_case(prompt.conversation, response, (step, prompt.id, number), prompt.text)
             for number, (prompt, response, waits) in shown
             if waits
         ]
