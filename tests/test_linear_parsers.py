@@ -17,9 +17,9 @@ from lockstep.data import jsonl, templates
 from lockstep.data.thoughts import drop_thought
 from lockstep.environments.calculator import Calculator
 from lockstep.environments.tools import parse_calls
-from lockstep.helpers.printable import make_printable
 from lockstep.judge.templates import COMMON_CONTROLS, Template, escaping
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
+from lockstep.printable import make_printable
 from lockstep.rewards.code_reward import extract_code_block
 from lockstep.rewards.instruction_kinds import KINDS
 
