@@ -239,7 +239,7 @@ def _read_prose(text: str) -> str | None:
 
 def _read_sentence(sentence: str) -> str | None:
     """Reads what a sentence begins with: mathematics, an expression, or a number."""
-    whole = read_whole(sentence)
+    whole = read_whole(sentence.rstrip("! "))  # a factorial stands between dollars
     if whole is not None:
         return whole
     spans = _find_spans(sentence)

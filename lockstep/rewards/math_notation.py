@@ -75,6 +75,9 @@ _UNITS = _split(
     "kmh Hz kHz kW kWh am pm AM PM KB MB GB TB kB px pt pts qt cc sq cu rs Rs st nd rd th m/s km/h mi/h "
     "ft/s m/min cal kcal kJ kPa kN"
 )
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(rf"({_NUMBER})\s*(?:\\text\{{\s*)?({'|'.join(_SCALES)})\b\s*(.*)", re.DOTALL)
+_RANGE = re.compile(r"\d+(?:\.\d+)?%?-\d+(?:\.\d+)?%?")
 _LETTERS = _split("m g s h l L")
 _NOT_UNITS = _split("and or sqrt frac pi sin cos tan log ln inf infinity xor not if")
 _FUNCTIONS = _split(
@@ -108,8 +111,14 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
         return alone or None
     text = _LEADING.sub(r"\1", text, count=1) if _LEADING.match(text) else text
     text = _join_thousands(text)
+    text = _SCALE.sub(_write_scale, text, count=1) if _SCALE.match(text) else text
     text = _read_time(_SPACE.sub(" ", text).strip()) or _strip_units(_SPACE.sub(" ", text).strip())
-    if not text or _holds_words(text) or (not boxed and _holds_sentence(text)):
+    if (
+        not text
+        or _holds_words(text)
+        or (not boxed and _RANGE.fullmatch(text))
+        or (not boxed and _holds_sentence(text))
+    ):
         return None
     written = _write_numbers(_write_groups(text))
     return written if written is not None and written.isascii() else None
@@ -258,9 +267,15 @@ def _holds_words(text: str) -> bool:
     return False
 
 
+def _write_scale(number: re.Match[str]) -> str:
+    """A number of thousands or millions, with its unit as text."""
+    unit = rf"\text{{{number[3].rstrip('} ')}}}" if number[3].strip("} ") else ""
+    return rf"{number[1]}\times 10^{{{_SCALES[number[2]]}}}{unit}"
+
+
 def _write_groups(text: str) -> str:
     """Writes `sqrt(…)` and `^(…)` with braces, whatever the brackets hold."""
-    text = text.replace("**", "^")
+    text = text.replace("**", "^").replace(r"\varnothing", r"\emptyset")
     pieces = list(text)
     opened: list[tuple[int, bool]] = []
     for i, sign in enumerate(text):

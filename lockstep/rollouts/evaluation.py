@@ -88,7 +88,8 @@ def sample_answers(
     parts = {name: _read_scores(column) for name, column in columns.items()}
     replaced = isinstance(collector.reward, CutOffReward) and collector.reward.value is not None
     judged = [None if replaced and cut else score for cut, score in zip(truncated, scores, strict=True)]
-    votes = _votes(votes_of(collector.reward), rollouts.responses, judged, num_samples)
+    texts = [prompt.text for prompt in rollouts.prompts]
+    votes = _votes(votes_of(collector.reward), texts, rollouts.responses, judged, num_samples)
     samples = [
         Sample(
             question=position + i // num_samples,
@@ -114,12 +115,16 @@ def _read_scores(score_B: Tensor) -> list[float | None]:
 
 
 def _votes(
-    votes: Votes | None, responses: Sequence[str], scores: Sequence[float | None], num_samples: int
+    votes: Votes | None,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    scores: Sequence[float | None],
+    num_samples: int,
 ) -> list[str | None]:
     if votes is None:
         return [None] * len(responses)
     questions = (slice(start, start + num_samples) for start in range(0, len(responses), num_samples))
-    return [vote for own in questions for vote in votes(responses[own], scores[own])]
+    return [vote for own in questions for vote in votes(prompts[own.start], responses[own], scores[own])]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.math_verifier import verify
 from lockstep.rewards.reward_model import RewardModelScorer
 
-Votes = Callable[[Sequence[str], Sequence[float | None]], list[str | None]]
-"""Maps the responses to one question, and their rewards, to votes: equal answers give equal text; None: no vote."""
+Votes = Callable[[str, Sequence[str], Sequence[float | None]], list[str | None]]
+"""Maps a prompt, responses to it and their rewards to votes: equal answers give equal text; None: no vote."""
 
 
 def votes_of(reward: Reward | RewardModelScorer) -> Votes | None:
@@ -32,9 +32,9 @@ class MathVotes:
     def __init__(self, reward: MathReward) -> None:
         self._reward = reward
 
-    def __call__(self, responses: Sequence[str], rewards: Sequence[float | None]) -> list[str | None]:
+    def __call__(self, prompt: str, responses: Sequence[str], rewards: Sequence[float | None]) -> list[str | None]:
         """See `Votes`."""
-        found = [self._reward.extract_answer(response) for response in responses]
+        found = [self._reward.extract_answer(response, prompt) for response in responses]
         right = next((text for text, reward in zip(found, rewards, strict=True) if reward), None)
         wrong = [text for text, reward in zip(found, rewards, strict=True) if text is not None and reward == 0]
         groups = _groups(wrong)

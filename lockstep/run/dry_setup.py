@@ -179,7 +179,8 @@ class DrySetup:
 
     def _say_answers(self, reward: MathReward, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
         answers = [rows.answer(prompt) for prompt in first]
-        verdicts = reward(first, answers, answers)
+        alone = [replace(prompt, text="") for prompt in first]  # a prompt may have opened a thought
+        verdicts = reward(alone, answers, answers)
         wrong = next((prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0), None)
         if wrong is not None:
             self.note(f"{wrong}: its right answer, given as a response, is worth 0; is {reward.option}.marker in it?")

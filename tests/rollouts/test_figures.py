@@ -114,14 +114,20 @@ def test_responses_vote_for_what_they_answer(
 ) -> None:
     votes = votes_of(MathReward("####"))
     assert votes is not None
-    assert votes(responses, scores) == expected
+    assert votes("?", responses, scores) == expected
 
 
 def test_without_a_marker_the_last_expression_is_the_answer() -> None:
     votes = votes_of(MathReward())
     assert votes is not None
-    first, second, third = votes(["It is 7.", "First 8, then 7", "It is 8."], [0.0, 0.0, 0.0])
+    first, second, third = votes("?", ["It is 7.", "First 8, then 7", "It is 8."], [0.0, 0.0, 0.0])
     assert first == second != third
+
+
+def test_an_unfinished_thought_does_not_vote() -> None:
+    votes = votes_of(MathReward())
+    assert votes is not None
+    assert votes("?<think>\n", ["It is 7, or", "It is 8.</think>\n7"], [0.0, 0.0]) == [None, "7"]
 
 
 def test_right_and_wrong_answers_are_what_the_reward_says() -> None:
@@ -131,7 +137,7 @@ def test_right_and_wrong_answers_are_what_the_reward_says() -> None:
     scores = reward([prompt] * 3, responses, [r"#### 2\sqrt{3}"] * 3)
     votes = votes_of(reward)
     assert votes is not None
-    assert votes(responses, scores)[0] == votes(responses, scores)[1] != votes(responses, scores)[2]
+    assert votes("?", responses, scores)[0] == votes("?", responses, scores)[1] != votes("?", responses, scores)[2]
 
 
 def test_a_reward_of_ones_own_has_no_ballot(tmp_path: Path) -> None:
