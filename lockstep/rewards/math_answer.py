@@ -215,7 +215,7 @@ def _is_mathematics(content: str, following: str) -> bool:
 
 
 def _cut_out(text: str, spans: list[_Span]) -> str | None:
-    """What stands around mathematics, if it is only separators, signs of prices, and units; else None."""
+    """The text around mathematics, if it is only separators, signs of prices, and units; else None."""
     gaps = [text[first.end : second.start] for first, second in pairwise(spans)]
     if any(_BETWEEN_SPANS.fullmatch(gap) is None for gap in gaps):
         return None
