@@ -29,7 +29,7 @@ from lockstep.commands import eval as evaluate
 from lockstep.config.trust import trust
 from lockstep.run.ending import end_with_code
 from lockstep.run.stop import hear_interrupts
-from lockstep.unread import is_unread, outlive_reader, silence
+from lockstep.unread import is_unread, name_failures, open_closed_streams, outlive_reader, silence
 
 COMMANDS = (
     train,
@@ -55,7 +55,8 @@ COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
-    sys.stderr = outlive_reader(sys.stderr)
+    open_closed_streams()
+    sys.stdout, sys.stderr = name_failures(sys.stdout), outlive_reader(sys.stderr)
     try:
         try:
             return _run(arguments)
@@ -76,7 +77,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     def command() -> int:
         trust(*(options.trust if "trust" in options else ()))
-        return options.command(options)
+        code = options.command(options)
+        sys.stdout.flush()  # here, where a failure still becomes a sentence
+        return code
 
     return end_with_code(command, options.traceback)
 

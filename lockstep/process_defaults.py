@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,9 +67,11 @@ def keep_freed_memory() -> None:
     """
     for name in _MALLOC:
         os.environ.setdefault(name, str(_KEPT_BYTES))  # for children: glibc reads it as they start
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_TRIM_THRESHOLD, int(os.environ[_MALLOC[0]]))
-        libc.mallopt(_MMAP_THRESHOLD, int(os.environ[_MALLOC[1]]))
+    if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        return
+    for option, name in zip((_TRIM_THRESHOLD, _MMAP_THRESHOLD), _MALLOC, strict=True):
+        if re.fullmatch("[0-9]{1,9}", os.environ[name]):  # glibc passes over what is no number, and so do we
+            libc.mallopt(option, int(os.environ[name]))
 
 
 @contextmanager
@@ -120,7 +123,7 @@ def count_cores() -> int:
     """Number of cores that this process may use, at least one: its affinity, and a container's share of time."""
     cores = len(os.sched_getaffinity(0))
     try:
-        share, period = _QUOTA.read_text().split()
+        share, period = _QUOTA.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return cores
     return cores if share == "max" else max(1, min(cores, int(share) // int(period)))

@@ -6,7 +6,10 @@ import io
 import os
 import select
 import stat
+import sys
 from typing import Any, TextIO
+
+from lockstep.errors import RunError
 
 
 def is_unread(stream: TextIO) -> bool:
@@ -17,6 +20,32 @@ def is_unread(stream: TextIO) -> bool:
     asked = select.poll()
     asked.register(number, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
+
+
+def name_failures(stream: TextIO) -> TextIO:
+    """Returns a stream to use instead, which says so where a full disk refuses it, and writes what ASCII lacks as codes.
+
+    Streams of tests and notebooks are left alone.
+    """
+    if stream is not sys.__stdout__ or stream.isatty():
+        return stream
+    stream.flush()
+    file = io.BufferedWriter(_Named(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
+
+
+def open_closed_streams() -> None:
+    """Opens standard streams that were closed for this process, as `>&-` does, to nowhere.
+
+    Otherwise the next file that is opened would get a stream's number, and what libraries print would go into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def silence(stream: TextIO) -> None:
@@ -45,6 +74,19 @@ class _Tolerant(io.FileIO):
         except BrokenPipeError:
             _lead_nowhere(self.fileno())
             return super().write(data)
+
+
+class _Named(io.FileIO):
+    """Standard output whose failure is told in a sentence, once; the rest goes nowhere."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _lead_nowhere(self.fileno())
+            raise RunError(f"standard output cannot be written ({error.strerror}); lead it elsewhere") from error
 
 
 def _pipe(stream: TextIO) -> int | None:

@@ -26,7 +26,11 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.config.recipe_files import find_shipped
 
     if options.recipe is None:
-        print("\n".join(f"{name:<44} {headline(path.read_text())}" for name, path in find_shipped().items()))
+        print(
+            "\n".join(
+                f"{name:<44} {headline(path.read_text(encoding='utf-8'))}" for name, path in find_shipped().items()
+            )
+        )
         return 0
     keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
     loaded = load(options.recipe, [word for word in options.overrides if word not in keys])

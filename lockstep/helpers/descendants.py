@@ -18,7 +18,7 @@ def find_children(process: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):  # it may have ended
         for thread in os.listdir(f"/proc/{process}/task"):
-            found += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+            found += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text(encoding="utf-8").split())
     return found
 
 

@@ -335,7 +335,7 @@ def _catch_output(say: Callable[[str, Any], None]) -> None:
     os.close(writes)
 
     def send() -> None:
-        with open(reads, errors="replace") as lines:
+        with open(reads, errors="replace", encoding="utf-8") as lines:
             for line in lines:
                 say("printed", _cut(line.removesuffix("\n")))
 

@@ -169,7 +169,7 @@ def _join(parts: Parts, summary: Path, prompts: Prompts) -> None:
 
 def _format_summary(summary: Path) -> str:
     """A summary as text."""
-    numbers = json.loads(summary.read_text())
+    numbers = json.loads(summary.read_text(encoding="utf-8"))
     return (
         f"{numbers['prompts']} prompts, {numbers['responses']} responses ({numbers['unfinished_responses']} cut off by "
         f"their length), {numbers['tokens']} tokens"

@@ -210,7 +210,7 @@ class RankLearner(SendsWeights):
         self._count.zero_()
         self._loss = torch.zeros(())
         self._has_gathered = False
-        self._updates = int(json.loads((folder / COUNTERS).read_text())["updates"])
+        self._updates = int(json.loads((folder / COUNTERS).read_text(encoding="utf-8"))["updates"])
 
     def _require_finite(self, folder: Path) -> None:
         """Refuses weights and moments that a checkpoint holds and no training could continue with."""

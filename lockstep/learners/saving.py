@@ -74,7 +74,7 @@ class StateWriter:
                 save_file(tensors, folder / name, file.header or None)
                 (folder / name).chmod(folder.stat().st_mode & 0o666)  # as any file here; safetensors makes them private
             if counters is not None:
-                (folder / COUNTERS).write_text(json.dumps(counters))
+                (folder / COUNTERS).write_text(json.dumps(counters), encoding="utf-8")
         except Exception as error:  # of any kind: an error in a thread is seen nowhere else
             self._error = error
 
@@ -102,7 +102,7 @@ class StateWriter:
 def free_memory_bytes() -> int:
     """Memory that this machine can still give; 0 where the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)

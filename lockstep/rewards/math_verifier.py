@@ -76,7 +76,7 @@ def answers() -> Answers:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # the parser of LaTeX talks on both
     os.dup2(quiet, 2)
-    sys.stdout = os.fdopen(quiet, "w")
+    sys.stdout = os.fdopen(quiet, "w", encoding="utf-8")
     logging.disable(logging.CRITICAL)
 
     from lockstep.rewards.math_equality import are_equal

@@ -213,7 +213,9 @@ def _seal(folder: Path, noted: dict[str, Any]) -> None:
             raise ValueError(f"a checkpoint holds safetensors and JSON under names of their own, but not {name!r}")
     manifest = {**noted, "files": {name: _sum(folder / name) for name in files}}
     with naming(folder / _MANIFEST):
-        (folder / _MANIFEST).write_text(json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1) + "\n")
+        (folder / _MANIFEST).write_text(
+            json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1) + "\n", encoding="utf-8"
+        )
     sync_tree(folder)
 
 
@@ -228,8 +230,8 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
         raise _DamagedError(f"its {_MANIFEST} is missing, truncated or altered")
     if not isinstance(manifest.get("state"), dict) or not isinstance(manifest.get("files"), dict):
         raise _DamagedError(f"its {_MANIFEST} is that of another program")
-    if manifest["step"] != step:
-        raise _DamagedError(f"its {_MANIFEST} is that of step {manifest['step']}")
+    if manifest.get("step") != step:
+        raise _DamagedError(f"its {_MANIFEST} is that of step {manifest.get('step')}")
     sums, found = manifest["files"], set(_files(folder)) - {_MANIFEST}
     if found != set(sums):
         raise _DamagedError(f"files are missing or were added: {', '.join(sorted(found ^ set(sums)))}")

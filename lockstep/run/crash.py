@@ -40,7 +40,7 @@ def _memory() -> str:
     """Memory of this process, of the machine and of its GPUs, as text."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     parts = [f"this process {most:.2f} GiB at most"]
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         if name in ("MemTotal", "MemAvailable"):
             parts.append(f"{name} {int(value.split()[0]) / 2**20:.2f} GiB")

@@ -43,4 +43,4 @@ def _write(folder: Path, batch: Batch, context: dict[str, object]) -> None:
     tensors = {"tokens": batch.tokens, "lengths": batch.lengths, **columns}
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / "batch.safetensors")
     sampling = None if batch.sampling is None else asdict(batch.sampling)
-    (folder / "fault.json").write_text(json.dumps({**context, "sampling": sampling}, indent=1) + "\n")
+    (folder / "fault.json").write_text(json.dumps({**context, "sampling": sampling}, indent=1) + "\n", encoding="utf-8")

@@ -132,7 +132,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         FolderInUseError: If another process has it.
     """
     refuse_other(folder / LOCK)
-    with (folder / LOCK).open("w") as file:
+    with (folder / LOCK).open("w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             here = os.stat(folder / LOCK)  # another process may just have removed the folder

@@ -119,6 +119,8 @@ def _write_to(log: Path) -> None:
     for source, target in ((nothing, 0), (out, 1), (out, 2)):
         os.dup2(source, target)
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors="backslashreplace", write_through=True)
+        io.TextIOWrapper(
+            io.FileIO(number, "w", closefd=False), errors="backslashreplace", write_through=True, encoding="utf-8"
+        )
         for number in (1, 2)
     )

@@ -98,7 +98,7 @@ class Ahead:
         """Restores those weights; see `Learner.load`. A run that was not one step ahead before has none yet."""
         if not folder.exists():
             return
-        version = int(json.loads((folder / COUNTERS).read_text())["version"])
+        version = int(json.loads((folder / COUNTERS).read_text(encoding="utf-8"))["version"])
         self._snapshot = Snapshot(version, load_file(folder / _WEIGHTS), load_file(folder / _PROBE)["logprob"])
 
     def _take_rollouts(self, step: int, position: int) -> SampledStep:

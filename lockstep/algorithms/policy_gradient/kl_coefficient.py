@@ -41,7 +41,9 @@ class KLCoefficient:
     def save(self, folder: Path) -> None:
         """Saves β; see `Learner.save`."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _FILE).write_text(json.dumps({"coef": self.value}))  # the shortest digits that read back as the same
+        (folder / _FILE).write_text(
+            json.dumps({"coef": self.value}), encoding="utf-8"
+        )  # the shortest digits that read back as the same
 
     def poll_save(self, wait: bool) -> bool:
         return True
@@ -49,4 +51,4 @@ class KLCoefficient:
     def load(self, folder: Path) -> None:
         """Restores β; see `Learner.load`. A run whose coefficient was fixed has none, and keeps the recipe's."""
         if folder.exists():
-            self.value = float(json.loads((folder / _FILE).read_text())["coef"])
+            self.value = float(json.loads((folder / _FILE).read_text(encoding="utf-8"))["coef"])

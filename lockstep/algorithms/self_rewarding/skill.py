@@ -48,7 +48,7 @@ class Skill:
         """Saves the counts; see `Learner.save`."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {"iteration": self._iteration, "told_to_be_poor": self._told_to_be_poor, "seen": asdict(self._seen)}
-        (folder / _FILE).write_text(json.dumps(state))
+        (folder / _FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def poll_save(self, wait: bool) -> bool:
         return True
@@ -56,7 +56,7 @@ class Skill:
     def load(self, folder: Path) -> None:
         """Restores the counts; see `Learner.load`. A run that began without a meta-judge has none."""
         if folder.exists():
-            state = json.loads((folder / _FILE).read_text())
+            state = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             self._iteration, self._told_to_be_poor = state["iteration"], state["told_to_be_poor"]
             self._seen = Comparisons(**state["seen"])
 

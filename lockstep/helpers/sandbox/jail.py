@@ -100,7 +100,9 @@ class Jail:
         parent = os.getppid()
         os.setsid()
         with contextlib.suppress(OSError):  # a container may forbid it
-            Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, this goes first
+            Path("/proc/self/oom_score_adj").write_text(
+                "1000", encoding="utf-8"
+            )  # where memory runs out, this goes first
         user = _FIRST_USER + os.getpid() if _is_root() else None
         others = self._others(user)
         if self.folder is None:
@@ -194,12 +196,12 @@ def _unshare(users: bool) -> None:
     kinds = linux.NEW_MOUNTS | linux.NEW_PROCESSES | linux.NEW_NETWORK | linux.NEW_IPC
     linux.unshare(kinds | (linux.NEW_USERS if users else 0))
     if users:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{_NOBODY} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{_NOBODY} {group} 1")
+        Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+        Path("/proc/self/uid_map").write_text(f"{_NOBODY} {user} 1", encoding="utf-8")
+        Path("/proc/self/gid_map").write_text(f"{_NOBODY} {group} 1", encoding="utf-8")
     for name in ("shmall", "shmmax", "msgmni"):  # of these namespaces, for where system calls cannot be refused
         with contextlib.suppress(OSError):
-            Path(f"/proc/sys/kernel/{name}").write_text("0")
+            Path(f"/proc/sys/kernel/{name}").write_text("0", encoding="utf-8")
 
 
 def _show(path: str) -> None:
@@ -221,7 +223,11 @@ def _show(path: str) -> None:
 
 def _is_root() -> bool:
     """True if this is the system's own root and not that of a container with its own user namespace."""
-    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", str((1 << 32) - 1)]
+    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text(encoding="utf-8").split() == [
+        "0",
+        "0",
+        str((1 << 32) - 1),
+    ]
 
 
 def _tasks_of(user: int) -> int:

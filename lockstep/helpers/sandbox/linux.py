@@ -44,7 +44,7 @@ def find_obstacle() -> str | None:
 
 def _read(file: str) -> str:
     try:
-        return Path(file).read_text().strip()
+        return Path(file).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -245,7 +245,9 @@ def _enter(jail: Jail, program: Program, report: int) -> NoReturn:
 def _count_memory_kb(process: int) -> int:
     """Memory that a process holds, without that of files."""
     with contextlib.suppress(OSError):  # it may have ended
-        fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+        fields = dict(
+            line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+        )
         return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in fields)
     return 0
 

@@ -68,7 +68,7 @@ def _describe_machine() -> dict[str, str]:
 @cache
 def _read_processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     return "\n".join(sorted({line for line in lines if line.split("\t")[0].split(":")[0].strip() in _PROCESSOR}))
@@ -78,7 +78,7 @@ def _read_processor() -> str:
 def _hash_code() -> str:
     """A hash of the code that a verdict is about."""
     files = [*sorted(Path(__file__).parent.rglob("*.py")), Path(softmax.__file__), Path(hidden.__file__)]
-    return _hash("\n".join(file.read_text() for file in files))
+    return _hash("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
 def _hash(text: str) -> str:

@@ -80,7 +80,7 @@ class MLflowView:
         if not self._run_id_file.exists():
             return None
         try:
-            run = self._client.get_run(self._run_id_file.read_text())
+            run = self._client.get_run(self._run_id_file.read_text(encoding="utf-8"))
         except MlflowException as error:
             if error.error_code != _UNKNOWN:
                 raise
@@ -94,7 +94,7 @@ class MLflowView:
     def _begin(self, experiment_id: str) -> None:
         client, facts = self._client, self._facts
         self._run_id = client.create_run(experiment_id, run_name=self._section.name or facts.name).info.run_id
-        self._run_id_file.write_text(self._run_id)
+        self._run_id_file.write_text(self._run_id, encoding="utf-8")
         params = [Param(key, value[:_LONGEST_PARAM]) for key, value in _params(facts.recipe, "").items()]
         for start in range(0, len(params), _MOST_PARAMS):
             client.log_batch(self._run_id, params=params[start : start + _MOST_PARAMS])

@@ -93,8 +93,8 @@ class WandBView:
         path = self._folder / "run_id"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(uuid.uuid4().hex)
-        return path.read_text()
+            path.write_text(uuid.uuid4().hex, encoding="utf-8")
+        return path.read_text(encoding="utf-8")
 
 
 def _has_login() -> bool:

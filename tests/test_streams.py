@@ -1,0 +1,80 @@
+"""Standard streams that are closed, full or without Unicode, and the encodings of files."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.process_defaults import keep_freed_memory
+
+ROOT = Path(__file__).parent.parent
+_ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def lockstep(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command by a shell, for its redirections."""
+    command = f"{sys.executable} -m lockstep {words}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_a_stream_that_is_closed_is_nowhere(closed: str) -> None:
+    done = lockstep(f"config {closed}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_a_full_disk_refuses_is_named() -> None:
+    done = lockstep("config >/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "lockstep: standard output cannot be written (No space left on device); lead it elsewhere\n"
+    )
+
+
+def test_a_locale_without_unicode_gets_codes() -> None:
+    done = lockstep("config", **_ASCII)
+    assert done.returncode == 0, done.stderr
+    assert "\\x" in done.stdout
+
+
+@pytest.mark.parametrize("value", ["abc", "", "-1", "9" * 30])
+def test_a_threshold_that_is_no_number_is_passed_over(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        monkeypatch.setenv(name, value)
+    keep_freed_memory()
+
+
+def test_a_backend_can_be_imported_first() -> None:
+    command = [sys.executable, "-c", "import lockstep.learners.backend"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_are_read_and_written_in_utf8_whatever_the_locale() -> None:
+    packages = ("lockstep", "lockstep_logprobs", "lockstep_doctor")
+    files = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+    assert [f"{path.relative_to(ROOT)}:{line}" for path in files for line in _find_unsaid(path)] == []
+
+
+def _find_unsaid(path: Path) -> Iterator[int]:
+    """Lines that read or write text in the encoding of the locale."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if not isinstance(node, ast.Call) or any(word.arg in ("encoding", None) for word in node.keywords):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", None))
+        modes = [word.value for word in node.keywords if word.arg == "mode"]
+        if name in ("open", "fdopen"):
+            modes += node.args[0 if isinstance(node.func, ast.Attribute) and name == "open" else 1 :][:1]
+        said = [str(mode.value) for mode in modes if isinstance(mode, ast.Constant)]
+        is_text = bool(said) and set(said[0]) <= set("rwax+t")
+        is_text = is_text or (name == "read_text" and not node.args)
+        is_text = is_text or (name == "write_text" and len(node.args) < 2)
+        if is_text or (isinstance(node.func, ast.Name) and name == "open" and not modes):
+            yield node.lineno
