@@ -33,9 +33,7 @@ def test_a_stream_that_is_closed_is_nowhere(closed: str) -> None:
 def test_output_that_a_full_disk_refuses_is_named() -> None:
     done = lockstep("config >/dev/full")
     assert done.returncode == 1
-    assert done.stderr == (
-        "lockstep: standard output cannot be written (No space left on device); lead it elsewhere\n"
-    )
+    assert done.stderr == ("lockstep: standard output cannot be written (No space left on device); lead it elsewhere\n")
 
 
 def test_a_locale_without_unicode_gets_codes() -> None:
