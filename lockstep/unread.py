@@ -23,7 +23,7 @@ def is_unread(stream: TextIO) -> bool:
 
 
 def name_failures(stream: TextIO) -> TextIO:
-    """Returns a stream to use instead, which says so where a full disk refuses it, and writes what ASCII lacks as codes.
+    """Returns a stream to use instead, which names a full disk, and writes what ASCII lacks as codes.
 
     Streams of tests and notebooks are left alone.
     """
@@ -31,7 +31,7 @@ def name_failures(stream: TextIO) -> TextIO:
         return stream
     stream.flush()
     file = io.BufferedWriter(_Named(stream.fileno(), "w", closefd=False))
-    return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
+    return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=bool(stream.line_buffering))
 
 
 def open_closed_streams() -> None:
@@ -45,7 +45,7 @@ def open_closed_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def silence(stream: TextIO) -> None:

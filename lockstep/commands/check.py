@@ -25,8 +25,10 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.config.loading import load_run
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics, require_run
+    from lockstep.sums import require_unaltered
 
     require_run(Path(options.run))
+    require_unaltered(Path(options.run))
     bounds = load_run(Path(options.run)).training.acceptance
     if not bounds:
         raise InputError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")

@@ -11,6 +11,7 @@ from lockstep.config import Common, PromptSection, Recipe
 from lockstep.config.hub_name import read_pins
 from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command
 from lockstep.config.recipe_files import Layer
+from lockstep.sums import require_final
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ def weights_of(model: Path | str) -> Path:
     """The folder of a model's weights: `final/` if it is a run, else the folder itself."""
     run = Path(model)
     if not (run / "recipe.yaml").is_file():
+        require_final(run)
         return run
     if not (run / "final").is_dir():
         raise RecipeError(f"{run} is a run that has no final/ yet; let it finish, or say lockstep export {run} MODEL")
+    require_final(run / "final")
     return run / "final"

@@ -14,6 +14,7 @@ from lockstep.errors import InputError, shorten
 from lockstep.records import is_file, refuse_other
 from lockstep.report.log import LOCK
 from lockstep.run.identity import ChangedError, differences, recipe_identity
+from lockstep.sums import SUMS
 from lockstep.whole_files import write_whole
 
 FRAME = "initial"
@@ -37,6 +38,8 @@ def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
     if recipe.exists() and not is_current(loaded):
         write_whole(recipe, [describe(loaded).encode()])
     shutil.rmtree(old, ignore_errors=True)
+    if changed:
+        (folder / SUMS).unlink(missing_ok=True)
 
 
 def is_current(loaded: Loaded) -> bool:

@@ -5,6 +5,7 @@ Every other tracker, those in `lockstep.run.trackers`, is a view of the logs and
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -14,6 +15,7 @@ from typing import Any, Literal, Protocol
 from lockstep.disk import sync
 from lockstep.records import is_file
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
+from lockstep.sums import Sum
 from lockstep.whole_files import append
 
 Outcome = Literal["finished", "failed", "interrupted"]
@@ -58,6 +60,7 @@ class Logs:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._written: dict[str, tuple[int, Any]] = {}
 
     def rewind(self, step: int) -> None:
         """Cuts the lines of later steps, and a line that was cut short by a kill.
@@ -69,6 +72,7 @@ class Logs:
             if is_file(path):
                 remaining = takewhile(lambda line: line[0]["step"] <= step, lines(path))
                 os.truncate(path, sum(size for _, size in remaining))
+                self._written[name] = (path.stat().st_size, hashlib.sha256(path.read_bytes()))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._append(METRICS, step, [values])
@@ -85,8 +89,16 @@ class Logs:
         for path in [*filter(Path.is_file, paths), self._folder]:
             sync(path)
 
+    def sums(self) -> dict[str, Sum]:
+        """Size and digest of each log as it was written, not as it is: something else may have written there, too."""
+        return {name: {"bytes": size, "sha256": own.hexdigest()} for name, (size, own) in self._written.items()}
+
     def close(self, outcome: Outcome) -> None:
         self.sync()
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        append(self._folder / name, b"".join(encode(step, row) for row in rows))
+        content = b"".join(encode(step, row) for row in rows)
+        append(self._folder / name, content)
+        size, digest = self._written.get(name, (0, hashlib.sha256()))
+        digest.update(content)
+        self._written[name] = (size + len(content), digest)

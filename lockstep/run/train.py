@@ -60,6 +60,7 @@ from lockstep.run.track import Logs
 from lockstep.run.trackers.run import track_run, views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.run.waiting import patience
+from lockstep.sums import SUMS, require_unaltered, write_sums
 
 
 def train(
@@ -112,6 +113,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
     if (folder / "final").exists() and not changed:
         if not allow_changes:
             require_same_files(loaded)
+            require_unaltered(folder)
         if not is_current(loaded):  # in what makes no other run, such as bounds that `lockstep check` reads
             with lock_folder(folder):
                 adopt(loaded, changed)
@@ -124,6 +126,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return True
+        (folder / SUMS).unlink(missing_ok=True)
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
@@ -133,7 +136,8 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         for remark in [*precision, *(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
             progress.note(remark)
         inexact = decide_exact(recipe, source.folder, progress.note)
-        tracker = open_.enter_context(track_run(Logs(folder), views, progress.note))
+        logs = Logs(folder)
+        tracker = open_.enter_context(track_run(logs, views, progress.note))
 
         def open_session(workers: Workers) -> Session:
             require_lengths(recipe, source)
@@ -154,6 +158,8 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         except Stopped as stopped:
             raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
         export(folder, folder / "final")
+        for sentence in write_sums(folder, logs.sums()):
+            progress.note(sentence)
         with progress.phase("report"):
             write_page(folder, progress.note)
     return False
@@ -254,6 +260,7 @@ def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s
     if not find_changed_options(first, allow_changes) and final.exists():
         if not allow_changes:
             require_same_files(first)
+            require_unaltered(first.run_folder)
         require_trained(first.run_folder)
         finish_page(first.run_folder, partial(print, file=sys.stderr))
         print_text(f"{name} begins with {final}, trained before", file=sys.stderr)
