@@ -84,7 +84,7 @@ def _compare(path: Path, noted: Mapping[str, int | str]) -> str:
 def _list_files(run: Path, part: str) -> list[str]:
     path = run / part
     files = [path] if path.is_file() else sorted(path.rglob("*"))
-    return [file.relative_to(run).as_posix() for file in files if file.is_file()]
+    return [file.relative_to(run).as_posix() for file in files if file.is_file() and file.suffix != ".md"]
 
 
 def _sum(path: Path) -> Sum:
