@@ -146,10 +146,11 @@ class _Episodes:
         self._declared = _read_attributes(first, name)
         waits = inspect.iscoroutinefunction(first.step) or (tools is not None and tools.waits)
         if tools is None or tool_format is None:
-            self._schemas, self._make = [], make
+            self._schemas, self._make = [], lambda opened: make()
         else:
             parse = partial(parse_calls, tool_format=tool_format)
-            self._schemas, self._make = tools.schemas, lambda: _WithTools(make(), tools, parse, waits)
+            self._schemas = tools.schemas
+            self._make = lambda opened: _WithTools(make(), tools, partial(parse, opened=opened), waits)
         self._live: dict[int, Any] = {}
         self._loop = asyncio.new_event_loop() if waits else None
 
@@ -170,7 +171,7 @@ class _Episodes:
 
     def _move(self, move: dict[str, Any], known: Environment | None) -> Iterator[Any]:
         """Yields the answer to the newest response; an episode that is new to this process is first replayed."""
-        environment: Environment = self._make() if known is None else known
+        environment: Environment = self._make(move.get("opened", "")) if known is None else known
         if known is None:
             environment.reset(move["row"], move["seed"])
             yield CALLED
@@ -201,7 +202,7 @@ class _Episodes:
 
     async def _move_async(self, move: dict[str, Any], known: AsyncEnvironment | None) -> dict[str, Any]:
         """Does what `_move` does, with awaited calls, each under its time limit."""
-        environment: AsyncEnvironment = self._make() if known is None else known
+        environment: AsyncEnvironment = self._make(move.get("opened", "")) if known is None else known
         limit_s = move["timeout_s"]
         if known is None:
             await _finish(environment.reset(move["row"], move["seed"]), limit_s)

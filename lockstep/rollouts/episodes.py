@@ -21,6 +21,7 @@ from lockstep.background import run_in_background, wait_for_all
 from lockstep.batch import Batch
 from lockstep.config import EnvironmentSection, user_code
 from lockstep.config.named_code import name_code
+from lockstep.data.thoughts import opening_mark
 from lockstep.environments import environment
 from lockstep.environments.tools import Schema
 from lockstep.errors import InputError
@@ -84,7 +85,7 @@ class _Episode:
     def move(self) -> dict[str, Any]:
         """The message to the environment's process."""
         content = {"row": dict(self.prompt.row), "seed": self.seed, "said": self.said, "heard": self.heard}
-        return {"episode": self.number, **content}
+        return {"episode": self.number, "opened": opening_mark(self.prompt.text), **content}
 
     def next_request(self) -> Request:
         """The request for the next turn; each turn has random numbers of its own."""

@@ -216,10 +216,10 @@ OTHER = {"name": "add", "arguments": {"a": 5, "b": 5}}
 HALF = {"name": "halve", "arguments": {"a": 0}}
 
 
-def ask(name: str, *said: str) -> list[Any]:
+def ask(name: str, *said: str, opened: str = "") -> list[Any]:
     """The answer of an environment in worlds.py to the last response, without what only restarts a timeout."""
     answers = environment.answers(f"worlds.py:{name}", "hermes")
-    move = {"episode": 0, "row": {}, "seed": 0, "said": list(said[:1]), "heard": [], "timeout_s": 5.0}
+    move = {"episode": 0, "row": {}, "seed": 0, "said": list(said[:1]), "heard": [], "timeout_s": 5.0, "opened": opened}
     heard: list[Any] = []
     replies: list[Any] = []
     for turn in range(1, len(said) + 1):
@@ -240,6 +240,12 @@ def test_all_calls_of_a_turn_are_answered_in_their_order(in_tmp: Path, name: str
     assert [message["name"] for message in reply["observation"]] == ["add", "mul", "add"]
     assert {message["role"] for message in reply["observation"]} == {"tool"}
     assert (reply["calls"], reply["malformed"], reply["reward"], reply["done"]) == (3, 1, 0.0, False)
+
+
+def test_a_call_in_a_thought_of_the_prompt_goes_to_the_environment(in_tmp: Path) -> None:
+    (in_tmp / "worlds.py").write_text(WORLDS)
+    [reply] = ask("Sums", hermes(SUM), opened="<think>")
+    assert (reply["calls"], reply["done"]) == (0, True)
 
 
 def test_half_a_character_is_a_question_mark_for_the_policy(in_tmp: Path) -> None:
