@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError, meta
+from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config.sources import TemplateArgs
 from lockstep.data.notes import note
 from lockstep.data.rows import Row
+from lockstep.data.template_date import strftime_now
 from lockstep.data.templates import complaint, find_messages, read_field
 from lockstep.errors import InputError, first_line
 
@@ -42,6 +45,8 @@ _QUESTION, _ANSWER = "Question.", "An answer."
 _TALK: Sequence[Message] = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
 _MOST_CHARACTERS = 100_000_000
 _LONGEST_S = 5.0
+_MOST_BYTES = 1 << 30
+_MEMORY = Path("/proc/self/statm")
 _MOST_DIGITS = 4
 
 
@@ -100,6 +105,7 @@ def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO
     """Raises InputError where a tokenizer's chat template can render no conversation at all, or does not know an
     argument of `option`.template_args; notes one that leaves the user out."""
     _refuse_large_products(tokenizer)
+    _refuse_chance(tokenizer)
     _refuse_unknown(tokenizer, args, f"{option}.template_args")
     try:
         text = _text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
@@ -117,12 +123,8 @@ def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO
 
 def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, option: str) -> None:
     """Refuses arguments that a template does not read, and those that are set for it."""
-    if not args:
-        return
-    try:
-        template = _MARKS.sub("", tokenizer.get_chat_template())
-        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except TemplateSyntaxError:  # is told where it is rendered
+    parsed = _parse(tokenizer) if args else None
+    if parsed is None:
         return
     known = sorted(meta.find_undeclared_variables(parsed) - _GIVEN)
     unknown = next((name for name in args if name not in known), None)
@@ -133,11 +135,45 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
         )
 
 
+def _parse(tokenizer: PreTrainedTokenizerBase) -> nodes.Template | None:
+    """The chat template of a conversation; None if it is no Jinja, which is told where it is rendered."""
+    try:
+        template = _MARKS.sub("", tokenizer.get_chat_template())
+        return Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError:
+        return None
+
+
+def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a template that draws at random, since no two prompts of a row would be alike."""
+    parsed = _parse(tokenizer)
+    if parsed is None:
+        return
+    draws = any(one.name == "random" for one in parsed.find_all(nodes.Filter))
+    named = any(one.value == "random" for use in parsed.find_all(nodes.Filter) for one in use.find_all(nodes.Const))
+    writes = any(one.name == "lipsum" for one in parsed.find_all(nodes.Name))
+    if draws or named or writes:
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path} draws at random, so a row would have another prompt each "
+            "time; take that out of it"
+        )
+
+
+def find_passed_end(
+    tokenizer: PreTrainedTokenizerBase, stops: Collection[int], args: TemplateValues = NO_ARGS
+) -> int | None:
+    """Returns the token by which the chat template ends an answer, if the model does not stop there."""
+    closing = tokenizer(render_closing(tokenizer, args) or "", add_special_tokens=False)["input_ids"]
+    if any(token in stops for token in closing):
+        return None
+    return next((token for token in closing if token in tokenizer.added_tokens_decoder), None)
+
+
 def _text(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool, args: TemplateValues
 ) -> str:
     talk = [_read_calls(message) for message in messages]
-    options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **args}  # the template's own, by name
+    options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "strftime_now": strftime_now, **args}
     try:
         return _apply(talk, tokenizer, options)
     except ChatTemplateError:
@@ -169,13 +205,15 @@ def _read_arguments(call: Any) -> Any:
 
 def _apply(talk: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
     try:
-        with _limit_time():
+        with _limit_time(), _limit_memory():
             text = tokenizer.apply_chat_template(talk, tokenize=False, **options)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: {first_line(error)}); "
             "copy the tokenizer's files again, or correct it"
         ) from error
+    except MemoryError as error:
+        raise ChatTemplateError(f"it asks for more than {_MOST_BYTES >> 30} GiB of memory") from error
     except Exception as error:  # a template is a program, and may raise anything
         raise ChatTemplateError(first_line(error)) from error
     if len(text) > _MOST_CHARACTERS:
@@ -220,6 +258,22 @@ def _limit_time() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
+def _limit_memory() -> Iterator[None]:
+    """Raises MemoryError in a block that asks for a large piece of memory; in the main thread only, as the time."""
+    if threading.current_thread() is not threading.main_thread() or not _MEMORY.is_file():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = int(_MEMORY.read_text().split()[0]) * resource.getpagesize() + _MOST_BYTES
+    unlimited = resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == unlimited else min(limit, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _stop(signum: int, frame: object) -> None:

@@ -8,15 +8,18 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.config import DataSection
+from lockstep.config import DataSection, PromptSection
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import askers, complaint, fills, render
-from lockstep.errors import InputError
+from lockstep.errors import InputError, first_line
 from lockstep.types import Prompt
+
+_PANIC = "PanicException"
+"""The class by which Rust code ends; it is not an Exception, and nothing exports it."""
 
 _MOST_CHARACTERS = 10_000_000
 """More would take a tokenizer minutes, only to be found too long."""
@@ -63,12 +66,27 @@ def _build_prompts(
                 f"{where}: its prompt has {len(text):,} characters, and no prompt may have more than "
                 f"{_MOST_CHARACTERS:,}; shorten the row, or remove it"
             )
-    tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data))
+    tokens = _tokenize([where for _, where in names], texts, tokenizer, add_special_tokens=not is_chat(data))
     whole = [
         Prompt(name, text, tuple(ids), row, talk)
         for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
     return [_truncate(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
+
+
+def _tokenize(
+    wheres: Sequence[str], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Tokenizes the texts of rows; a text that the tokenizer cannot read is named."""
+    try:
+        return token_ids(tokenizer, texts, add_special_tokens=add_special_tokens)
+    except DataError:
+        for where, text in zip(wheres, texts, strict=True):
+            try:
+                token_ids(tokenizer, [text], add_special_tokens=add_special_tokens)
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from error
+        raise
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
@@ -106,7 +124,7 @@ def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def is_chat(data: DataSection) -> bool:
+def is_chat(data: PromptSection) -> bool:
     """True if prompts go through the tokenizer's chat template."""
     return data.chat or data.messages is not None
 
@@ -168,12 +186,28 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
     if not texts:  # a tokenizer cannot be called with none
         return []
     # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
-    encoded = tokenizer(list(texts), add_special_tokens=add_special_tokens, verbose=False, return_attention_mask=False)
+    options: dict[str, Any] = {
+        "add_special_tokens": add_special_tokens,
+        "verbose": False,
+        "return_attention_mask": False,
+    }
+    try:
+        encoded = tokenizer(list(texts), **options)
+    except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+        if type(error).__name__ != _PANIC:
+            raise
+        raise DataError(_describe_panic(tokenizer, texts, first_line(error))) from error
     opening = [tokenizer.bos_token_id] * 2
     if not add_special_tokens:
         return encoded["input_ids"]
     # A text may begin with the opening token itself.
     return [ids[1:] if ids[:2] == opening else ids for ids in encoded["input_ids"]]
+
+
+def _describe_panic(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], why: str) -> str:
+    """Describes the text that a tokenizer cannot read, the only one or one of several."""
+    which = f"one of {len(texts)} texts" if len(texts) > 1 else f"the text that begins {texts[0][:40]!r}"
+    return f"the tokenizer of {tokenizer.name_or_path} fails on {which} ({why}); use another, or remove the row"
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:

@@ -22,6 +22,7 @@ from lockstep.data import cache
 from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, find_not_finite, is_error
+from lockstep.data.template_date import find_date
 from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, read_field, render
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
@@ -261,6 +262,7 @@ def _select(
         len(rows),
         options,
         data.template_values,
+        find_date(tokenizer),
         tuple(needs.templates.items()),
         needs.key,
         kept_long,

@@ -66,7 +66,8 @@ def find_doubled_braces(template: str, row: Row) -> str | None:
 
 def askers(templates: Mapping[str, str]) -> dict[str, str]:
     """Maps the fields that templates need to the options that hold the templates."""
-    return {name: f"{option}={template!r}" for option, template in templates.items() for name in fields(template)}
+    named = {option: f"{option}={template!r}" for option, template in templates.items()}
+    return {name: named[option] for option, template in templates.items() for name in fields(template)}
 
 
 def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None) -> str | None:

@@ -30,7 +30,7 @@ from lockstep.inference.eval_options import EvalRecipe
 from lockstep.inference.results import results_of
 from lockstep.inference.sample_log import Block, SampleLog, Setting
 from lockstep.judge.asking import Answering
-from lockstep.models.source import ModelSource, open_source
+from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.printable import print_text
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.report.judge_reward import describe_judges
@@ -96,6 +96,9 @@ def _examine(
         environment = episodes_of(recipe.environment, recipe.data.in_order, source, progress.note)
         data = recipe.data.in_order.with_tools([] if environment is None else environment.tools)
         rows = open_prompts(files, data, source.tokenizer, rule_of(recipe.reward))
+        passed = describe_passed_end(source, data)
+        if passed is not None:
+            progress.note(passed)
         computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
         spec = SamplerSpec(source.folder, recipe.sampler, computation)
         engine = SamplerSession(nearest(spec, progress, workers))

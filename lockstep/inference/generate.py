@@ -27,7 +27,7 @@ from lockstep.inference.answers import Answers, answering
 from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
-from lockstep.models.source import ModelSource, open_source
+from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.printable import print_text
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rollouts.generation import account, line_of
@@ -92,6 +92,9 @@ def _make(recipe: GenerateRecipe, source: ModelSource, whole: Path, started: Cal
     """Answers the missing blocks, and joins all."""
     with show_progress(f"{recipe.model.path} → {whole.parent}") as progress:
         rows = files_of(recipe.data.prompts)
+        passed = describe_passed_end(source, recipe.data)
+        if passed is not None:
+            progress.note(passed)
         prompts = open_prompts(rows, recipe.data.in_order, source.tokenizer)
         blocks = _Blocks(prompts, len(range(len(prompts))[: recipe.data.max_prompts]), recipe.run.save_every)
         parts = Parts(whole, len(blocks))

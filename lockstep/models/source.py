@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lockstep.config import Common, ModelFolder, Sampling
+from lockstep.config import Common, ModelFolder, PromptSection, Sampling
 from lockstep.config.model_recipe import weights_of
 from lockstep.data.files import FileGroup, open_rows
-from lockstep.data.prompts import token_ids
+from lockstep.data.messages import find_passed_end
+from lockstep.data.prompts import is_chat, token_ids
 from lockstep.data.selection import texts
 from lockstep.data.thoughts import decode_marked
 from lockstep.errors import InputError
@@ -104,17 +106,42 @@ def open_source(folder: Path | str) -> ModelSource:
 
 
 def _read_stops(folder: Path, vocabulary: int) -> list[int]:
-    """The stop tokens of a folder's generation_config.json; raises InputError where they are no tokens."""
-    if not (folder / "generation_config.json").is_file():
-        return []
-    named = read_json(folder, "generation_config.json", "").get("eos_token_id")
-    stops = named if isinstance(named, list) else [] if named is None else [named]
-    if not all(isinstance(stop, int) and not isinstance(stop, bool) and 0 <= stop < vocabulary for stop in stops):
+    """The stop tokens that a folder's generation_config.json names, or else its config.json, as in `transformers`."""
+    generation = folder / "generation_config.json"
+    named = read_json(folder, generation.name, "").get("eos_token_id") if generation.is_file() else None
+    if named is None:
+        config = read_json(folder, "config.json", "")
+        inner = config.get("text_config")
+        named = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
+        return [stop for stop in _as_list(named) if _is_token(stop, vocabulary)]
+    if not all(_is_token(stop, vocabulary) for stop in _as_list(named)):
         raise InputError(
-            f"{folder}/generation_config.json: eos_token_id is {json.dumps(named)}, but should be numbers of tokens, "
+            f"{generation}: eos_token_id is {json.dumps(named)}, but should be numbers of tokens, "
             f"from 0 to {vocabulary - 1}; correct it"
         )
-    return stops
+    return _as_list(named)
+
+
+def _as_list(named: Any) -> list[Any]:
+    return named if isinstance(named, list) else [] if named is None else [named]
+
+
+def _is_token(stop: object, vocabulary: int) -> bool:
+    return isinstance(stop, int) and not isinstance(stop, bool) and 0 <= stop < vocabulary
+
+
+def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
+    """Says that the chat template ends a turn with a token at which the model does not stop; None if it does."""
+    if not is_chat(data) or source.tokenizer.chat_template is None:
+        return None
+    end = find_passed_end(source.tokenizer, source.stop_token_ids, data.template_args)
+    if end is None:
+        return None
+    name, stop = source.tokenizer.convert_ids_to_tokens([end, source.stop_token_ids[0]])
+    return (
+        f"the chat template in {source.folder} ends a turn with {name}, at which the model does not stop; it goes on "
+        f"to {stop}, which SFT learns instead; to stop there, add {end} to eos_token_id of generation_config.json"
+    )
 
 
 def own_folder(section: ModelFolder, source: ModelSource) -> str:

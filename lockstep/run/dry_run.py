@@ -33,7 +33,7 @@ from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
-from lockstep.models.source import ModelSource, open_source, scratch_tokenizer
+from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_tokenizer
 from lockstep.models.weight_files import are_on_hub, check_weights, require_finite
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.memory import FP32
@@ -102,6 +102,8 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         with found.problem():
             build_reward(section, found.notes.append, option=option)
     if model is not None:
+        with found.problem():
+            found.notes += filter(None, [describe_passed_end(model.source, recipe.data)])
         if files is not None:
             inexact = _decide_exact(recipe, model.source, found)
             _open(recipe, DrySetup(recipe, made, files, model.source, inexact, found), found)

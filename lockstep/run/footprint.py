@@ -11,9 +11,10 @@ from pathlib import Path
 from threading import Event
 
 from lockstep.config.hub_name import PINS
+from lockstep.data.template_date import FILE
 from lockstep.run.folder import FRAME, LOCK
 
-_MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "messages.jsonl", "data", FRAME, "judges")
+_MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "messages.jsonl", "data", FRAME, "judges", FILE)
 """Files and folders that a run may add to its folder before its first step; a failed start removes nothing else."""
 
 

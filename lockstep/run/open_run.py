@@ -9,6 +9,7 @@ from threading import Event
 
 from lockstep.config.hub import write_pins
 from lockstep.config.loading import Loaded, describe
+from lockstep.data.template_date import keep_date
 from lockstep.disk import is_user_error
 from lockstep.errors import InputError, LockstepError, RunError
 from lockstep.run.crash import CRASH, write_crash
@@ -36,7 +37,7 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
     with lock_folder(folder), before.restore_on_failure() as started, _crashes_noted(loaded, folder, started):
         write_once(folder / "recipe.yaml", describe(loaded))
         write_pins(loaded, folder)
-        with as_noted(loaded, folder):
+        with as_noted(loaded, folder), keep_date(folder):
             yield started.set
 
 

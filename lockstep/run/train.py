@@ -27,7 +27,7 @@ from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.export import copy_frame
 from lockstep.models.families.own_code import list_own_files
 from lockstep.models.folder import read_fields
-from lockstep.models.source import ModelSource, open_source, scratch_model
+from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_model
 from lockstep.printable import print_text
 from lockstep.report.log import read_metrics
 from lockstep.report.nothing_trained import describe_causes
@@ -133,7 +133,8 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}", record=partial(add_message, folder)))
         precision = [keep_fp32()] if resolve_device(recipe.learner.device).type == "cuda" else []
-        for remark in [*precision, *(() if health is None else (health.sentence,)), *remarks(recipe, files)]:
+        said = [None if health is None else health.sentence, describe_passed_end(source, recipe.data)]
+        for remark in [*precision, *filter(None, said), *remarks(recipe, files)]:
             progress.note(remark)
         inexact = decide_exact(recipe, source.folder, progress.note)
         logs = Logs(folder)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection, PairSection
@@ -16,6 +17,7 @@ from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
+from lockstep.data.template_date import keep_date
 from lockstep.models.tokenizer import load_tokenizer
 
 END, TEXT_END = "<|im_end|>", "<|endoftext|>"
@@ -238,3 +240,55 @@ def test_a_prompt_has_one_opening_token(question: str, assets: Path, tmp_path: P
     tokens = Prompts(write(tmp_path, {"question": question}), llama, data)[0].tokens
     assert tokens.count(llama.bos_token_id or 0) == 1
     assert tokens[0] == llama.bos_token_id
+
+
+def open_prompts(folder: Path, tokenizer: Any, **options: Any) -> Prompts:
+    data = DataSection(train="rows.jsonl", max_prompt_tokens=9999, answer="", **options)
+    return Prompts(write(folder, {"question": "2+2?"}), tokenizer, data)
+
+
+DATED = CHATML + "{{ strftime_now('%d %b %Y %H:%M') }}"
+
+
+def test_a_run_keeps_the_date_that_its_template_writes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with keep_date(run):
+        today = open_prompts(tmp_path, build_tokenizer(DATED), chat=True)[0].text
+    kept = (run / "template_date.txt").read_text()
+    assert date.fromisoformat(kept.strip()).strftime("%d %b %Y 00:00") in today
+    (run / "template_date.txt").write_text("2024-07-26\n")
+    with keep_date(run):
+        assert "26 Jul 2024 00:00" in open_prompts(tmp_path, build_tokenizer(DATED), chat=True)[0].text
+
+
+def test_a_run_whose_template_writes_no_date_keeps_none(tmp_path: Path) -> None:
+    with keep_date(tmp_path):
+        open_prompts(tmp_path, build_tokenizer(CHATML), chat=True)
+    assert not (tmp_path / "template_date.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "draws", ["{{ range(100) | random }}", "{{ [[1, 2]] | map('random') | list }}", "{{ lipsum(1) }}"]
+)
+def test_a_template_that_draws_at_random_is_refused(tmp_path: Path, draws: str) -> None:
+    with pytest.raises(ValueError, match="draws at random"):
+        open_prompts(tmp_path, build_tokenizer(CHATML + draws), chat=True)
+
+
+@pytest.mark.parametrize(
+    "large",
+    ["{{ 'x'.ljust(3000000000) | length }}", "{{ '%3000000000s' | format('x') | length }}"],
+)
+def test_a_template_that_asks_for_all_memory_is_refused_with_its_row(tmp_path: Path, large: str) -> None:
+    with pytest.raises(DataError, match=r"line 1: .*asks for more than 1 GiB of memory"):
+        open_prompts(tmp_path, build_tokenizer(CHATML + large), chat=True)
+
+
+def test_a_text_on_which_the_tokenizer_panics_is_named(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(None)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    rows = write(tmp_path, {"question": "b"}, {"question": "a" * 99 + "!"})
+    data = DataSection(train="rows.jsonl", max_prompt_tokens=9999, prompt="{question}", answer="")
+    with pytest.raises(DataError, match=r"line 2: the tokenizer of .* fails on the text that begins 'aaa"):
+        Prompts(rows, tokenizer, data)
