@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import yaml
+from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.algorithms.cut_off_note import CutOffNote
 from lockstep.algorithms.step import StepResult
+from lockstep.config.loading import load
 from lockstep.metrics import Metrics
+from lockstep.report.log import read_metrics
 from lockstep.run.loop import StepEvent
 from lockstep.run.reward_alarms import RewardAlarms
+from lockstep.run.train import train
 
 
 def follow(hook: Callable[[StepEvent], None], values: Iterable[Mapping[str, float]]) -> None:
@@ -47,3 +54,11 @@ def test_what_is_cut_off_where_rewards_are_negative_is_noted_once() -> None:
     )
     assert noted(train__reward_min=0.0) == []
     assert noted(train__cut_off_as_is=0.0) == []
+
+
+def test_a_run_pays_what_the_recipe_declares(in_tmp: Path) -> None:
+    (in_tmp / "rewards.py").write_text(REWARDS)
+    (in_tmp / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"run": {"max_steps": 1, "folder": "run"}}))
+    (row,) = [row for row in read_metrics(train(load("recipe.yaml", ["reward.cut_off=-2"]))) if "train/reward" in row]
+    assert row["train/truncated"] > 0
+    assert (row["train/reward_cut_off"], row["train/reward_min"], row["train/cut_off_as_is"]) == (-2.0, -2.0, 0.0)
