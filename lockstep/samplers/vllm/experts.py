@@ -1,29 +1,79 @@
-"""Weights of experts on a CPU, which vLLM's kernels pad and reorder in a way that only they know."""
+"""Weights of experts, which some of vLLM's kernels pad and reorder in a way that only they know."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+    UnquantizedMoeBackend,
+    convert_to_unquantized_kernel_format,
+)
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+from lockstep.errors import InputError
 
 _MATRICES = ("w13_weight", "w2_weight")
 _DIGITS = 255
 """Base of the numbers that elements get: its digits from 1 on are exact in bf16, and 0 is padding."""
+_AS_LOADED = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
+_REORDERED = (
+    UnquantizedMoeBackend.FLASHINFER_TRTLLM,
+    UnquantizedMoeBackend.FLASHINFER_CUTLASS,
+    UnquantizedMoeBackend.AITER,
+)
+
+Pack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Packs `w13_weight` and `w2_weight` as a kernel keeps them; how depends only on an element's place in its expert."""
 
 
-def kernel_of(layer: nn.Module, parameter: str) -> CPUUnquantizedExperts | None:
-    """Returns the kernel for CPUs that keeps this parameter in its own order, if one does."""
+def find_packing(layer: nn.Module, parameter: str) -> Pack | None:
+    """The packing of this parameter; None if it is kept as it was loaded.
+
+    Raises:
+        InputError: The layer's kernel may keep it in an order that is not known here.
+    """
     if not isinstance(layer, RoutedExperts) or parameter not in _MATRICES:
         return None
+    method = layer.quant_method
+    if not isinstance(method, UnquantizedFusedMoEMethod):
+        return None
+    if (kernel := _kernel_for_cpus(layer)) is not None:
+        return _packing_of(kernel)
+    backend, config = method.unquantized_backend, layer.moe_config
+    if backend in _AS_LOADED or backend is UnquantizedMoeBackend.CPU:
+        return None
+    if backend in _REORDERED:
+        return lambda w13, w2: convert_to_unquantized_kernel_format(backend, copy.copy(config), w13, w2)
+    raise InputError(
+        f"vLLM computes experts by {backend.value}, from which their weights cannot be read back; set "
+        "sampler.vllm.engine_args.moe_backend=triton, or use sampler=torch"
+    )
+
+
+def _kernel_for_cpus(layer: RoutedExperts) -> CPUUnquantizedExperts | None:
     method = layer.quant_method
     if not isinstance(method, UnquantizedFusedMoEMethod) or method.moe_kernel is None:
         return None
     kernel = method.moe_kernel.fused_experts
     return kernel if isinstance(kernel, CPUUnquantizedExperts) else None
+
+
+def _packing_of(kernel: CPUUnquantizedExperts) -> Pack:
+    def pack(w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
+        stand_in = nn.Module()
+        for name, tensor in zip(_MATRICES, (w13, w2), strict=True):
+            stand_in.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        kernel.process_weights_after_loading(stand_in)
+        packed = dict(stand_in.named_parameters())
+        return packed["w13_weight"].detach(), packed["w2_weight"].detach()
+
+    return pack
 
 
 class SetAside:
@@ -36,7 +86,7 @@ class SetAside:
     def __init__(self, model: nn.Module) -> None:
         self._kept: list[tuple[Any, Any]] = []
         for layer in model.modules():
-            if isinstance(layer, RoutedExperts) and kernel_of(layer, _MATRICES[0]) is not None:
+            if isinstance(layer, RoutedExperts) and _kernel_for_cpus(layer) is not None:
                 method: Any = layer.quant_method
                 self._kept.append((method, method.moe_kernel))
                 method.moe_kernel = None
@@ -47,45 +97,42 @@ class SetAside:
             method.moe_kernel = method.moe_kernel or kernel
 
 
-def in_loaded_order(kernel: CPUUnquantizedExperts, parameter: str, held_ENK: Tensor, shape: tuple[int, ...]) -> Tensor:
+def in_loaded_order(pack: Pack, parameter: str, held_ENK: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A parameter as it was loaded, from what the kernel computes with.
 
     Args:
-        kernel: The kernel; how it packs an element depends only on its place in the expert's matrix.
+        pack: The kernel's packing.
         parameter: Name of a parameter of the layer.
         held_ENK: The parameter as the kernel holds it.
         shape: [E, N, K], its shape as it is loaded.
     """
-    place = _places(kernel, parameter, shape, held_ENK.dtype)
+    place = _find_places(pack, parameter, shape, held_ENK)
     real = place > 0
-    plain = torch.empty(shape, dtype=held_ENK.dtype)
+    plain = torch.zeros(shape, dtype=held_ENK.dtype, device=held_ENK.device)
     plain.view(len(plain), -1)[:, place[real] - 1] = held_ENK.reshape(len(plain), -1)[:, real]
     return plain
 
 
-def _places(kernel: CPUUnquantizedExperts, parameter: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _find_places(pack: Pack, parameter: str, shape: tuple[int, ...], held: Tensor) -> Tensor:
     """Returns, for each element of one packed expert, 1 + its place in the loaded one, int64; 0 is padding.
 
-    Found by having the kernel pack the places, digit by digit.
+    Found by having the kernel pack the places, digit by digit, in the type and on the device of `held`.
     """
     _, rows, columns = shape
-    place, scale = torch.arange(rows * columns), 1
-    found = torch.ones((), dtype=torch.int64)
+    place, scale = torch.arange(rows * columns, device=held.device), 1
+    found = torch.ones((), dtype=torch.int64, device=held.device)
     while scale < rows * columns:
-        digit = (place // scale % _DIGITS + 1).to(dtype).view(1, rows, columns)
-        packed = _pack(kernel, parameter, digit).reshape(-1).long()
+        digit = (place // scale % _DIGITS + 1).to(held.dtype).view(1, rows, columns)
+        packed = _pack(pack, parameter, digit).reshape(-1).long()
         found = torch.where(packed > 0, found + (packed - 1) * scale, 0)
         scale *= _DIGITS
     return found
 
 
-def _pack(kernel: CPUUnquantizedExperts, parameter: str, digit_1NK: Tensor) -> Tensor:
-    """Packs one expert's matrix by the kernel's own code; the other matrix of the layer is there for its shape."""
+def _pack(pack: Pack, parameter: str, digit_1NK: Tensor) -> Tensor:
+    """Packs one expert's matrix; the other matrix of the layer is there for its shape."""
     _, rows, columns = digit_1NK.shape
-    other = (1, columns, rows // 2) if parameter == "w13_weight" else (1, 2 * columns, rows)
-    stand_in = nn.Module()
-    for name in _MATRICES:
-        tensor = digit_1NK if name == parameter else torch.zeros(other, dtype=digit_1NK.dtype)
-        stand_in.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
-    kernel.process_weights_after_loading(stand_in)
-    return dict(stand_in.named_parameters())[parameter].detach()
+    is_first = parameter == "w13_weight"
+    other = digit_1NK.new_zeros((1, columns, rows // 2) if is_first else (1, 2 * columns, rows))
+    w13, w2 = pack(digit_1NK, other) if is_first else pack(other, digit_1NK)
+    return w13 if is_first else w2

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 from lockstep.errors import InputError
-from lockstep.samplers.vllm.experts import in_loaded_order, kernel_of
+from lockstep.samplers.vllm.experts import find_packing, in_loaded_order
 from lockstep.samplers.vllm.landings import Landing, Landings, Stretch, find_sent_tensors
 from lockstep.weight_sync.fingerprints import Taken, column_fingerprint, fingerprint, pick_columns, take
 
@@ -140,7 +140,7 @@ def _prove(
         kind = type(place.layer).__name__
         if (place.layer, place.parameter) in landings.changed:
             raise InputError(f"vLLM's {kind} computes with something else than {name} itself, {_INSTEAD}")
-        ordered = kernel_of(place.layer, place.parameter) is not None
+        ordered = find_packing(place.layer, place.parameter) is not None
         if not is_packed(place) and not ordered and tuple(_parameter(place).shape) != place.shape:
             raise InputError(f"vLLM's {kind} keeps {name} in a form that cannot be read, {_INSTEAD}")
     before = {stretch for share in shares[:rank] for stretch in share[name]}
@@ -158,8 +158,12 @@ def _read_tied_head(model: nn.Module, network: PreTrainedModel, sent: dict[str, 
 
 
 def _copy(landings: Sequence[Landing], whole: Tensor) -> Tensor:
+    plain = dict[tuple[int, str], Tensor]()  # the experts of a tensor lie in one parameter
     for landing in landings:
-        landing.source.on(whole).copy_(landing.target.on(_plain(landing)))
+        key = id(landing.layer), landing.parameter
+        if key not in plain:
+            plain[key] = _plain(landing)
+        landing.source.on(whole).copy_(landing.target.on(plain[key]))
     return whole
 
 
@@ -170,8 +174,8 @@ def _parameter(landing: Landing) -> Tensor:
 
 def _plain(landing: Landing) -> Tensor:
     """The whole parameter as it was before it was packed."""
-    if (kernel := kernel_of(landing.layer, landing.parameter)) is not None:
-        return in_loaded_order(kernel, landing.parameter, _parameter(landing), landing.shape)
+    if (pack := find_packing(landing.layer, landing.parameter)) is not None:
+        return in_loaded_order(pack, landing.parameter, _parameter(landing), landing.shape)
     if not is_packed(landing):
         return _parameter(landing).contiguous()
     width = landing.shape[1]
