@@ -77,7 +77,7 @@ class SamplerSpec:
         """
         section = self.section
         if self.budget is not None and resolve_device(self.learner.device).type == "cuda":
-            section = self.budget.apply(section, torch.cuda.get_device_properties(0).total_memory)
+            section = self.budget.apply(section, self._backend.read_gpu_memory())
         return self._backend.build(self.model, section, self.learner, self.raw_logprobs)
 
     def open_here(self) -> Sampler:

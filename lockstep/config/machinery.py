@@ -267,16 +267,22 @@ class SamplerSection(Section):
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
     _takes_turns: bool = PrivateAttr(default=False)
+    _gets_weights: bool = PrivateAttr(default=False)
 
     @property
     def takes_turns(self) -> bool:
         """True if it frees its GPUs for the learners there while it is idle: a decision of the placement."""
         return self._takes_turns
 
-    def take_turns(self) -> Self:
+    @property
+    def gets_weights(self) -> bool:
+        """True if a learner sends it weights before it first works, so that its own need not be kept."""
+        return self._gets_weights
+
+    def take_turns(self, gets_weights: bool = False) -> Self:
         """Returns the same engine, which takes turns with the learners on its GPUs."""
         found = self.model_copy()
-        found._takes_turns = True
+        found._takes_turns, found._gets_weights = True, gets_weights
         return found
 
     @property

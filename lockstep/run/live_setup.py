@@ -148,7 +148,7 @@ class LiveSetup:
         assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
         own = self.algorithm.learner
         learner = own.compute_exactly() if self.inexact is None else own
-        section = inference.sampler.take_turns() if self._takes_turns else inference.sampler
+        section = inference.sampler.take_turns(gets_weights=True) if self._takes_turns else inference.sampler
         return SamplerSpec(self.source.folder, section, learner, budget=self._budget)
 
     @property

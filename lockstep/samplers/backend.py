@@ -56,6 +56,12 @@ class InferenceBackend(InferenceOptions):
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
         """Bytes of the token counts that it keeps for penalties, for so many responses at a time."""
 
+    def read_gpu_memory(self) -> int:
+        """Bytes of this process's first GPU."""
+        import torch
+
+        return torch.cuda.get_device_properties(0).total_memory
+
     def forgets_weights(self, section: SamplerSection) -> bool:
         """True if it drops a learner's weights while it sleeps, so that it needs a weight sync after."""
         return False

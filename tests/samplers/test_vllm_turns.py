@@ -45,8 +45,8 @@ class Engine:
 class Resting(VLLMSampler):
     """A sampler of such an engine."""
 
-    def __init__(self, engine: Any, sleeps: bool) -> None:
-        self._engine, self._takes_turns, self._is_synced, self._without_cache = engine, sleeps, False, False
+    def __init__(self, engine: Any, sleeps: bool, gets_weights: bool = False) -> None:
+        self._engine, self._takes_turns, self._drops_weights, self._without_cache = engine, sleeps, gets_weights, False
         self.asked = engine.asked
 
     def _on_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
@@ -82,6 +82,17 @@ def test_weights_of_its_own_are_kept() -> None:
     sampler.sleep()
     sampler.wake()
     assert sampler.asked == [("sleep", 1), ("wake", "all")]
+
+
+def test_weights_that_a_learner_replaces_are_not_copied_to_the_host_first() -> None:
+    sampler = Resting(Engine(), sleeps=True, gets_weights=True)
+    sampler.sleep()
+    sampler.wake()
+    sync(sampler)
+    assert sampler.asked[:3] == [("sleep", 2), ("wake", "weights"), "receive_weights"]
+    section = SamplerSection(backend="vllm")
+    assert section.take_turns(gets_weights=True).gets_weights
+    assert not section.take_turns().gets_weights
 
 
 def test_without_turns_nothing_is_freed() -> None:

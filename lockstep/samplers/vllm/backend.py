@@ -72,6 +72,14 @@ class VLLMInference(InferenceBackend):
     def reserves_cache(self) -> bool:
         return True
 
+    def read_gpu_memory(self) -> int:
+        from lockstep.samplers.vllm.environment import prepare
+
+        prepare()
+        from vllm.platforms import current_platform  # asks the driver: CUDA starts in the engine's own workers
+
+        return current_platform.get_device_total_memory()
+
     def forgets_weights(self, section: SamplerSection) -> bool:
         return section.takes_turns
 

@@ -68,7 +68,8 @@ class VLLMSampler:
                 "packages stand in its way"
             ) from error
 
-        self._takes_turns, self._is_synced, self._without_cache = section.takes_turns, False, False
+        self._takes_turns, self._without_cache = section.takes_turns, False
+        self._drops_weights = section.gets_weights  # those of the folder, too: a copy in host memory would be dropped
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
         self._model, self._version = model, 0
@@ -126,7 +127,7 @@ class VLLMSampler:
         if self._without_cache:
             self._engine.wake_up(["kv_cache"])
             self._without_cache = False
-        self._is_synced = True
+        self._drops_weights = True
         self.forget_old_weights()
         self._version = version
         found["received"] = frozenset(found["received"])
@@ -191,8 +192,8 @@ class VLLMSampler:
     def sleep(self) -> None:
         """Frees the GPU's memory, if GPUs are shared: a learner's weights are dropped, its own go to host memory."""
         if self._takes_turns:
-            self._without_cache = self._is_synced
-            self._engine.sleep(level=2 if self._is_synced else 1)
+            self._without_cache = self._drops_weights
+            self._engine.sleep(level=2 if self._drops_weights else 1)
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()

@@ -1,0 +1,370 @@
+"""Every branch on the device in the folders that compute, and the test that takes its GPU side without a GPU.
+
+A refusal or a shortcut that holds on CPUs alone hides what GPUs do: a new branch fails here until a test takes it.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pretend_gpu as pretended
+import pytest
+import torch
+import torch.distributed as dist
+from gpus import MEMORY, tell_gpus
+from tiny_models import OPTIMIZER, SECTION
+from torch import Tensor
+
+from lockstep.cluster import learner_group
+from lockstep.cluster.learner_group import RankSpec
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.config import LearnerSection, SamplerSection
+from lockstep.distributed.meeting import Host, Meeting
+from lockstep.distributed.ranks import Ranks
+from lockstep.errors import InputError
+from lockstep.learners.sending import SendsWeights
+from lockstep.samplers.backend import find_backend
+from lockstep.samplers.cache_budget import CacheBudget
+from lockstep.samplers.vllm.backend import VLLMInference
+from lockstep.weight_sync import carriers
+from lockstep.weight_sync.buckets import Bucket, WeightPart, pack
+from lockstep.weight_sync.carriers import CudaIPC, GroupBroadcast, Route, unpack
+from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.sender import LocalSender
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("learners", "models", "samplers", "cluster", "weight_sync")
+ASKED = {"is_cuda", "is_cpu", "is_available", "is_initialized", "device_count", "device_type"}
+KINDS = {"cuda", "cpu", "cuda_ipc", "nccl"}
+
+HERE = "gpu_less/test_branches_on_the_device.py"
+TURNS = "gpu_less/test_turns_on_a_gpu.py::test_memory_goes_to_pinned_memory_and_back_without_a_wait"
+BF16 = "learners/test_megatron_in_bf16.py::test_two_stages_compute_what_one_does_in_every_digit"
+IPC = f"{HERE}::test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu"
+NCCL = f"{HERE}::test_a_group_between_gpus_stages_nothing_on_the_host"
+GATHERED = f"{HERE}::test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each"
+DRIVER = f"{HERE}::test_the_size_of_a_cache_is_chosen_without_starting_cuda"
+FINGERPRINTS = "gpu_less/test_syncs.py::test_fingerprints_are_taken_where_the_tensor_is_and_are_the_same_there"
+STAGED = "gpu_less/test_syncs.py::test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once"
+PLACED = "cluster/test_placement.py::test_weights_take_the_shortest_way_that_there_is"
+EXPERTS = "samplers/test_vllm_experts.py::test_reordered_experts_are_read_in_the_loaded_order"
+ARGUMENTS = "samplers/test_vllm_arguments.py::test_every_option_is_an_argument_on_a_gpu"
+ON_GPUS_ALONE = "gpu/test_carriers_on_gpus.py::test_an_engine_on_the_same_gpu_holds_what_was_sent"
+
+BRANCHES = {
+    "learners/host_memory.py HostMemory._find": TURNS,
+    "learners/host_memory.py HostMemory._parts": TURNS,
+    "learners/host_memory.py HostMemory.offload": TURNS,
+    "learners/megatron/backend.py MegatronTraining.require_model": BF16,
+    "learners/megatron/on_cpu.py _TorchOfCPU.zeros": BF16,
+    "learners/megatron/start.py start_learner": BF16,
+    "learners/sending.py SendsWeights._buckets": GATHERED,
+    "models/device.py empty_cache": "gpu_less/test_turns_on_a_gpu.py::test_no_learner_is_there_while_an_engine_samples",
+    "models/device.py resolve_device": "gpu_less/test_precision.py::test_a_process_that_computes_on_a_gpu_uses_no_tf32",
+    "models/exact/gpu_probe.py explain_inexact_gpu": f"{HERE}::test_a_gpu_is_named_in_what_was_tried_on_it",
+    "models/flex.py Flex.sequences": f"{HERE}::test_flex_attention_is_compiled_on_a_gpu",
+    "models/kernels.py attend": "gpu_less/test_shared_heads.py::test_in_fp32_each_head_has_keys_of_its_own",
+    "models/laid_out.py LaidOut.to": "gpu_less/test_syncs.py::"
+    "test_a_pass_of_a_dense_family_sends_one_copy_and_waits_for_nothing",
+    "models/open_kernels.py explain_padding": "models/test_open_kernels.py::test_an_old_gpu_pads",
+    "models/open_kernels.py open_kernels": "gpu_less/test_syncs.py::test_experts_of_masters_are_not_waited_for_in_bf16",
+    "models/parallelize.py parallelize": f"{HERE}::test_offloaded_shards_are_pinned_for_a_gpu",
+    "samplers/vllm/backend.py VLLMInference.packs": DRIVER,
+    "samplers/vllm/backend.py VLLMInference.require_installed": DRIVER,
+    "samplers/vllm/readback.py is_packed": EXPERTS,
+    "samplers/vllm/sampler.py VLLMSampler.__init__": ARGUMENTS,
+    "samplers/vllm/worker.py WeightReceiver.attest_weights": ON_GPUS_ALONE,
+    "samplers/vllm/worker.py module": ON_GPUS_ALONE,
+    "cluster/learner_group.py RankSpec.build": f"{HERE}::test_a_rank_joins_nccl_on_a_gpu_of_its_own",
+    "cluster/placement.py choose_placement": "cluster/test_placement.py::"
+    "test_this_machine_has_the_devices_that_torch_sees",
+    "cluster/placement.py choose_route": PLACED,
+    "cluster/ray_transport.py join_cluster": PLACED,  # asks for Ray, not for a device
+    "cluster/sampler_pool.py SamplerPool._let_join": ON_GPUS_ALONE,
+    "cluster/self_check.py _machine": "gpu_less/test_precision.py::test_a_run_says_so_and_writes_it_down",
+    "cluster/specs.py SamplerSpec.build": DRIVER,
+    "cluster/specs.py require_sampler": DRIVER,
+    "weight_sync/carriers.py CudaIPC.memory": IPC,
+    "weight_sync/carriers.py GroupBroadcast.__init__": NCCL,
+    "weight_sync/carriers.py Route.is_between_gpus": "cluster/test_placement.py::"
+    "test_weights_of_the_host_go_another_way_than_those_of_a_gpu",
+    "weight_sync/carriers.py _ThroughHost._stage": STAGED,
+    "weight_sync/carriers.py _require_gpu": IPC,
+    "weight_sync/carriers.py open_carrier": IPC,
+    "weight_sync/fingerprints.py _sum_lanes": FINGERPRINTS,
+    "weight_sync/fingerprints.py copy_and_take": STAGED,
+    "weight_sync/fingerprints.py take": FINGERPRINTS,
+    "weight_sync/outgoing.py Outgoing.on_gpu": f"{HERE}::test_weights_on_a_gpu_are_known_to_be_there",
+    "weight_sync/sender.py LocalSender.finish": IPC,
+}
+"""By file and function, the test that takes the side of GPUs; one in `gpu/` needs a GPU."""
+
+
+def asks_for_device(node: ast.AST) -> bool:
+    """True for an expression that tells a GPU from a CPU."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in ASKED
+    if isinstance(node, ast.MatchValue):
+        return isinstance(node.value, ast.Constant) and node.value.value in KINDS
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = (node.left, *node.comparators)
+    named = any(isinstance(side, ast.Constant) and side.value in KINDS for side in sides)
+    return named or any(isinstance(side, ast.Attribute) and ast.unparse(side).endswith("device.type") for side in sides)
+
+
+def find_branches(text: str) -> set[str]:
+    """The functions that ask for the device, by qualified name."""
+
+    def visit(node: ast.AST, name: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            is_scope = isinstance(child, ast.FunctionDef | ast.ClassDef)
+            inside = f"{name}.{child.name}".lstrip(".") if is_scope else name
+            if asks_for_device(child):
+                yield inside or "module"
+            yield from visit(child, inside)
+
+    return set(visit(ast.parse(text), ""))
+
+
+def test_the_table_has_every_branch_on_the_device() -> None:
+    found = set[str]()
+    for folder in FOLDERS:
+        for path in sorted((ROOT / "lockstep" / folder).rglob("*.py")):
+            file = path.relative_to(ROOT / "lockstep").as_posix()
+            found |= {f"{file} {name}" for name in find_branches(path.read_text(encoding="utf-8"))}
+    assert found == BRANCHES.keys(), "name the test that takes the side of GPUs of a new branch, or take out an old one"
+
+
+@pytest.mark.parametrize("evidence", sorted(set(BRANCHES.values())))
+def test_the_evidence_exists(evidence: str) -> None:
+    file, name = evidence.split("::")
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+
+
+def test_branches_are_found_however_they_are_written() -> None:
+    asking = ["x.is_cuda", "d.type == 'cuda'", "a.device.type != b.device.type", "torch.cuda.is_available()"]
+    for expression in asking:
+        assert find_branches(f"class A:\n    def f(self):\n        return {expression}") == {"A.f"}
+    assert find_branches("match kind:\n    case 'nccl':\n        pass") == {"module"}
+    assert not find_branches("def f(x):\n    return x.type == 'llama'")
+
+
+class Holder(SendsWeights):
+    """A rank that gathers whole tensors, on a GPU or what passes for one."""
+
+    def __init__(self, rank: int, tensors: dict[str, Tensor]) -> None:
+        self._ranks = cast(Ranks, SimpleNamespace(number=rank, count=2))
+        self.device, self._tensors, self.gathered = torch.device("cuda"), tensors, 0
+
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._tensors.items():
+            self.gathered += 1
+            yield name, tensor
+
+    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
+        raise AssertionError("parts are written together in the host's memory alone")
+
+
+def fill(rank: Holder, route: Route) -> list[Bucket]:
+    """Lets a rank send all its weights."""
+    rank.join_receivers(route)
+    rank.begin_sending(torch.float32, columns=False)
+    buckets = list[Bucket]()
+    while (shipment := rank.fill_bucket()).bucket is not None:
+        buckets.append(shipment.bucket)
+    return buckets
+
+
+def tensors_of(seed: int) -> dict[str, Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(5, 7, generator=draws) for name in ("a", "b")}
+
+
+@pytest.fixture
+def ipc(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    """Handles of memory that one process has exported, by name; the GPU's name does not come from a driver."""
+    exported = dict[str, Tensor]()
+
+    def export(flat: Tensor) -> str:
+        handle = f"memory {len(exported)}"
+        exported[handle] = flat
+        return handle
+
+    monkeypatch.setattr(carriers, "_export", export)
+    monkeypatch.setattr(carriers, "_open_exported", lambda handle, _: exported[handle])
+    monkeypatch.setattr(carriers, "name_gpu", lambda device: f"GPU {device.index or 0}")
+    return exported
+
+
+def test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu(ipc: dict[str, Tensor]) -> None:
+    sent = tensors_of(0)
+    with pretended.pretend_gpu():
+        sender, receiver = LocalSender(), CudaIPC()
+        sender.join(Route("cuda_ipc"))
+        there = {name: tensor.to("cuda") for name, tensor in sent.items()}
+        for _ in range(2):
+            held = dict[str, Tensor]()
+            for bucket in sender.buckets(Outgoing.of(there.items()), columns=False):
+                assert bucket.handles.keys() == {"GPU 0"}
+                held |= {name: tensor.cpu() for name, tensor in unpack(receiver, bucket, pretended.GPU)}
+            assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
+        sender.finish()
+        assert len(ipc) == 1, "memory is exported once"
+        with pytest.raises(InputError, match="carries weights of a GPU, and these are on cpu"):
+            list(sender.buckets(Outgoing.of(sent.items()), columns=False))
+
+
+@pytest.mark.parametrize(("transfer", "exports"), [("shared_memory", 0), ("cuda_ipc", 2)])
+def test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each(
+    ipc: dict[str, Tensor], transfer: Any, exports: int
+) -> None:
+    sent = tensors_of(1)
+    with pretended.pretend_gpu():
+        there = {name: tensor.to("cuda") for name, tensor in sent.items()}
+        ranks = [Holder(number, there) for number in range(2)]
+        route = Route(transfer, ranks[0]._sender.places if transfer == "shared_memory" else ())
+        filled = [fill(rank, route)[0] for rank in ranks]
+        for rank, bucket in zip(ranks, filled, strict=True):
+            assert rank.gathered == len(sent), "all ranks take part"
+            assert not bucket.written, "a rank that sends has all of it"
+            assert len(bucket.handles) == (transfer == "cuda_ipc")
+        assert len(ipc) == exports, "by CUDA IPC, every rank exports memory of its own GPU"
+        if transfer == "shared_memory":
+            held = dict(unpack(carriers.open_carrier(route), filled[0], torch.device("cpu")))
+            assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
+
+
+def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's route by gloo: buffers are on the tensors' device at both ends, and no copy is made before a broadcast."""
+    join = carriers._join
+    monkeypatch.setattr(carriers, "_join", lambda meeting, backend: join(meeting, "gloo"))
+    host, held = Host("127.0.0.1", 2, 60.0), dict[str, Tensor]()
+    sent, told = tensors_of(2), list[Bucket]()
+    ready = threading.Event()
+
+    def receive() -> None:
+        receiver = GroupBroadcast(host.meeting.of(1), "nccl")
+        ready.wait(60.0)
+        held.update({name: tensor.clone() for name, tensor in unpack(receiver, told[0], torch.device("cpu"))})
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    sender = GroupBroadcast(host.meeting, "nccl")
+    flat = sender.memory(0, 2 * 192, torch.device("cpu"))
+    ((slots, _),) = pack(WeightPart.whole(name, tensor, tensor.dtype) for name, tensor in sent.items())
+    for slot, tensor in zip(slots, sent.values(), strict=True):
+        slot.of(flat).copy_(tensor)
+    told.append(sender.seal(0, slots))
+    ready.set()
+    sender.ship(told[0])
+    thread.join(60.0)
+    assert sender._sent is sender._staged
+    assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
+
+
+def test_weights_on_a_gpu_are_known_to_be_there() -> None:
+    with pretended.pretend_gpu():
+        there = SimpleNamespace(weights=lambda: iter([("a", torch.zeros(2, device="cuda"))]))
+        assert Outgoing(cast(Any, there), None).on_gpu
+        here = SimpleNamespace(weights=lambda: iter([("a", torch.zeros(2))]))
+        assert not Outgoing(cast(Any, here), None).on_gpu
+
+
+def test_a_rank_joins_nccl_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell_gpus(monkeypatch, 2)
+    chosen, joined, built = list[int](), list[str](), list[str]()
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: joined.append(backend))
+    monkeypatch.setattr(Meeting, "store", lambda _: None)
+    monkeypatch.setattr(learner_group.Ranks, "of", lambda device, _: built.append(device))
+    monkeypatch.setattr(LearnerSpec, "build", lambda *_: None)
+    section = SECTION.model_copy(update={"device": "auto"})
+    RankSpec(LearnerSpec("m", "logits", section, OPTIMIZER, 0), Meeting("127.0.0.1", 1, 3, 4, 1.0)).build()
+    assert (chosen, joined, built) == ([1], ["cuda:nccl,cpu:gloo"], ["cuda"])
+
+
+def test_the_size_of_a_cache_is_chosen_without_starting_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's parent must not start CUDA: it would keep an idle context on the GPU."""
+    tell_gpus(monkeypatch, 1)
+
+    def start(*_: object) -> None:
+        raise AssertionError("this starts CUDA")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", start)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", start)
+    monkeypatch.setattr(VLLMInference, "read_gpu_memory", lambda _: MEMORY)
+    opened = list[SamplerSection]()
+    monkeypatch.setattr(VLLMInference, "build", lambda _, folder, section, *__: opened.append(section))
+    section, learner = SamplerSection(backend="vllm"), LearnerSection()
+    SamplerSpec("m", section, learner, budget=CacheBudget(2 * 10**9, 10**9, 3 * 10**9)).build()
+    assert opened[0].kv_cache_gib == 2 * 10**9 / 2**30
+    backend = find_backend(section)
+    assert backend is not None
+    assert not backend.packs(learner)
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: object())
+    backend.require_installed(section, on_gpu=True)
+    with pytest.raises(InputError, match="takes the GPU where there is one"):
+        backend.require_installed(section, on_gpu=False)
+
+
+def test_flex_attention_is_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.models import flex
+
+    asked = list[bool]()
+
+    def choose(on_gpu: bool) -> Any:
+        asked.append(on_gpu)
+        return lambda query, *_, **__: (query, None)
+
+    monkeypatch.setattr(flex, "_choose_attention", choose)
+    monkeypatch.setattr(flex, "_find_mask", lambda *_: None)
+    with pretended.pretend_gpu():
+        q, k, v = (torch.randn(1, 2, 4, 16).to("cuda") for _ in range(3))
+        out = flex.Flex(softcap=None, sinks=None).sequences(q, k, v, torch.tensor([0, 4]), 4, 0.25, None)
+    assert asked == [True]
+    assert out.shape == (1, 4, 2, 16)
+
+
+def test_a_gpu_is_named_in_what_was_tried_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoConfig
+
+    from lockstep.models.exact import gpu_probe
+
+    tell_gpus(monkeypatch, 1)
+    named = list[str]()
+    monkeypatch.setattr(gpu_probe, "find_spec", lambda _: object())
+    monkeypatch.setattr(gpu_probe, "version", lambda _: "3")
+    monkeypatch.setattr(gpu_probe, "recall", lambda name, _: named.append(name) or True)
+    config = AutoConfig.for_model("llama", hidden_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=64)
+    assert gpu_probe.explain_inexact_gpu(config, True, torch.device("cuda")) is None
+    assert named
+    assert all(name.endswith("on NVIDIA H100 80GB HBM3, triton 3") for name in named)
+
+
+def test_offloaded_shards_are_pinned_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.models import parallelize as module
+
+    policies = list[Any]()
+
+    class StopHere(Exception):
+        """Ends before anything is cut."""
+
+    def note(*_: object, offload_policy: Any, **__: object) -> None:
+        policies.append(offload_policy)
+        raise StopHere
+
+    monkeypatch.setattr(module, "fully_shard", note)
+    for kind in ("cuda", "cpu"):
+        monkeypatch.setattr(module, "_fsdp_mesh", lambda _, kind=kind: SimpleNamespace(device_type=kind))
+        ranks = SimpleNamespace(mesh=object(), size=lambda name: 2 if name == "dp" else 1)
+        lm = torch.nn.Linear(2, 2)
+        monkeypatch.setattr(module, "layers", lambda network: [network])
+        with pytest.raises(StopHere):
+            module.parallelize(lm, cast(Any, lm), cast(Any, ranks), SECTION.model_copy(update={"cpu_offload": True}))
+    assert [policy.pin_memory for policy in policies] == [True, False]
