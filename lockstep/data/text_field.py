@@ -27,7 +27,9 @@ class TextField:
         """The text of a row; empty where its messages have none of a user."""
         if not self.talk:
             return render(f"{{{self.name}}}", row, "row")
-        texts = (str(message["content"]) for message in read_field(row, self.name) if message["role"] == "user")
+        texts = (
+            str(message.get("content") or "") for message in read_field(row, self.name) if message["role"] == "user"
+        )
         return next(texts, "")
 
     def row(self, text: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     reward = open_reward(setup, recipe.reward_role, recipe.verifier, prompts, "verifier")
     collector = RolloutCollector(actor, prompts, reward, setup.source.decode, recipe.seed)
     settings = _build_settings(recipe, prompts, setup)
-    _note_rest(recipe, settings, setup.note)
+    _note_rest(recipe, len(prompts), settings, setup.note)
     _note_judge_pairs(recipe, setup.note)
     first = setup.attempt(lambda: open_first_iteration(recipe, policy, setup), None)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
@@ -212,9 +212,15 @@ def _run_length(recipe: SelfRewardingRecipe, settings: SelfRewardingSettings) ->
     return RunLength(steps, None, settings.options.global_batch_size, epoch=settings.rows)
 
 
-def _note_rest(recipe: SelfRewardingRecipe, settings: SelfRewardingSettings, note: Callable[[str], None]) -> None:
-    """Says how many prompts of an iteration do not fill a step."""
-    prompts, size = settings.rows * recipe.run.max_epochs, settings.options.global_batch_size
+def _note_rest(
+    recipe: SelfRewardingRecipe, found: int, settings: SelfRewardingSettings, note: Callable[[str], None]
+) -> None:
+    """Says how many prompts do not fill a step of an iteration, or are in none."""
+    iterations = recipe.self_rewarding.max_iterations
+    if recipe.self_rewarding.prompt_source == "split" and found % iterations:
+        note(f"{found % iterations} of {found} prompts are in none of {iterations} equal iterations")
+    prompts = settings.rows * recipe.run.max_epochs
+    size = settings.options.global_batch_size
     if prompts % size:
         note(
             f"{prompts % size} of the {prompts} prompts of an iteration will not be answered, since a step takes "
