@@ -285,6 +285,13 @@ def test_a_template_that_asks_for_all_memory_is_refused_with_its_row(tmp_path: P
         open_prompts(tmp_path, build_tokenizer(CHATML + large), chat=True)
 
 
+def test_a_long_template_is_read_in_linear_time_and_refused_by_its_size(tmp_path: Path) -> None:
+    rows = write(tmp_path, {"question": "q" * 20_000})
+    data = DataSection(train="rows.jsonl", max_prompt_tokens=99, prompt="{question}" * 100_000, answer="")
+    with pytest.raises(DataError, match="line 1: a template makes 2,000,000,000 characters of it"):
+        Prompts(rows, build_tokenizer(None), data)
+
+
 def test_a_text_on_which_the_tokenizer_panics_is_named(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(None)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
