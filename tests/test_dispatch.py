@@ -86,10 +86,15 @@ def constants(node: ast.expr) -> list[object]:
     return []
 
 
+def is_validator(decorator: ast.expr) -> bool:
+    text = ast.unparse(decorator)
+    return text == "rule" or "_validator" in text
+
+
 def validators(tree: ast.Module) -> set[ast.AST]:
     """All within validators of sections, and `idle_options`, which one of them reads: what they can do is refuse."""
     methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    own = [one for one in methods if any("_validator" in ast.unparse(decorator) for decorator in one.decorator_list)]
+    own = [one for one in methods if any(map(is_validator, one.decorator_list))]
     own += [one for one in methods if one.name == "idle_options"]
     return {node for method in own for node in ast.walk(method)}
 

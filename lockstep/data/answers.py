@@ -184,8 +184,7 @@ class AnswerEncoder:
 
 
 def _find_continuation(asked: str, opening: str, before: str) -> int | None:
-    """Finds where a prompt ends in a conversation that goes on, by what both have after the text `asked`, which the
-    template may write together with more in one of them."""
+    """Finds where a prompt ends in the text of a longer conversation: after the text `asked`, and what follows it."""
     follows = opening.rpartition(asked)[2]
     start = before.rfind(asked) + len(asked)
     if not asked or asked not in opening or asked not in before or not before.startswith(follows, start):

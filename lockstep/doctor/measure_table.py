@@ -112,7 +112,7 @@ class _Measurement:
         self._begun = time.monotonic()
         read = [None if kept is None else kept.read(*cell) for cell in enumerate(self._cells)]
         self._rows = [
-            self._unmeasured(cell) if row is None else row for cell, row in zip(self._cells, read, strict=True)
+            self._make_empty_row(cell) if row is None else row for cell, row in zip(self._cells, read, strict=True)
         ]
 
     def measure(self) -> TableResult:
@@ -138,7 +138,7 @@ class _Measurement:
                 self._tell(self._rows[number])
         return self._result()
 
-    def _unmeasured(self, cell: Cell) -> TableRow:
+    def _make_empty_row(self, cell: Cell) -> TableRow:
         return TableRow(cell, "not measured yet" if cell in self._inside else "beyond context")
 
     def _measure_cost(self) -> TableCost:

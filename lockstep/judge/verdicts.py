@@ -250,7 +250,7 @@ def _find_own(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:
 
 @dataclass
 class _LineBefore:
-    """What stands before a place on its line; it is read once for all places on a line.
+    """The characters before a place on its line; a line is read once for all of its places.
 
     Attributes:
         end: The place.
